@@ -1,0 +1,344 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for Python virtual environments made from a lock file with hashes,
+implemented as an easyblock.
+"""
+import contextlib
+import copy
+import os
+import re
+import shlex
+import shutil
+import tempfile
+
+from easybuild.easyblocks.generic.runscripts import RunScripts
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
+from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.environment import restore_env
+from easybuild.tools.filetools import copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.run import run_shell_cmd
+
+# lines of a requirements file that send pip to an address; left out where nothing may be downloaded
+INDEX_OPTION_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
+
+# what pip prints when a file has none of the hashes that the lock file allows
+HASH_MISMATCH_REGEX = re.compile(
+    r'^\s*(?P<package>[^\s=<>@]+)[^\n]* from (?P<origin>[^\n]+?)(\([^\n]*\))?:?\s*\n'
+    r'(\s*Expected sha256[^\n]*\n)(\s*Expected\s+or[^\n]*\n|\s*or\s[^\n]*\n)*\s*Got\s+(?P<got>[0-9a-f]{64})', re.M)
+
+# what pip prints when the lock file does not name a package, or names it without hash or without version
+NOT_LOCKED_REGEX = re.compile(r'(?:all requirements must have their versions pinned|Hashes are required|'
+                              r'In --require-hashes mode)[^\n]*\n(?P<detail>(?:[^\n]*\n){0,3})')
+
+NOT_FOUND_REGEX = re.compile(r'No matching distribution found for (?P<requirement>[^\n]+)')
+
+NO_SPACE_REGEX = re.compile(r'No space left on device|Errno 28|Disk quota exceeded|Errno 122')
+
+
+class PythonVenv(RunScripts):
+    """
+    Installs a Python virtual environment whose packages come from a lock file with hashes.
+
+    The first source is the lock file: a requirements file as 'pip install --require-hashes' takes it, every package
+    with version and sha256, extra index addresses allowed. It lies next to the easyconfig and has a checksum there.
+
+    The fetch step downloads every package through pip's own configuration (mirrors, proxies, certificates) to the
+    directory 'wheels' of the software in EasyBuild's source path; it asks no index for what is already there.
+    The install step needs no network, and pip verifies every hash once more.
+
+    The Python is the one of the dependencies' modules, else the first 'python_command' in $PATH.
+
+    Only wheels are installed: a source distribution runs foreign code at install time that no hash covers.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters of PythonVenv."""
+        extra_vars = RunScripts.extra_options(extra_vars)
+        extra_vars.update({
+            'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
+                                          "Not used when a dependency is called Python", CUSTOM],
+            'python_versions': [[], "Versions of Python (major.minor) for which the lock file has wheels; "
+                                    "empty: not checked", CUSTOM],
+            'sanity_check_imports': [[], "Names of Python modules that must be importable", CUSTOM],
+            'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}", CUSTOM],
+            'system_site_packages': [False, "Let the environment see the packages of the Python it is made with",
+                                     CUSTOM],
+        })
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise: paths are known once the lock file has been fetched."""
+        super().__init__(*args, **kwargs)
+        self.lock_file = None
+        # nothing in an environment is there to be compiled or linked against
+        for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
+            self.module_load_environment.remove(variable)
+
+    def fetch_step(self, *args, **kwargs):
+        """Find the lock file, then download what it names."""
+        super().fetch_step(*args, **kwargs)
+
+        if not self.src:
+            raise EasyBuildError("The PythonVenv easyblock takes its packages from a lock file, and there is none: "
+                                 "name it as the first of 'sources' (a pip requirements file with hashes)")
+        self.lock_file = self.src[0]['path']
+
+        if self.dry_run:
+            self.dry_run_msg("  * packages named in %s will be downloaded with pip to %s",
+                             self.lock_file, self.wheel_dirs()[0])
+            return
+
+        with self.dependencies_loaded():
+            self.download_wheels(self.find_python())
+
+    def wheel_dirs(self):
+        """
+        Directories with downloaded packages: one for each source path.
+
+        The first one is where downloads go, shared by all versions of the software.
+        """
+        return [os.path.join(path, self.name.lower()[0], self.name, 'wheels') for path in source_paths()]
+
+    @contextlib.contextmanager
+    def dependencies_loaded(self):
+        """Load the modules of the dependencies for as long as the context lasts: pip picks wheels for its own Python."""
+        module_names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        saved_env = copy.deepcopy(os.environ)
+        if module_names:
+            mod_tool = self.modules_tool
+            if isinstance(mod_tool, NoModulesTool):
+                # with --fetch EasyBuild does without a modules tool, unless asked
+                mod_tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
+            missing = [name for name, found in zip(module_names, mod_tool.exist(module_names)) if not found]
+            if missing:
+                raise EasyBuildError("The packages are downloaded with the Python that will run them, but there is no "
+                                     "module yet for: %s. Install what is missing first (eb --robot)",
+                                     ', '.join(missing), exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+            mod_tool.load(module_names)
+        try:
+            yield
+        finally:
+            restore_env(saved_env)
+
+    def find_python(self):
+        """
+        Find the Python to make the environment with.
+
+        :return: full path of the interpreter; EasyBuildError if there is none or its version is not covered
+        """
+        root = get_software_root('Python')
+        command = os.path.join(root, 'bin', 'python3') if root else self.cfg['python_command']
+        python = which(command)
+        if not python:
+            raise EasyBuildError("Python was not found: there is no '%s'. Install Python %s, load the module that has "
+                                 "it, or name another with --try-amend=python_command=/path/to/python3",
+                                 command, ' or '.join(self.cfg['python_versions']) or '3')
+
+        res = run_shell_cmd("%s -c 'import sys; print(\"%%s.%%s\" %% sys.version_info[:2])'" % shlex.quote(python),
+                            hidden=True, in_dry_run=True)
+        version = res.output.strip()
+        allowed = self.cfg['python_versions']
+        if allowed and version not in allowed:
+            raise EasyBuildError("Python %s (%s) will not do: the lock file of %s has packages for Python %s only. "
+                                 "Load a module with one of these, or name another Python with "
+                                 "--try-amend=python_command=/path/to/python%s",
+                                 version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
+        self.log.info("Using Python %s at %s", version, python)
+        return python
+
+    def make_venv(self, python, path, options=''):
+        """
+        Make a virtual environment.
+
+        :param python: path of the Python interpreter to make it with
+        :param path: directory to make
+        :param options: more options for 'python -m venv'
+        :return: path of the Python interpreter of the new environment
+        """
+        cmd = ' '.join(part for part in [shlex.quote(python), '-m', 'venv', options, shlex.quote(path)] if part)
+        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+        if res.exit_code != EasyBuildExit.SUCCESS:
+            hint = ''
+            if 'ensurepip' in res.output:
+                hint = ". On Debian and Ubuntu the package python3-venv brings what is missing"
+            raise EasyBuildError("Making a virtual environment with %s failed%s:\n%s", python, hint, res.output.strip())
+        return os.path.join(path, 'bin', 'python')
+
+    def download_wheels(self, python):
+        """
+        Download what the lock file names and is not there yet; every file is verified against its hash.
+
+        :param python: path of the Python interpreter for which to download
+        """
+        wheel_dirs = self.wheel_dirs()
+        mkdir(wheel_dirs[0], parents=True)
+        work_dir = tempfile.mkdtemp()
+        try:
+            pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
+            download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
+                        '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
+
+            # nothing is asked of any index when everything is there already: compute nodes have no network
+            offline = download + self.offline_options(work_dir)
+            if run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS:
+                self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
+                return
+
+            print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file),
+                      log=self.log, silent=self.silent)
+            online = download + ['--requirement', shlex.quote(self.lock_file)]
+            # Quick look first: pip asks every index for every package, and by default spends 8 seconds of retries on
+            # each when one index is unreachable although another has all that is needed.
+            for options in ['--retries 0', '']:
+                res = run_shell_cmd(' '.join(online + [options]).strip(), fail_on_error=False, hidden=True)
+                if res.exit_code == EasyBuildExit.SUCCESS:
+                    return
+                if HASH_MISMATCH_REGEX.search(res.output) or NO_SPACE_REGEX.search(res.output):
+                    break
+            self.raise_pip_error(res.output, "downloading", wheel_dirs[0])
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+
+    def offline_options(self, work_dir):
+        """
+        Options for pip that keep it off the network.
+
+        :param work_dir: directory for a copy of the lock file without index addresses
+                         (pip takes those of the file into account even with --no-index)
+        :return: list of options, ready for the shell
+        """
+        lines = [line for line in read_file(self.lock_file).splitlines() if not INDEX_OPTION_REGEX.match(line)]
+        offline_lock_file = os.path.join(work_dir, 'offline.lock')
+        write_file(offline_lock_file, '\n'.join(lines) + '\n')
+        options = ['--isolated', '--no-index']
+        for path in self.wheel_dirs():
+            options.extend(['--find-links', shlex.quote(path)])
+        return options + ['--requirement', shlex.quote(offline_lock_file)]
+
+    def raise_pip_error(self, output, doing, path):
+        """
+        Turn what pip printed into an error that says what, where and how to mend.
+
+        :param output: what pip printed
+        :param doing: what was being done: 'downloading' or 'installing'
+        :param path: directory that was being written to
+        """
+        lock = self.lock_file
+        if NO_SPACE_REGEX.search(output):
+            raise EasyBuildError("No space left while %s packages to %s (or in the temporary directory %s). "
+                                 "Free some space, or choose another place with --prefix, --sourcepath or --tmpdir; "
+                                 "then run the same command again", doing, path, tempfile.gettempdir())
+        mismatch = HASH_MISMATCH_REGEX.search(output)
+        if mismatch:
+            package, origin, got = (mismatch.group(key) for key in ['package', 'origin', 'got'])
+            raise EasyBuildError(
+                "The file that pip found for %s has a hash that the lock file does not know.\n"
+                "  file:      %s\n  its hash:  sha256:%s\n  lock file: %s\n"
+                "Either the file was changed on its way: then do not install it. Or the lock file has no hash for the "
+                "wheel of this platform: then compare the hash above with the one that the publisher of %s gives, add "
+                "' --hash=sha256:%s' to its entry in the lock file, and put the new checksum of the lock file into the "
+                "easyconfig (eb --inject-checksums --force)",
+                package, origin.strip(), got, lock, package, got, exit_code=EasyBuildExit.FAIL_CHECKSUM)
+        not_locked = NOT_LOCKED_REGEX.search(output)
+        if not_locked:
+            raise EasyBuildError("The lock file %s is not complete: every package, also those that others need, must "
+                                 "stand there as 'name==version --hash=sha256:...'. pip says:\n%s",
+                                 lock, not_locked.group(0).strip())
+        not_found = NOT_FOUND_REGEX.search(output)
+        if not_found:
+            raise EasyBuildError(
+                "pip found no wheel of '%s' for this Python and platform while %s packages. Either pip reaches no "
+                "index that has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; on a machine "
+                "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for "
+                "this platform and the lock file %s needs another version.\npip says:\n%s",
+                not_found.group('requirement'), doing, lock, last_lines(output))
+        raise EasyBuildError("%s packages with pip failed:\n%s", doing.capitalize(), last_lines(output))
+
+    def extract_step(self):
+        """Nothing is unpacked: pip does that."""
+
+    def configure_step(self):
+        """There is nothing to configure."""
+
+    def build_step(self):
+        """There is nothing to build: packages are wheels."""
+
+    def install_step(self):
+        """Make the environment and install into it, without network; leave nothing behind when that fails."""
+        options = ['--prompt', shlex.quote('%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix']))]
+        if self.cfg['system_site_packages']:
+            options.append('--system-site-packages')
+        work_dir = tempfile.mkdtemp()
+        try:
+            python = self.make_venv(self.find_python(), self.installdir, options=' '.join(options))
+            cmd = [shlex.quote(python), '-m', 'pip', 'install', '--require-hashes', '--only-binary', ':all:',
+                   '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
+            # a 'user = true' in somebody's pip.conf must not send packages to ~/.local: --isolated (offline_options)
+            res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
+            if res.exit_code != EasyBuildExit.SUCCESS:
+                self.raise_pip_error(res.output, "installing", self.installdir)
+            copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
+        except (EasyBuildError, OSError):
+            # no half environment that could be activated by hand, and a full disk gets its space back
+            remove_dir(self.installdir)
+            raise
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+
+    def sanity_check_rpath(self, *args, **kwargs):
+        """Skip the check for RPATH: wheels are binaries made elsewhere."""
+        self.log.info("RPATH sanity check is skipped by the PythonVenv easyblock: wheels are binaries made elsewhere")
+        return []
+
+    def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
+        """Check interpreter, imports, versions, and with 'pip check' that the packages fit together."""
+        python = os.path.join(self.installdir, 'bin', 'python')
+        paths = {
+            'files': ['bin/activate', 'bin/python', 'packages.lock'],
+            'dirs': ['lib/python%s/site-packages' % ver for ver in installed_python_versions(self.installdir)]
+                    or ['lib/python3*/site-packages'],
+        }
+        commands = ['"%s" -m pip --disable-pip-version-check check' % python]
+        for name in self.cfg['sanity_check_imports']:
+            commands.append('"%s" -c "import %s"' % (python, name))
+        for name, version in sorted(self.cfg['sanity_check_packages'].items()):
+            commands.append("\"%s\" -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
+                            "found == \"%s\" or sys.exit(\"%s is \" + found + \", not %s\")'"
+                            % (python, name, version, name, version))
+        paths['files'] += (custom_paths or {}).get('files', [])
+        paths['dirs'] += (custom_paths or {}).get('dirs', [])
+        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+
+    def make_module_extra(self, *args, **kwargs):
+        """Set what activating the environment would set; packages in ~/.local stay out of the job."""
+        txt = super().make_module_extra(*args, **kwargs)
+        txt += self.module_generator.set_environment('VIRTUAL_ENV', '', relpath=True)
+        # an environment that sees system packages would see ~/.local as well, before its own
+        txt += self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
+        return txt
+
+
+def installed_python_versions(installdir):
+    """
+    Versions of Python that an environment has packages for.
+
+    :param installdir: directory of the environment
+    :return: sorted list of strings like '3.11'; empty when there is none
+    """
+    libdir = os.path.join(installdir, 'lib')
+    if not os.path.isdir(libdir):
+        return []
+    return sorted(name[len('python'):] for name in os.listdir(libdir) if re.match(r'^python3\.\d+$', name))
+
+
+def last_lines(output, count=15):
+    """Last lines of what a command printed, as one string."""
+    return '\n'.join(output.strip().splitlines()[-count:])

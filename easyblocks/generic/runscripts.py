@@ -1,0 +1,98 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for runscripts: plain bash files that a rank of a distributed job starts through,
+implemented as the base of the easyblocks that install PyTorch.
+"""
+import os
+
+from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy_file, mkdir
+
+RUNSCRIPTS_DIR = 'runscripts'
+# what every PyTorch installation of the bundle brings (docs/runscripts.md)
+DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'get-master']
+GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
+
+
+class RunScripts(EasyBlock):
+    """
+    Puts runscripts beside an installation and their variables in its module file.
+
+    To be inherited from first, in front of the easyblock that does the installation itself, as in
+    class EB_PyTorch_Cray(RunScripts, EB_PyTorch).
+
+    The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters for runscripts and for what a site adds."""
+        extra_vars = EasyBlock.extra_options(extra_vars)
+        extra_vars.update({
+            'gpu_visibility': [None, "Name of the variable through which a runscript limits a task to its own GPUs "
+                                     "(%s); None: the task sees what the scheduler gives it"
+                                     % ', '.join(GPU_VISIBILITY_VARIABLES), CUSTOM],
+            'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path",
+                           CUSTOM],
+            'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)",
+                            CUSTOM],
+        })
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise: the paths of the runscripts are found in the fetch step."""
+        super().__init__(*args, **kwargs)
+        self.runscript_paths = []
+
+    def fetch_step(self, *args, **kwargs):
+        """Find the runscripts besides fetching the sources."""
+        super().fetch_step(*args, **kwargs)
+
+        gpu_visibility = self.cfg['gpu_visibility']
+        if gpu_visibility and gpu_visibility not in GPU_VISIBILITY_VARIABLES:
+            raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s': it must be one of %s, or None",
+                                 gpu_visibility, ', '.join(GPU_VISIBILITY_VARIABLES))
+
+        for name in self.cfg['runscripts']:
+            path = self.obtain_file(name, no_download=True, warning_only=True)
+            if not path:
+                raise EasyBuildError("Runscript '%s' was not found: the directory runscripts/ of the bundle must be on "
+                                     "EasyBuild's source path. Activate the bundle with "
+                                     "'eval \"$(slingtorch env)\"', or add it with --sourcepath", name)
+            self.runscript_paths.append(path)
+
+    def post_processing_step(self):
+        """Copy the runscripts beside the installation, executable for everyone who can read them."""
+        super().post_processing_step()
+        target_dir = os.path.join(self.installdir, RUNSCRIPTS_DIR)
+        mkdir(target_dir, parents=True)
+        for path in self.runscript_paths:
+            target = os.path.join(target_dir, os.path.basename(path))
+            copy_file(path, target)
+            adjust_permissions(target, 0o755, recursive=False, relative=False)
+
+    def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
+        """Check that each runscript is there and is valid bash, besides what the easyblock itself checks."""
+        runscripts = [os.path.join(RUNSCRIPTS_DIR, name) for name in self.cfg['runscripts']]
+        paths = {
+            'files': runscripts + (custom_paths or {}).get('files', []),
+            'dirs': (custom_paths or {}).get('dirs', []),
+        }
+        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in runscripts]
+        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+
+    def make_module_extra(self, *args, **kwargs):
+        """Set the variables of the runscripts (docs/architecture.md, 'From a module to a runscript')."""
+        txt = super().make_module_extra(*args, **kwargs)
+        for variable in ['RUNSCRIPTS', 'RUNSCRIPTS' + convert_name(self.name, upper=True)]:
+            txt += self.module_generator.set_environment(variable, RUNSCRIPTS_DIR, relpath=True)
+        if self.cfg['gpu_visibility']:
+            txt += self.module_generator.set_environment('SLINGTORCH_GPU_VISIBILITY', self.cfg['gpu_visibility'])
+        return txt
