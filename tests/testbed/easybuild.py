@@ -1,0 +1,110 @@
+"""Real `eb`, as a user runs it who activated the bundle."""
+import hashlib
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from . import DIR, ROOT, locked, missing, parse_env0, run
+
+BIN = pathlib.Path(sys.executable).parent
+"""Directory of `eb` and `slingtorch`: that of the Python that runs the tests."""
+
+
+class EasyBuild:
+    """`eb` with a prefix of its own and the bundle activated by `slingtorch env`.
+
+    :ivar prefix: where it installs to
+    :ivar env: the environment that `eb` runs in
+    :ivar modulepath: directory of the module files it makes
+    """
+
+    def __init__(self, prefix, tool, options=()):
+        """
+        :param prefix: directory for software, modules, sources and build
+        :param tool: testbed.modulestools.ModulesTool
+        :param options: of `slingtorch env`, for example ['--site', 'lumi']
+        """
+        for command in ('eb', 'slingtorch'):
+            if not (BIN / command).exists():
+                missing(f'command {command} beside {sys.executable}')
+        self.prefix = pathlib.Path(prefix)
+        self.tool = tool
+        self.modulepath = self.prefix / 'modules/all'
+        own_files = [f'{os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")}/easybuild/config.cfg']
+        base = {**tool.env, 'PATH': f'{BIN}:{os.environ["PATH"]}',
+                'EASYBUILD_PREFIX': str(self.prefix),
+                'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
+                'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
+                'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR': '1',
+                'EASYBUILD_OUTPUT_STYLE': 'no_color'}
+        if not base['EASYBUILD_IGNORECONFIGFILES']:
+            del base['EASYBUILD_IGNORECONFIGFILES']
+        if os.geteuid() == 0:
+            base['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES'] = '1'
+        (self.prefix / 'tmp').mkdir(parents=True, exist_ok=True)
+        activate = f'commands=$(slingtorch env {shlex.join(options)}) && eval "$commands" && env -0'
+        self.env = parse_env0(run(['bash', '--noprofile', '--norc', '-c', activate], env=base, cwd=self.prefix).stdout)
+
+    def __call__(self, *args, env=None, check=True, timeout=600, cwd=None):
+        """Run `eb ARGS`; its CompletedProcess, with text streams. Runs in a directory that is not the checkout.
+
+        :param env: variables on top; None as a value removes the variable
+        """
+        environment = {key: str(value) for key, value in {**self.env, **(env or {})}.items() if value is not None}
+        return run([BIN / 'eb', *args], env=environment, check=check, timeout=timeout, cwd=cwd or self.prefix)
+
+    run = __call__
+
+
+class Installation:
+    """Software that `eb` installed.
+
+    :ivar module: short name of its module
+    :ivar modulepath: directory to `module use`
+    :ivar root: where it is installed
+    :ivar env: environment (dictionary) after `module load`
+    :ivar runscripts: directory of its runscripts
+    :ivar python: its python
+    """
+
+    def __init__(self, module, modulepath, tool):
+        self.module = module
+        self.modulepath = pathlib.Path(modulepath)
+        self.env = tool.load(module, modulepath=[modulepath])
+        self.root = pathlib.Path(self.env['EBROOT' + module.split('/')[0].upper()])
+        self.runscripts = pathlib.Path(self.env['RUNSCRIPTS'])
+        self.python = self.root / 'bin/python'
+
+
+def state_of_bundle(easyconfig):
+    """A short digest of all that an installation is made from, so that a kept one is made anew after a change."""
+    digest = hashlib.sha256(sys.version.encode())
+    files = list(easyconfig.parent.glob(f'{easyconfig.stem}*'))
+    for room in ('easyblocks', 'hooks', 'runscripts', 'slingtorch'):
+        files += [path for path in (ROOT / room).rglob('*') if path.is_file() and '__pycache__' not in path.parts]
+    for path in sorted(files):
+        digest.update(str(path.relative_to(ROOT)).encode() + b'\0' + path.read_bytes() + b'\0')
+    return digest.hexdigest()[:12]
+
+
+def installed(easyconfig, tool):
+    """Install the easyconfig of this file name with real `eb`, or reuse what an earlier run installed from the same files."""
+    path = next(iter((ROOT / 'easyconfigs').rglob(easyconfig)), None)
+    if path is None:
+        pytest.fail(f'no easyconfig {easyconfig} in the bundle', pytrace=False)
+    module = path.stem.replace('-', '/', 1)
+    home = DIR / 'installed' / path.stem
+    prefix = home / state_of_bundle(path)
+    with locked('installed'):
+        if not (prefix / 'modules/all' / f'{module}.lua').exists():
+            used = subprocess.run(['pgrep', '-f', str(home)], stdout=subprocess.PIPE, text=True).stdout.split()
+            if home.exists() and not used:
+                shutil.rmtree(home)     # what earlier states of the bundle made
+            # wheels that were downloaded once are kept: sources are checked by sha256 in any case
+            EasyBuild(prefix, tool)(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts')
+    return Installation(module, prefix / 'modules/all', tool)

@@ -1,0 +1,268 @@
+"""A private Slurm cluster of two nodes on this machine, with its own munge.
+
+Everything it writes is in one directory of its own under /tmp, named by a file that also names the process that started it;
+so any number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
+"""
+import glob
+import os
+import pathlib
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+from . import NODES, clean_environ, missing, run
+
+PREFIX = f'{tempfile.gettempdir()}/slingtorch-slurm-{os.getuid()}-'
+CPUS = 8
+GPUS = 4
+
+
+class Batch:
+    """A batch job that has ended: its number, exit status, and what it printed (both streams)."""
+
+    def __init__(self, jobid, returncode, output):
+        self.jobid = jobid
+        self.returncode = returncode
+        self.output = output
+
+
+class Cluster:
+    """Two nodes, nid000001 and nid000002, each with 8 CPUs and 4 GPUs that are links to /dev/null.
+
+    :ivar env: a clean environment in which srun and its relatives talk to this cluster
+    """
+
+    def __init__(self):
+        for program, package in (('slurmctld', 'slurm-wlm'), ('slurmd', 'slurm-wlm'), ('srun', 'slurm-wlm'), ('munged', 'munge')):
+            if not shutil.which(program, path=os.environ.get('PATH', '') + ':/usr/sbin:/sbin'):
+                missing(f'{program} (package {package})')
+        for node in NODES:
+            try:
+                address = socket.gethostbyname(node)
+            except OSError:
+                address = ''
+            if not address.startswith('127.'):
+                missing(f'line "127.0.0.1 {" ".join(NODES)}" in /etc/hosts')
+        self.daemons = []
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.dir.chmod(0o755)
+        (self.dir / 'owner').write_text(f'{os.getpid()} {start_time(os.getpid())}\n')
+        self.env = {**clean_environ(), 'SLURM_CONF': str(self.dir / 'slurm.conf')}
+
+    # --- start and stop
+
+    def start(self):
+        """Start all daemons and wait for the nodes; tried again with other ports, which another run may have taken meanwhile."""
+        for attempt in range(3):
+            self.write_configuration()
+            try:
+                self.start_daemons()
+                self.wait_for_nodes()
+                return self
+            except RuntimeError as error:
+                problem = error
+                self.stop_daemons()
+        raise RuntimeError(f'the Slurm cluster in {self.dir} does not start: {problem}\n{self.logs()}')
+
+    def write_configuration(self):
+        """slurm.conf, gres.conf, the munge key and the GPUs."""
+        user = pwd.getpwuid(os.getuid()).pw_name
+        host = socket.gethostname().split('.')[0]
+        controller, daemon = free_ports(1)[0], free_ports(len(NODES))[0]
+        for number in range(GPUS):
+            gpu = self.dir / f'gpu{number}'
+            if not gpu.is_symlink():
+                gpu.symlink_to('/dev/null')
+        key = self.dir / 'munge.key'
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        nodes = f'nid[{NODES[0][3:]}-{NODES[-1][3:]}]'
+        (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
+        (self.dir / 'slurm.conf').write_text(f'''
+ClusterName=slingtorch
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={self.dir}/munge.socket
+CredType=cred/munge
+StateSaveLocation={self.dir}/state
+SlurmdSpoolDir={self.dir}/spool.%n
+SlurmctldPidFile={self.dir}/slurmctld.pid
+SlurmdPidFile={self.dir}/%n.pid
+SlurmctldLogFile={self.dir}/slurmctld.log
+SlurmdLogFile={self.dir}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmdTimeout=600
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+KillWait=2
+GresTypes=gpu
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{daemon}-{daemon + len(NODES) - 1}] CPUs={CPUS} RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+'''.lstrip())
+
+    def start_daemons(self):
+        """munged, slurmctld and one slurmd a node, in the foreground as children of this process."""
+        (self.dir / 'state').mkdir(exist_ok=True)
+        self.daemon('munged', '--foreground', '--force', f'--socket={self.dir}/munge.socket', f'--key-file={self.dir}/munge.key',
+                    f'--pid-file={self.dir}/munged.pid', f'--log-file={self.dir}/munged.log', f'--seed-file={self.dir}/munge.seed')
+        wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
+        self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
+        for node in NODES:
+            self.daemon('slurmd', '-D', '-N', node, '-f', self.dir / 'slurm.conf')
+
+    def daemon(self, *command):
+        path = self.env.get('PATH', '') + ':/usr/sbin:/sbin'
+        # a daemon ends with this process, even when that is killed
+        command = ['setpriv', '--pdeathsig', 'TERM', *map(str, command)]
+        with open(self.dir / f'{command[3]}.out', 'a') as log:
+            self.daemons.append(subprocess.Popen(command, env={**self.env, 'PATH': path}, cwd=self.dir,
+                                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+
+    def check_daemons(self):
+        for daemon in self.daemons:
+            if daemon.poll() is not None:
+                raise RuntimeError(f'{daemon.args[3]} ended with status {daemon.returncode}')
+
+    def wait_for_nodes(self):
+        def idle():
+            done = run(['sinfo', '-h', '-N', '-o', '%T'], env=self.env, check=False)
+            return done.stdout.split() == ['idle'] * len(NODES)
+        wait(idle, 60, 'the nodes do not become idle', self.check_daemons)
+
+    def stop(self):
+        """End jobs, then daemons, then remove the directory."""
+        if any(daemon.poll() is None for daemon in self.daemons):
+            subprocess.run(['scancel', '--state=PENDING'], env=self.env, stderr=subprocess.DEVNULL, timeout=30)
+            subprocess.run(['scancel', '--signal=KILL', '--full', '--state=RUNNING'], env=self.env, stderr=subprocess.DEVNULL, timeout=30)
+            try:
+                wait(lambda: not run(['squeue', '-h'], env=self.env, check=False).stdout.strip(), 20, 'jobs do not end')
+            except RuntimeError:
+                pass    # their steps are killed below
+        self.stop_daemons()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def stop_daemons(self):
+        for daemon in reversed(self.daemons):
+            if daemon.poll() is None:
+                daemon.terminate()
+        for daemon in reversed(self.daemons):
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self.daemons = []
+        kill_leftovers(self.dir)
+
+    def logs(self):
+        """The ends of all logs, for a message."""
+        return '\n'.join(f'--- {path}\n' + ''.join(open(path, errors='replace').readlines()[-15:])
+                         for path in sorted(glob.glob(f'{self.dir}/*.log') + glob.glob(f'{self.dir}/*.out')))
+
+    # --- jobs
+
+    def environ(self, env=None):
+        """This cluster's environment with `env` on top; None as a value removes the variable."""
+        merged = {**self.env, **{key: value for key, value in (env or {}).items() if key not in ('SLURM_CONF',)}}
+        return {key: str(value) for key, value in merged.items() if value is not None}
+
+    def srun(self, *args, env=None, check=True, timeout=240, cwd=None):
+        """`srun ARGS`: options of srun, then the command. Its CompletedProcess, with text streams.
+
+        :param env: variables on top of this cluster's environment, passed on to the job
+        """
+        return run(['srun', *args], env=self.environ(env), check=check, timeout=timeout, cwd=cwd)
+
+    def popen(self, *args, env=None, program='srun', cwd=None):
+        """Start `srun ARGS` (or salloc) and return the Popen, both streams as pipes."""
+        return subprocess.Popen([program, *map(str, args)], env=self.environ(env), cwd=cwd, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    def sbatch(self, script, *args, env=None, timeout=240, cwd=None):
+        """Submit `script` (its text), wait for the end of the job, and return a Batch. Does not check the exit status."""
+        number = len(glob.glob(f'{self.dir}/batch-*.sh'))
+        path, output = self.dir / f'batch-{number}.sh', self.dir / f'batch-{number}.out'
+        path.write_text(script)
+        done = run(['sbatch', '--wait', '--parsable', f'--output={output}', *args, path], env=self.environ(env), check=False, timeout=timeout, cwd=cwd)
+        if not done.stdout.strip():
+            pytest.fail(f'sbatch does not take the script: {done.stderr}', pytrace=False)
+        jobid = done.stdout.split()[0].split(';')[0]
+        return Batch(int(jobid), done.returncode, output.read_text() if output.exists() else '')
+
+
+def wait(condition, seconds, problem, check=lambda: None):
+    """Wait until `condition()` is true; RuntimeError(problem) after so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        check()
+        if time.monotonic() > end:
+            raise RuntimeError(f'{problem} in {seconds} s')
+        time.sleep(0.1)
+
+
+def free_ports(count):
+    """`count` neighbouring TCP ports, below the kernel's ephemeral range, on which nothing listens at this moment."""
+    while True:
+        first = random.randrange(16000, 29000)
+        sockets = []
+        try:
+            for port in range(first, first + count):
+                sockets.append(socket.socket())
+                sockets[-1].bind(('0.0.0.0', port))
+            return list(range(first, first + count))
+        except OSError:
+            continue
+        finally:
+            for open_socket in sockets:
+                open_socket.close()
+
+
+def start_time(pid):
+    """When the process started, in the kernel's ticks; '' if there is none. Tells a process from a later one of the same number."""
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ''
+
+
+def kill_leftovers(directory):
+    """Kill every process that belongs to the cluster of this directory: its environment names the slurm.conf in it."""
+    mark = f'SLURM_CONF={directory}/slurm.conf'.encode()
+    for environ in glob.glob('/proc/[0-9]*/environ'):
+        pid = int(environ.split('/')[2])
+        try:
+            with open(environ, 'rb') as stream:
+                if pid != os.getpid() and mark in stream.read().split(b'\0'):
+                    os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass    # ended meanwhile, or another user's
+
+
+def clean_up_killed_runs():
+    """End and remove the clusters whose test run is gone."""
+    for owner in glob.glob(f'{PREFIX}*/owner'):
+        directory = pathlib.Path(owner).parent
+        try:
+            pid, started = (pathlib.Path(owner).read_text().split() + ['', ''])[:2]
+        except OSError:
+            continue
+        if not started or start_time(pid) != started:
+            kill_leftovers(directory)
+            shutil.rmtree(directory, ignore_errors=True)
