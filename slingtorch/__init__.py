@@ -1,0 +1,27 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle, and is distributed under
+# the GNU General Public License version 2 (see the file LICENSE).
+##
+"""slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
+import os
+
+__version__ = '0.1.0'
+
+
+def bundle_root():
+    """
+    Return the directory that holds easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/.
+
+    In an installed wheel that is <site-packages>/slingtorch/bundle, in a checkout the top of the checkout.
+
+    :raises RuntimeError: if neither is there
+    """
+    package_dir = os.path.dirname(os.path.realpath(__file__))
+    candidates = [os.path.join(package_dir, 'bundle'), os.path.dirname(package_dir)]
+    for candidate in candidates:
+        if os.path.isfile(os.path.join(candidate, 'hooks', 'slingshot_hooks.py')):
+            return candidate
+    raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a whole "
+                       "checkout" % tuple(candidates))
