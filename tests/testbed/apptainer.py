@@ -8,6 +8,7 @@ Nothing of the machine is changed. apt checks the signatures, with the keyring o
 """
 import argparse
 import fcntl
+import json
 import os
 import pathlib
 import re
@@ -21,7 +22,13 @@ PACKAGES = ('apptainer', 'libc6', 'libseccomp2', 'libsqlite3-0')
 HELPERS = ('mksquashfs', 'unsquashfs', 'squashfuse', 'fuse2fs', 'newuidmap')
 """Programs that Apptainer calls: packages squashfs-tools, squashfuse, fuse2fs, uidmap. tests/testbed/packages.txt has them."""
 
-RECIPE = 1
+CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
+    NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT
+    SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
+    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE""".split()
+"""Linux's capabilities in the order of their numbers: linux/capability.h."""
+
+RECIPE = 2
 """Raised when an installation made by an earlier version of this file must be made anew."""
 
 
@@ -102,16 +109,29 @@ def relocate(part, root, patchelf):
     for name in ('usr/lib/var/lib', 'usr/var/lib'):
         (part / name / 'apptainer/mnt/session').mkdir(parents=True)
 
-    # as root it asks for every capability there is, which fails where root itself lacks one, as in many containers
-    configuration = part / 'etc/apptainer/apptainer.conf'
-    text, count = re.subn(r'(?m)^root default capabilities = .*$', 'root default capabilities = file', configuration.read_text())
-    if count != 1:
-        raise Unavailable(f'{configuration} has no line "root default capabilities"')
-    configuration.write_text(text)
+    limit_capabilities(part / 'etc/apptainer')
 
     (part / 'bin').mkdir(exist_ok=True)
     for name in ('apptainer', 'singularity'):
         (part / 'bin' / name).symlink_to('../usr/bin/apptainer')
+
+
+def limit_capabilities(configuration):
+    """
+    Make root in a container ask for what root has here: without it Apptainer asks for every capability there is,
+    which fails where root itself lacks one, as in many containers and virtual machines.
+    """
+    status = pathlib.Path('/proc/self/status').read_text()
+    bounding = int(re.search(r'CapBnd:\s*(\S+)', status).group(1), 16)
+    held = [f'CAP_{name}' for bit, name in enumerate(CAPABILITIES) if bounding >> bit & 1]
+    if len(held) == len(CAPABILITIES):
+        return
+    (configuration / 'capability.json').write_text(json.dumps({'users': {'root': held}}) + '\n')
+    path = configuration / 'apptainer.conf'
+    text, count = re.subn(r'(?m)^root default capabilities = .*$', 'root default capabilities = file', path.read_text())
+    if count != 1:
+        raise Unavailable(f'{path} has no line "root default capabilities"')
+    path.write_text(text)
 
 
 def stamp(root):
