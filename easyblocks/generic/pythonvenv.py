@@ -18,7 +18,7 @@ import tempfile
 
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import copy_file, mkdir, read_file, remove_dir, which, write_file
@@ -27,6 +27,10 @@ from easybuild.tools.run import run_shell_cmd
 
 # lines of a requirements file that send pip to an address; left out where nothing may be downloaded
 INDEX_OPTION_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
+
+# For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages elsewhere.
+# pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that $PIP_CONFIG_FILE names.
+WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
 # what pip prints when a file has none of the hashes that the lock file allows
 HASH_MISMATCH_REGEX = re.compile(
@@ -38,6 +42,9 @@ NOT_LOCKED_REGEX = re.compile(r'(?:all requirements must have their versions pin
                               r'In --require-hashes mode)[^\n]*\n(?P<detail>(?:[^\n]*\n){0,3})')
 
 NOT_FOUND_REGEX = re.compile(r'No matching distribution found for (?P<requirement>[^\n]+)')
+
+# pip removes a file that it downloaded earlier when its hash is wrong
+REMOVED_REGEX = re.compile(r'Previously-downloaded file (?P<path>\S+) has bad hash')
 
 NO_SPACE_REGEX = re.compile(r'No space left on device|Errno 28|Disk quota exceeded|Errno 122')
 
@@ -187,11 +194,15 @@ class PythonVenv(RunScripts):
                         '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
 
             # nothing is asked of any index when everything is there already: compute nodes have no network
-            offline = download + self.offline_options(work_dir)
-            if run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS:
+            offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
+            found = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
+            if found.exit_code == EasyBuildExit.SUCCESS:
                 self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
                 return
 
+            for path in REMOVED_REGEX.findall(found.output):
+                print_warning("%s does not have the hash that the lock file asks for: it was removed and is "
+                              "downloaded again", path, log=self.log)
             print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file),
                       log=self.log, silent=self.silent)
             online = download + ['--requirement', shlex.quote(self.lock_file)]
@@ -203,7 +214,9 @@ class PythonVenv(RunScripts):
                     return
                 if HASH_MISMATCH_REGEX.search(res.output) or NO_SPACE_REGEX.search(res.output):
                     break
-            self.raise_pip_error(res.output, "downloading", wheel_dirs[0])
+            # a wrong file in the source path is what to tell of when no right one could be had
+            self.raise_pip_error((found if HASH_MISMATCH_REGEX.search(found.output) else res).output,
+                                 "downloading", wheel_dirs[0])
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
 
@@ -279,9 +292,8 @@ class PythonVenv(RunScripts):
         work_dir = tempfile.mkdtemp()
         try:
             python = self.make_venv(self.find_python(), self.installdir, options=' '.join(options))
-            cmd = [shlex.quote(python), '-m', 'pip', 'install', '--require-hashes', '--only-binary', ':all:',
-                   '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
-            # a 'user = true' in somebody's pip.conf must not send packages to ~/.local: --isolated (offline_options)
+            cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-m', 'pip', 'install', '--require-hashes',
+                   '--only-binary', ':all:', '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
             res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "installing", self.installdir)

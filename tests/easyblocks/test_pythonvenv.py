@@ -1,0 +1,305 @@
+"""The PythonVenv easyblock, through real `eb`, with tiny wheels."""
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testbed import modulestools, wheels
+from testbed.easybuild import BIN, EasyBuild
+
+PYTHON_VERSION = '%d.%d' % sys.version_info[:2]
+
+EASYCONFIG = """
+easyblock = 'PythonVenv'
+
+name = 'PyTorch'
+version = '0.1'
+versionsuffix = '-tiny'
+
+homepage = 'https://example.org'
+description = "Tiny"
+
+toolchain = SYSTEM
+
+sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
+checksums = ['{checksum}']
+
+{options}
+
+moduleclass = 'ai'
+"""
+
+
+class Tiny:
+    """An easyconfig with its lock file and an index (a directory) to download from."""
+
+    def __init__(self, directory):
+        self.dir = directory
+        self.index = directory / 'index'
+        self.easyconfig = directory / 'PyTorch-0.1-tiny.eb'
+        self.lock_file = directory / 'PyTorch-0.1-tiny.lock'
+        self.wheels = [wheels.make_wheel(self.index, 'alpha', '1.0', requires=['beta>=1']),
+                       wheels.make_wheel(self.index, 'beta', '1.5')]
+        self.pip_env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.index),
+                        'PIP_EXTRA_INDEX_URL': None}
+        self.write()
+
+    def write(self, lock=None, options=''):
+        """Write lock file and easyconfig."""
+        self.lock_file.write_text(wheels.lock_text(self.wheels) if lock is None else lock)
+        self.easyconfig.write_text(EASYCONFIG.format(checksum=wheels.sha256(self.lock_file), options=options))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return Tiny(tmp_path)
+
+
+def output(done):
+    return done.stdout + done.stderr
+
+
+def test_installs_and_module_works(tiny, modulestool, tmp_path):
+    eb = EasyBuild(tmp_path / 'eb', modulestool)
+    tiny.write(options="sanity_check_imports = ['alpha', 'beta']\nsanity_check_packages = {'alpha': '1.0'}\n"
+                       "gpu_visibility = 'ROCR_VISIBLE_DEVICES'")
+    eb(tiny.easyconfig, env=tiny.pip_env)
+    env = modulestool.load('PyTorch/0.1-tiny', modulepath=[eb.modulepath])
+    root = eb.prefix / 'software/PyTorch/0.1-tiny'
+    assert env['EBROOTPYTORCH'] == env['VIRTUAL_ENV'] == str(root)
+    assert env['RUNSCRIPTS'] == env['RUNSCRIPTSPYTORCH'] == f'{root}/runscripts'
+    assert env['PYTHONNOUSERSITE'] == '1'
+    assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
+    assert 'PYTHONPATH' not in env
+    assert {path.name for path in (root / 'runscripts').iterdir()} == \
+        {'conda-python-simple', 'conda-python-distributed', 'get-master'}
+    assert all(os.access(path, os.X_OK) for path in (root / 'runscripts').iterdir())
+    done = subprocess.run(['python', '-c', 'import alpha, sys; print(alpha.__version__, sys.prefix)'], env=env, text=True,
+                          stdout=subprocess.PIPE, check=True)
+    assert done.stdout.split() == ['1.0', str(root)]
+    done = subprocess.run([f'{env["RUNSCRIPTS"]}/conda-python-distributed', '-c', 'import os; print(os.environ["WORLD_SIZE"])'],
+                          env=env, text=True, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.strip() == '1'
+
+
+def test_fetch_then_install_without_network(tiny, eb_env):
+    eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    found = sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir())
+    assert found == sorted(wheel.name for wheel in tiny.wheels)
+    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
+    # the index is gone, and pip is pointed at an address that does not answer
+    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_FIND_LINKS': None}
+    eb_env(tiny.easyconfig, env=nowhere)
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+def test_index_address_in_lock_file_is_not_asked_when_everything_is_there(tiny, eb_env):
+    tiny.write(lock='--extra-index-url http://127.0.0.1:9/simple\n' + wheels.lock_text(tiny.wheels))
+    eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    log = output(eb_env(tiny.easyconfig, '--logtostdout', env=tiny.pip_env))
+    assert '127.0.0.1:9' not in log.replace(tiny.lock_file.read_text(), '')
+
+
+def test_second_source_path_is_used(tiny, eb_env, tmp_path):
+    central = tmp_path / 'central/p/PyTorch/wheels'
+    for wheel in tiny.wheels:
+        wheels.make_wheel(central, *wheel.name.split('-')[:2], requires=['beta>=1'] if 'alpha' in wheel.name else ())
+    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_FIND_LINKS': None}
+    eb_env(tiny.easyconfig, f"--sourcepath={eb_env.env['EASYBUILD_SOURCEPATH']}:{tmp_path}/central", env=nowhere)
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+def test_users_pip_configuration_cannot_send_packages_elsewhere(tiny, eb_env, tmp_path):
+    config = tmp_path / 'pip.conf'
+    config.write_text(f'[global]\nno-index = true\nfind-links = {tiny.index}\n[install]\nuser = true\n')
+    eb_env(tiny.easyconfig, env={'PIP_CONFIG_FILE': config, 'PIP_FIND_LINKS': None, 'PYTHONUSERBASE': tmp_path / 'userbase'})
+    assert not (tmp_path / 'userbase').exists()
+
+
+def test_dry_run_module_only_and_sanity_check_only(tiny, eb_env):
+    dry = output(eb_env('-x', tiny.easyconfig, env=tiny.pip_env))
+    assert 'packages named in' in dry and not (eb_env.prefix / 'sources/p/PyTorch/wheels').exists()
+    eb_env('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
+    module = eb_env.modulepath / 'PyTorch/0.1-tiny.lua'
+    assert 'RUNSCRIPTS' in module.read_text()
+    eb_env('--rebuild', tiny.easyconfig, env=tiny.pip_env)
+    assert 'sanity checking' in output(eb_env('--sanity-check-only', tiny.easyconfig, env=tiny.pip_env))
+
+
+def test_other_python_by_try_amend(tiny, eb_env):
+    # an amended easyconfig lies elsewhere: its lock file is found on the robot path
+    eb_env(tiny.easyconfig, '--try-amend=python_command=/usr/bin/python3', f'--robot-paths={tiny.dir}:', env=tiny.pip_env)
+    config = (eb_env.prefix / 'software/PyTorch/0.1-tiny/pyvenv.cfg').read_text()
+    assert 'home = /usr/bin' in config
+
+
+# --- bad input
+
+def test_wrong_hash_names_file_hash_and_remedy(tiny, eb_env):
+    tiny.write(lock=wheels.lock_text(tiny.wheels).replace(wheels.sha256(tiny.wheels[1]), '0' * 64))
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode == 42       # EasyBuild's status for a wrong checksum
+    message = output(done)
+    assert 'The file that pip found for beta has a hash that the lock file does not know' in message
+    assert f'--hash=sha256:{wheels.sha256(tiny.wheels[1])}' in message
+    assert str(tiny.lock_file) in message and 'do not install it' in message
+    assert not (eb_env.modulepath / 'PyTorch').exists() or not list((eb_env.modulepath / 'PyTorch').iterdir())
+
+
+def test_wheel_changed_after_download_is_refused(tiny, eb_env):
+    eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    good = tiny.wheels[1].read_bytes()
+    wheel = eb_env.prefix / 'sources/p/PyTorch/wheels' / tiny.wheels[1].name
+    wheels.make_wheel(wheel.parent, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
+    # with an index at hand the right file is fetched again, without one nothing is installed
+    done = eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None}, check=False)
+    assert done.returncode != 0 and f'{wheel} does not have the hash that the lock file asks for' in output(done)
+    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
+    eb_env(tiny.easyconfig, env=tiny.pip_env)
+    assert wheel.read_bytes() == good
+
+
+def test_lock_file_with_another_checksum_than_the_easyconfig_says(tiny, eb_env):
+    tiny.lock_file.write_text(tiny.lock_file.read_text() + '# changed\n')
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and 'hecksum' in output(done) and 'PyTorch-0.1-tiny.lock' in output(done)
+
+
+@pytest.mark.parametrize('lock, words', [
+    ('alpha==1.0\n', ['not complete', 'alpha']),
+    ('{alpha}', ['not complete', 'beta']),
+    ('{alpha}{beta}gamma==1.0 --hash=sha256:' + '0' * 64 + '\n', ["pip found no wheel of 'gamma==1.0'", 'PIP_INDEX_URL']),
+])
+def test_incomplete_lock_file(tiny, eb_env, lock, words):
+    alpha, beta = (wheels.lock_text([wheel]) for wheel in tiny.wheels)
+    tiny.write(lock=lock.format(alpha=alpha, beta=beta))
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0
+    for word in words:
+        assert word in output(done)
+
+
+def test_no_lock_file_in_sources(tiny, eb_env):
+    text = tiny.easyconfig.read_text().splitlines()
+    tiny.easyconfig.write_text('\n'.join(line for line in text if not line.startswith(('sources', 'checksums'))))
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and 'takes its packages from a lock file, and there is none' in output(done)
+
+
+def test_python_that_the_lock_file_does_not_cover(tiny, eb_env):
+    tiny.write(options="python_versions = ['2.7', '3.99']")
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0
+    assert f'Python {PYTHON_VERSION}' in output(done) and 'has packages for Python 2.7, 3.99 only' in output(done)
+    assert '--try-amend=python_command=' in output(done)
+
+
+def test_no_such_python(tiny, eb_env):
+    tiny.write(options="python_command = '/nowhere/python3'")
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and "Python was not found: there is no '/nowhere/python3'" in output(done)
+
+
+def test_unknown_gpu_visibility(tiny, eb_env):
+    tiny.write(options="gpu_visibility = 'GPUS'")
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and "gpu_visibility is 'GPUS'" in output(done) and 'ROCR_VISIBLE_DEVICES' in output(done)
+
+
+def test_runscripts_not_on_the_source_path(tiny, eb_env):
+    done = eb_env(tiny.easyconfig, f'--sourcepath={eb_env.prefix}/sources', env=tiny.pip_env, check=False)
+    assert done.returncode != 0
+    assert "Runscript 'conda-python-simple' was not found" in output(done) and 'slingtorch env' in output(done)
+
+
+def test_packages_that_do_not_fit_fail_the_sanity_check(tiny, eb_env):
+    tiny.write(options="sanity_check_packages = {'alpha': '2.0'}")
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode == 45 and 'alpha is 1.0, not 2.0' in output(done)
+    assert not list(eb_env.modulepath.glob('PyTorch/*'))
+
+
+@contextlib.contextmanager
+def small_disk(path, size):
+    """A file system of a few megabytes."""
+    path.mkdir(parents=True)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(['umount', '--lazy', str(path)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
+def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path):
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
+    tiny.write()
+    with small_disk(tmp_path / 'small', '30m') as disk:
+        done = eb_env(tiny.easyconfig, f'--installpath={disk}', env=tiny.pip_env, check=False)
+        assert done.returncode != 0
+        assert f'No space left while installing packages to {disk}' in output(done) and 'Free some space' in output(done)
+        assert not (disk / 'software/PyTorch/0.1-tiny/bin').exists()
+        assert not list(disk.glob('modules/all/PyTorch/*'))
+
+
+def start_installation(tiny, eb_env):
+    """Start `eb` and return when it is in the middle of the install step."""
+    many = {f'many/m{number}.py': f'x = {number}\n' for number in range(4000)}
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'many', '1.0', files=many))
+    tiny.write()
+    env = {key: str(value) for key, value in {**eb_env.env, **tiny.pip_env}.items() if value is not None}
+    process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig)], env=env, cwd=eb_env.prefix, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    site_packages = eb_env.prefix / 'software/PyTorch/0.1-tiny/lib' / f'python{PYTHON_VERSION}/site-packages'
+    deadline = time.monotonic() + 120
+    while not (site_packages / 'many').exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, 'eb did not get to the install step'
+        time.sleep(0.05)
+    return process
+
+
+def test_killed_installation_is_mended_by_running_again(tiny, eb_env):
+    process = start_installation(tiny, eb_env)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not list(eb_env.modulepath.glob('PyTorch/*'))
+    text = output(eb_env(tiny.easyconfig, env=tiny.pip_env))
+    assert 'killed' in text
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+def test_two_installations_at_once(tiny, eb_env):
+    process = start_installation(tiny, eb_env)
+    second = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert second.returncode != 0
+    assert str(process.pid) in output(second) and '--wait-on-lock-limit' in output(second)
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+def test_no_modules_tool(tiny, eb_env):
+    env = {**tiny.pip_env, 'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'}
+    done = eb_env(tiny.easyconfig, env=env, check=False)
+    if pathlib.Path('/usr/bin/lmod').exists():
+        pytest.fail('this machine has an lmod in /usr/bin: hide it from this test')
+    assert done.returncode != 0 and 'odules tool' in output(done)
+
+
+def test_only_our_own_variables_without_site_values(tiny, lmod, tmp_path):
+    """The site 'local' adds nothing that names a network."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, options=['--site', 'local'])
+    eb(tiny.easyconfig, env=tiny.pip_env)
+    text = (eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
+    assert 'FI_CXI' not in text and 'hsn' not in text
+
+
+def test_modulestools_are_both_tried():
+    """Guards the parametrisation above: the two tools are different programs with different syntaxes."""
+    assert {modulestools.lmod().syntax, modulestools.envmodules().syntax} == {'Lua', 'Tcl'}

@@ -1,0 +1,79 @@
+"""The wheel: built, installed into a clean virtual environment, used from an empty directory."""
+import os
+import pathlib
+import shutil
+import sys
+import zipfile
+
+import pytest
+
+from testbed import ROOT, clean_environ, run, wheels
+
+pytestmark = pytest.mark.real
+
+ROOMS = ['easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscripts']
+
+EASYCONFIG = """
+easyblock = 'PythonVenv'
+name = 'PyTorch'
+version = '0.1'
+versionsuffix = '-tiny'
+homepage = 'https://example.org'
+description = "Tiny"
+toolchain = SYSTEM
+sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
+moduleclass = 'ai'
+"""
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    """The wheel that `python -m build` makes from the files of this checkout (through a source distribution)."""
+    source = tmp_path_factory.mktemp('source') / 'slingtorch'
+    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=ROOT).stdout
+    for name in filter(None, listed.split('\0')):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    run([sys.executable, '-m', 'build', '--outdir', source / 'dist', source], timeout=300, env=clean_environ())
+    found = list((source / 'dist').glob('*.whl'))
+    assert len(found) == 1
+    return found[0]
+
+
+def test_wheel_holds_every_file_of_the_rooms(wheel):
+    packed = {name for name in zipfile.ZipFile(wheel).namelist()}
+    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard', '--', *ROOMS], cwd=ROOT).stdout
+    expected = {f'slingtorch/bundle/{name}' for name in filter(None, listed.split('\0')) if (ROOT / name).is_file()}
+    assert expected and not expected - packed
+    assert any(name.endswith('LICENSE') for name in packed)
+
+
+def test_eb_from_an_installed_wheel(wheel, lmod, tmp_path):
+    venv = tmp_path / 'venv'
+    run([sys.executable, '-m', 'venv', venv])
+    run([venv / 'bin/python', '-m', 'pip', 'install', '--quiet', wheel], timeout=300, env=clean_environ())
+
+    index, work = tmp_path / 'index', tmp_path / 'work'
+    work.mkdir()
+    made = wheels.make_wheel(index, 'alpha', '1.0')
+    (work / 'PyTorch-0.1-tiny.lock').write_text(wheels.lock_text([made]))
+    (work / 'PyTorch-0.1-tiny.eb').write_text(EASYCONFIG)
+
+    env = {**lmod.env, 'PATH': f'{venv}/bin:/usr/bin:/bin', 'EASYBUILD_PREFIX': str(tmp_path / 'prefix'), 'HOME': str(tmp_path),
+           'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}
+    script = '''
+        commands=$(slingtorch env) && eval "$commands"
+        eb --dry-run PyTorch-2.13.0-local-cpu.eb
+        export PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=%s
+        unset PIP_EXTRA_INDEX_URL
+        eb PyTorch-0.1-tiny.eb
+        echo "$EASYBUILD_ROBOT_PATHS"
+    ''' % index
+    done = run(['bash', '-euc', script], env=env, cwd=work, timeout=300)
+    assert 'PyTorch-2.13.0-local-cpu.eb' in done.stdout
+    assert f'{venv}/lib' in done.stdout.splitlines()[-1] and str(ROOT) not in done.stdout
+    loaded = lmod.load('PyTorch/0.1-tiny', modulepath=[tmp_path / 'prefix/modules/all'])
+    scripts = pathlib.Path(loaded['RUNSCRIPTS'])
+    assert os.access(scripts / 'conda-python-distributed', os.X_OK)
+    assert (scripts / 'get-master').read_bytes() == (ROOT / 'runscripts/get-master').read_bytes()

@@ -1,0 +1,42 @@
+"""Tiny wheels, made in a moment, for everything about PythonVenv that needs no PyTorch."""
+import base64
+import hashlib
+import zipfile
+
+
+def sha256(path):
+    """sha256 of a file, as lock files and easyconfigs write it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_wheel(directory, name, version, files=None, requires=()):
+    """Write a pure Python wheel; returns its path.
+
+    :param files: {path in the wheel: text}; default: one module `<name>.py` with its version
+    :param requires: requirements, for example ['beta>=1']
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    info = f'{name}-{version}.dist-info'
+    content = dict(files or {f'{name}.py': f'__version__ = {version!r}\n'})
+    metadata = f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n'
+    content[f'{info}/METADATA'] = metadata + ''.join(f'Requires-Dist: {requirement}\n' for requirement in requires)
+    content[f'{info}/WHEEL'] = 'Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n'
+    record = ''
+    for path, text in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()
+        record += f'{path},sha256={digest},{len(text.encode())}\n'
+    content[f'{info}/RECORD'] = record + f'{info}/RECORD,,\n'
+    wheel = directory / f'{name}-{version}-py3-none-any.whl'
+    with zipfile.ZipFile(wheel, 'w') as archive:
+        for path, text in content.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+def lock_text(wheels):
+    """A lock file for these wheels: every package with version and hash."""
+    lines = []
+    for wheel in wheels:
+        name, version = wheel.name.split('-')[:2]
+        lines.append(f'{name}=={version} \\\n    --hash=sha256:{sha256(wheel)}\n')
+    return ''.join(lines)
