@@ -234,6 +234,8 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
     assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid009,nid001,nid001", **env))["MASTER_ADDR"] == "nid009"
     assert job.rank(slurm(1, SLURM_HOSTFILE=hosts, **env))["MASTER_ADDR"] == "nid009"
     assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid001"))["MASTER_ADDR"] == "nid001"
+    assert "no variable holds that list" in job.error(slurm(1, **env))
+    assert "SLURM_HOSTFILE: the node file '/nowhere' does not exist" in job.error(slurm(1, SLURM_HOSTFILE="/nowhere", **env))
 
 
 @pytest.mark.parametrize("change,words", [
@@ -704,6 +706,8 @@ def gpus(job, variable, env, tasks="4", ranks=4):
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),                                    # fewer than ranks
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),                                          # hidden by the user
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "16"}, ["0,1,2,3"] * 4),  # srun --gpus-per-task=4
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"}, ["0", "1", "2", "3"]),
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"}, ["0,1,2,3"] * 4),
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"}, ["0", "1", "2", "3"]),
     ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
