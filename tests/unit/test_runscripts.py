@@ -323,6 +323,12 @@ def test_pals_with_cray_pmi_names_only(job, nodefile):
     assert identity(job.rank(env)) == (5, 8, 1, 4)
 
 
+def test_pals_goes_before_hydras_names_outside_slurm(job, nodefile):
+    env = pals(5, 8, 1, 4, PBS_NODEFILE=str(nodefile), MPI_LOCALRANKID="1", MPI_LOCALNRANKS="4")
+    ports = {job.rank({**env, "PALS_APID": apid})["MASTER_PORT"] for apid in ("first", "second")}
+    assert len(ports) == 2
+
+
 def apinfo(nodes, ranks_per_node, first=0, version=1):
     """A PALS application table: header, one communication profile, command, ranks, nodes."""
     header, profile, command, pe, node = 17 * 8, 52, 12, 12, 68
