@@ -169,8 +169,7 @@ class _Reader:
 
     def __init__(self, name, path):
         self.site = Site(name, path)
-        self.parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',),
-                                                empty_lines_in_values=False, default_section='DEFAULT')
+        self.parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
         self.parser.optionxform = str
 
     def fail(self, section, message):

@@ -84,8 +84,9 @@ class EasyBuildConfig:
         """Add the options of one file: a later file wins."""
         # an empty element of robot-paths stands for EasyBuild's default, as this constant does
         constants = {'HOME': self.home, 'USER': self.environ.get('USER', ''), 'DEFAULT_ROBOT_PATHS': ''}
-        parser = configparser.ConfigParser(defaults=constants)
+        parser = configparser.ConfigParser()
         parser.optionxform = str
+        parser.read_dict({'DEFAULT': constants})
         try:
             with open(path, encoding='utf-8') as fp:
                 parser.read_file(fp)
@@ -123,7 +124,7 @@ def default_metadata_files(environ):
         tops.append(os.path.dirname(os.path.dirname(eb_path)))
     spec = importlib.util.find_spec('easybuild')
     for place in (spec.submodule_search_locations or []) if spec else []:
-        tops.append(os.path.dirname(place))
+        tops.extend([os.path.dirname(place), sys.prefix])
     for top in tops:
         found = sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))
         if found:

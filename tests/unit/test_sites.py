@@ -1,0 +1,293 @@
+"""Sites: the files in hooks/sites, and how one of them is chosen."""
+import importlib.util
+import os
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load_module():
+    spec = importlib.util.spec_from_file_location('slingshot_sites', str(ROOT / 'hooks' / 'slingshot_sites.py'))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sites = load_module()
+ALL = sites.load_all()
+REAL = ['cirrus', 'derecho', 'frontier', 'lumi']
+
+SITE = """
+[site]
+title = Test
+centre = Centre
+url = https://example.org
+scheduler = slurm
+gpu = cuda
+gpus_per_node = 4
+network = slingshot11
+source = paper
+"""
+ENV = """
+[env NCCL_CROSS_NIC]
+value = 1
+reason = faster
+source = paper
+"""
+GROUP = """
+[group fast]
+title = fast things
+needs = srun --fast
+reason = hurt someone
+source = paper
+"""
+
+
+@pytest.fixture
+def site_dir(tmp_path):
+    """Function that writes site files and returns their directory."""
+    def write(**texts):
+        texts.setdefault('local', SITE)
+        for name, text in texts.items():
+            (tmp_path / (name + '.cfg')).write_text(text)
+        return str(tmp_path)
+    return write
+
+
+# --- the files that are shipped
+
+def test_shipped_sites():
+    assert [site.name for site in ALL] == ['cirrus', 'derecho', 'frontier', 'local', 'lumi', 'slurm']
+
+
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_every_value_says_why_and_whence(site):
+    for entry in site.env + site.parameters + list(site.groups.values()):
+        assert len(entry.reason) > 9, entry
+        assert len(entry.source) > 9, entry
+    for value in site.env:
+        assert isinstance(value.value, str) and value.value
+    for rule in site.rules:
+        assert rule.source
+
+
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_no_forbidden_variable(site):
+    """NCCL_NET above all: it would put jobs on one node onto the network."""
+    names = {value.name for value in site.env}
+    assert not names & {'NCCL_NET', 'NCCL_ALGO', 'NCCL_DEBUG', 'FI_PROVIDER', 'MASTER_ADDR', 'MASTER_PORT',
+                        'CUDA_DEVICE_MAX_CONNECTIONS', 'MPICH_RDMA_ENABLED_CUDA'}
+    assert not [name for name in names if sites.forbidden_reason(name)]
+
+
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_each_group_can_be_added(site):
+    for group in site.groups:
+        with_group = site.env_values([group])
+        assert [value for value in with_group.values() if value.group == group]
+        assert set(site.env_values()) <= set(with_group)
+
+
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_metadata_file_exists(site):
+    if site.external_modules_metadata:
+        assert (ROOT / 'hooks' / 'metadata' / site.external_modules_metadata).is_file()
+
+
+def test_generic_sites_give_nothing_unasked():
+    for name in ('local', 'slurm'):
+        site = sites.load(name)
+        assert not site.env_values() and not site.parameter_values() and not site.rules
+
+
+def test_what_has_hurt_is_opt_in():
+    assert 'NCCL_NET_GDR_LEVEL' not in sites.load('derecho').env_values()
+    assert sites.load('derecho').env_values(['gdr'])['NCCL_NET_GDR_LEVEL'].value == 'PHB'
+    assert 'NCCL_NET_GDR_LEVEL' not in sites.load('lumi').env_values()
+    for name in ('derecho', 'frontier'):
+        site = sites.load(name)
+        assert 'FI_CXI_RDZV_PROTO' not in site.env_values()
+        assert site.env_values(['alt_read'])['FI_CXI_RDZV_PROTO'].value == 'alt_read'
+        assert 'disable_rdzv_get' in site.groups['alt_read'].needs
+
+
+@pytest.mark.parametrize('name', ['derecho', 'frontier', 'lumi'])
+def test_slingshot_gpu_sites(name):
+    """Values that every Slingshot system with GPUs needs; memhooks, the default monitor, deadlocks."""
+    values = {key: value.value for key, value in sites.load(name).env_values().items()}
+    assert values['FI_MR_CACHE_MONITOR'] in ('userfaultfd', 'kdreg2')
+    assert values['FI_CXI_DISABLE_HOST_REGISTER'] == '1'
+    assert values['FI_CXI_DEFAULT_CQ_SIZE'] == '131072'
+    assert values['NCCL_SOCKET_IFNAME'].startswith('hsn')
+    assert values['SLINGTORCH_MULTINODE_NCCL_NET'] == 'AWS Libfabric'
+
+
+def test_group_replaces_value():
+    frontier = sites.load('frontier')
+    assert frontier.env_values()['NCCL_SOCKET_IFNAME'].value == 'hsn0,hsn1,hsn2,hsn3'
+    assert frontier.env_values(['hsn0'])['NCCL_SOCKET_IFNAME'].value == 'hsn0'
+
+
+# --- detection
+
+EVIDENCE = {
+    'cirrus': [({}, 'cs-n0035', None), ({}, 'login01', 'work/y07/shared/cirrus-ex')],
+    'derecho': [({'NCAR_HOST': 'derecho'}, 'dec0001', None), ({}, 'derecho6.hsn.example', None)],
+    'frontier': [({'LMOD_SYSTEM_NAME': 'frontier'}, 'login05', None)],
+    'lumi': [({'LUMI_STACK_NAME': 'LUMI'}, 'uan01', None), ({'SLURM_CLUSTER_NAME': 'lumi'}, 'nid005001', None),
+             ({}, 'uan02', 'appl/local/containers/easybuild-sif-images')],
+}
+
+
+@pytest.mark.parametrize('name, evidence', [(name, item) for name in REAL for item in EVIDENCE[name]])
+def test_detect(name, evidence, tmp_path):
+    environ, hostname, directory = evidence
+    if directory:
+        (tmp_path / directory).mkdir(parents=True)
+    site, why = sites.detect(environ, hostname, root=str(tmp_path))
+    assert site.name == name
+    assert any(text in why for text in list(environ) + [hostname, directory or hostname])
+
+
+@pytest.mark.parametrize('environ, hostname', [({}, 'laptop'), ({'NCAR_HOST': 'casper'}, 'casper-login1'),
+                                               ({}, 'cs-nord'), ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001'), ({}, 'login01')])
+def test_nothing_detected_is_local(environ, hostname, tmp_path):
+    site, why = sites.detect(environ, hostname, root=str(tmp_path))
+    assert site.name == 'local'
+    assert 'no rule' in why
+
+
+def test_two_detected(tmp_path):
+    environ = {'NCAR_HOST': 'derecho', 'LMOD_SYSTEM_NAME': 'frontier'}
+    with pytest.raises(sites.SiteError) as info:
+        sites.choose(environ, 'h', root=str(tmp_path))
+    for text in ("'derecho' ($NCAR_HOST is 'derecho')", "'frontier' ($LMOD_SYSTEM_NAME is 'frontier')", '--site NAME'):
+        assert text in str(info.value)
+    # naming one of the two decides
+    assert sites.choose(dict(environ, SLINGTORCH_SITE='derecho'), 'h', root=str(tmp_path)).site.name == 'derecho'
+
+
+def test_named_site(tmp_path):
+    choice = sites.choose({'SLINGTORCH_SITE': 'lumi'}, 'laptop', root=str(tmp_path))
+    assert (choice.site.name, choice.warning) == ('lumi', None)
+
+
+def test_named_site_contradicts_detected(tmp_path):
+    with pytest.raises(sites.SiteError) as info:
+        sites.choose({'SLINGTORCH_SITE': 'frontier', 'NCAR_HOST': 'derecho'}, 'h', root=str(tmp_path))
+    for text in ("Site 'frontier' is named", "'derecho' ($NCAR_HOST", 'Unset SLINGTORCH_SITE'):
+        assert text in str(info.value)
+
+
+def test_generic_site_may_be_named_anywhere(tmp_path):
+    choice = sites.choose({'SLINGTORCH_SITE': 'local', 'NCAR_HOST': 'derecho'}, 'h', root=str(tmp_path))
+    assert choice.site.name == 'local'
+    assert 'derecho' in choice.warning
+
+
+def test_unknown_site(tmp_path):
+    with pytest.raises(sites.SiteError) as info:
+        sites.choose({'SLINGTORCH_SITE': 'derecko'}, 'h', root=str(tmp_path))
+    assert "no site 'derecko'" in str(info.value)
+    assert 'cirrus, derecho, frontier, local, lumi, slurm' in str(info.value)
+
+
+def test_unknown_group():
+    with pytest.raises(sites.SiteError) as info:
+        sites.load('frontier').env_values(['altread'])
+    for text in ("'altread'", 'alt_read:', 'needs #SBATCH --network=disable_rdzv_get', 'channels:'):
+        assert text in str(info.value)
+    with pytest.raises(sites.SiteError, match='It has no groups'):
+        sites.load('local').check_groups(['gdr'])
+
+
+def test_groups_of_environment():
+    assert sites.chosen_groups({}) == []
+    assert sites.chosen_groups({'SLINGTORCH_SITE_GROUPS': ' a, b,,a'}) == ['a', 'b']
+
+
+# --- a new centre is one file
+
+def test_new_centre_is_one_file(site_dir, tmp_path):
+    rule = "[detect node]\nhostname = mine[0-9]\nsource = me\n"
+    directory = site_dir(mine=SITE + rule + ENV + GROUP + ENV.replace('NIC]', 'NIC in fast]').replace('= 1', '= 0'))
+    choice = sites.choose({}, 'mine1', root=str(tmp_path), sites_dir=directory)
+    assert choice.site.name == 'mine'
+    assert choice.site.env_values()['NCCL_CROSS_NIC'].value == '1'
+    assert choice.site.env_values(['fast'])['NCCL_CROSS_NIC'].value == '0'
+
+
+def test_groups_that_exclude_each_other(site_dir):
+    text = SITE + GROUP + GROUP.replace('fast]', 'slow]')
+    for group, value in (('fast', '1'), ('slow', '2')):
+        text += ENV.replace('NIC]', 'NIC in %s]' % group).replace('= 1', '= ' + value)
+    site = sites.load('x', site_dir(x=text))
+    with pytest.raises(sites.SiteError, match="'fast' and 'slow' of site 'x' exclude each other"):
+        site.env_values(['fast', 'slow'])
+
+
+def test_parameters(site_dir):
+    text = SITE + """
+[parameter bind_paths]
+values =
+    /opt/cray
+    # a comment
+    /with blank/in it
+for = Singularity, Other
+reason = needed
+source = paper
+"""
+    value = sites.load('x', site_dir(x=text)).parameter_values()['bind_paths']
+    assert value.value == ['/opt/cray', '/with blank/in it']
+    assert value.easyblocks == ['Singularity', 'Other']
+
+
+FAULTS = {
+    'reason missing': (SITE + ENV.replace('reason = faster\n', ''), r"\[env NCCL_CROSS_NIC\]: key 'reason' is missing"),
+    'reason empty': (SITE + ENV.replace('faster', ''), "key 'reason' is missing or empty"),
+    'source missing': (SITE + ENV.replace('source = paper\n', ''), "key 'source' is missing"),
+    'unknown key': (SITE + ENV + 'colour = red\n', "unknown key 'colour': it may have value, reason"),
+    'unknown section': (SITE + '[colour]\nred = 1\n', r'\[colour\]: unknown section: one of \[site\]'),
+    'no site section': (ENV, r'section \[site\]: it is missing'),
+    'twice': (SITE + ENV + ENV, r'\[env NCCL_CROSS_NIC\]: it is there twice'),
+    'twice, other blanks': (SITE + ENV + ENV.replace('env ', 'env  '), 'it is there twice'),
+    'twice in a group': (SITE + GROUP + 2 * ENV.replace('NIC]', 'NIC in fast]'), 'it is there twice'),
+    'key twice': (SITE + ENV + 'value = 2\n', "key 'value' is there twice"),
+    'not a variable': (SITE + ENV.replace('NCCL_CROSS_NIC', 'nccl'), 'not a name of an environment variable'),
+    'NCCL_NET': (SITE + ENV.replace('NCCL_CROSS_NIC', 'NCCL_NET'), 'SLINGTORCH_MULTINODE_NCCL_NET'),
+    'MASTER_ADDR': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MASTER_ADDR'), 'may not be set by a module'),
+    'FI_LOG_LEVEL': (SITE + ENV.replace('NCCL_CROSS_NIC', 'FI_LOG_LEVEL'), 'may not be set by a module'),
+    'MIOPEN': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MIOPEN_USER_DB_PATH'), 'the runscript makes them'),
+    'in a group too': (SITE + GROUP + ENV.replace('NCCL_CROSS_NIC]', 'NCCL_ALGO in fast]'), 'NCCL_ALGO may not be set'),
+    'template': (SITE + ENV.replace('= 1', '= %(name)s'), 'template'),
+    'group not described': (SITE + ENV.replace('NIC]', 'NIC in fast]'), r'\[group fast\]: it is missing'),
+    'group without values': (SITE + GROUP, r'\[group fast\]: it has no values'),
+    'group without needs': (SITE + GROUP.replace('needs = srun --fast\n', ''), "key 'needs' is missing"),
+    'odd section': (SITE + ENV.replace('NIC]', 'NIC of fast]'), r'write \[env NAME\], or \[env NAME in GROUP\]'),
+    'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, none'),
+    'GPUs': (SITE.replace('= 4', '= four'), 'gpus_per_node is .four.'),
+    'detect two': (SITE + '[detect a]\nenv = A=b\nhostname = c1\nsource = x\n',
+                   'exactly one of env, file and hostname'),
+    'detect all': (SITE + '[detect a]\nhostname = *\nsource = x\n', 'would match every machine'),
+    'detect env': (SITE + '[detect a]\nenv = A\nsource = x\n', 'write env = VARIABLE=PATTERN'),
+    'detect relative file': (SITE + '[detect a]\nfile = opt/x\nsource = x\n', 'absolute path'),
+    'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n', 'not both'),
+    'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
+    'metadata path': (SITE + '[slingtorch]\nexternal_modules_metadata = /x.cfg\nreason = x\nsource = y\n',
+                      'name of a file'),
+    'syntax': (SITE + '[slingtorch]\nmodule_syntax = lua\nreason = x\nsource = y\n', 'one of Lua, Tcl'),
+    'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
+    'no file form': ('hello\n', 'not a valid site file'),
+}
+
+
+@pytest.mark.parametrize('fault', sorted(FAULTS))
+def test_fault(fault, site_dir):
+    """Each fault is an error that names the file, the section and the remedy."""
+    text, pattern = FAULTS[fault]
+    directory = site_dir(faulty=text)
+    with pytest.raises(sites.SiteError, match=pattern) as info:
+        sites.load('faulty', directory)
+    assert os.path.join(directory, 'faulty.cfg') in str(info.value)
