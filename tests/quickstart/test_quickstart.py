@@ -29,7 +29,9 @@ def environment(home):
     """That of somebody who has nothing of ours yet: no virtual environment on the path."""
     env = clean_environ()
     env['HOME'] = str(home)
-    path = [part for part in env['PATH'].split(':') if not os.path.exists(f'{part}/slingtorch')]
+    # pip asks a rustc in the path for its version, and rustup's rustc then makes ~/.rustup
+    path = [part for part in env['PATH'].split(':')
+            if not os.path.exists(f'{part}/slingtorch') and not os.path.exists(f'{part}/rustup')]
     env['PATH'] = ':'.join(path)
     return env
 

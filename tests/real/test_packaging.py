@@ -61,7 +61,7 @@ def test_eb_from_an_installed_wheel(wheel, lmod, tmp_path):
     (work / 'PyTorch-0.1-tiny.eb').write_text(EASYCONFIG)
 
     env = {**lmod.env, 'PATH': f'{venv}/bin:/usr/bin:/bin', 'EASYBUILD_PREFIX': str(tmp_path / 'prefix'), 'HOME': str(tmp_path),
-           'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}
+           'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1', 'EASYBUILD_OUTPUT_STYLE': 'no_color'}
     script = '''
         commands=$(slingtorch env) && eval "$commands"
         eb --dry-run PyTorch-2.13.0-local-cpu.eb
