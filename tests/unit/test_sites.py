@@ -152,7 +152,8 @@ def test_detect(name, evidence, tmp_path):
 
 
 @pytest.mark.parametrize('environ, hostname', [({}, 'laptop'), ({'NCAR_HOST': 'casper'}, 'casper-login1'),
-                                               ({}, 'cs-nord'), ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001'), ({}, 'login01')])
+                                               ({}, 'cs-nord'), ({}, 'login01'),
+                                               ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001')])
 def test_nothing_detected_is_local(environ, hostname, tmp_path):
     site, why = sites.detect(environ, hostname, root=str(tmp_path))
     assert site.name == 'local'
