@@ -1,0 +1,234 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for container images (SIF) behind a module, run by Apptainer or Singularity,
+implemented as an easyblock.
+"""
+import os
+import re
+import shlex
+import stat
+
+from easybuild.easyblocks.generic.singularitymodule import SingularityModule
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
+from easybuild.tools.config import build_option
+from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, symlink, write_file
+from easybuild.tools.run import run_shell_cmd
+
+# files beside an image (runscripts/container of the bundle), and the commands that are links to them
+CONTAINER_SCRIPTS = ['in-container', 'list-packages', 'make-squashfs']
+CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
+
+CONTAINER_CHECKS = ['warn', 'require']
+
+# what a runtime prints that cannot run containers on this host -> what to do
+HOST_PROBLEMS = [
+    (r'neither singularity nor apptainer', "no container runtime is here"),
+    (r'user namespace|unprivileged_userns|max_user_namespaces|newuidmap|uid_map|setgroups',
+     "the runtime may not make user namespaces here. An administrator can allow them (sysctl "
+     "user.max_user_namespaces), or install the setuid part of the runtime"),
+    (r'/dev/fuse|fusermount|squashfuse|fuse', "the runtime cannot mount the image: it needs squashfuse and read and "
+     "write permission for /dev/fuse, or its setuid part"),
+]
+
+
+class Singularity(SingularityModule):
+    """
+    Installs a container image (SIF) behind a module.
+
+    The image comes from the source path (a SIF, or a definition file to build it from) or from a registry. Beside it go
+    the runscripts, which are /runscripts inside, commands that run in the container ('wrappers', one script and links),
+    and the directory user-software for packages of the user, which is /user-software inside.
+
+    Where a container runtime is there the installation is checked inside the container. A build host often has none:
+    'container_checks' says whether that is a warning or an error.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters of Singularity."""
+        extra_vars = SingularityModule.extra_options(extra_vars)
+        extra_vars.update({
+            'container_checks': ['warn', "What it means if no container can be run while installing: 'warn', or "
+                                         "'require' to make it an error", CUSTOM],
+            'container_python': ['python', "Command of Python in the container; None: the image has none", CUSTOM],
+            'python_version': [None, "Version that Python in the container must have, for example '3.10'", CUSTOM],
+            'sanity_check_files_in_container': [[], "Files that must exist inside the container, for example the "
+                                                    "network plugin; may have wildcards", CUSTOM],
+            'sanity_check_imports': [[], "Names of Python modules that must be importable in the container", CUSTOM],
+            'sanity_check_packages': [{}, "Versions of Python packages in the container: {distribution: version}; a "
+                                          "local version label (+rocm5.6) need not be given", CUSTOM],
+            'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
+                         "command outside it, which the module puts into $PATH", CUSTOM],
+        })
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise: the paths of the scripts are found in the fetch step."""
+        super().__init__(*args, **kwargs)
+        self.container_script_paths = []
+
+    def fetch_step(self, *args, **kwargs):
+        """Check the easyconfig parameters, and find the scripts besides the image."""
+        if self.cfg['container_checks'] not in CONTAINER_CHECKS:
+            raise EasyBuildError("Easyconfig parameter container_checks is '%s': it must be one of %s",
+                                 self.cfg['container_checks'], ', '.join(CONTAINER_CHECKS))
+        own = CONTAINER_SCRIPTS + list(CONTAINER_LINKS)
+        for name in self.cfg['wrappers']:
+            if name in own or not re.match(r'^[\w.+-]+$', name):
+                raise EasyBuildError("Easyconfig parameter wrappers has '%s': it must be the name of a command, and "
+                                     "not one of %s", name, ', '.join(own))
+        if self.cfg['preset_venv'] and not self.cfg['container_python']:
+            raise EasyBuildError("preset_venv is '%s', but container_python is None: an environment needs Python",
+                                 self.cfg['preset_venv'])
+        self.bind_mounts()
+
+        for name in CONTAINER_SCRIPTS:
+            path = self.obtain_file(os.path.join('container', name), no_download=True, warning_only=True)
+            if not path:
+                raise EasyBuildError("The script container/%s was not found: the directory runscripts/ of the bundle "
+                                     "must be on EasyBuild's source path. Activate the bundle with 'eval "
+                                     "\"$(slingtorch env)\"', or add it with --sourcepath", name)
+            self.container_script_paths.append(path)
+        super().fetch_step(*args, **kwargs)
+
+    @property
+    def in_container(self):
+        """The command that runs others in the container, ready for the shell."""
+        return shlex.quote(os.path.join(self.installdir, 'bin', 'in-container'))
+
+    def post_processing_step(self):
+        """Put the scripts beside the image, and make the user's virtual environment."""
+        super().post_processing_step()
+        bin_dir = os.path.join(self.installdir, 'bin')
+        mkdir(bin_dir, parents=True)
+        for path in self.container_script_paths:
+            target = os.path.join(bin_dir, os.path.basename(path))
+            copy_file(path, target)
+            adjust_permissions(target, 0o755, recursive=False, relative=False)
+        links = dict(CONTAINER_LINKS, **{name: 'in-container' for name in self.cfg['wrappers']})
+        for name, target in sorted(links.items()):
+            symlink(target, os.path.join(bin_dir, name), use_abspath_source=False)
+        self.write_container_conf()
+        if not os.path.lexists(os.path.join(self.installdir, 'user-software')):
+            mkdir(os.path.join(self.installdir, 'user-software'))
+        if self.cfg['preset_venv'] and not self.dry_run:
+            self.make_preset_venv()
+
+    def write_container_conf(self):
+        """Write down for the scripts what the module file says to the shell: they must also work without it."""
+        lines = ["# read by bin/in-container; made by EasyBuild together with the module file",
+                 "image=%s" % self.image_name, "easyconfig=%s" % self.easyconfig_name(),
+                 "python=%s" % (self.cfg['container_python'] or '')]
+        lines += ["central=%s" % path for path in self.cfg['central_image_dirs']]
+        lines += ["bind=%s" % bind for bind in self.bind_mounts()]
+        lines += ["path=%s" % path for path in self.path_inside()]
+        lines += ["env=%s=%s" % item for item in sorted(self.environment_inside().items())]
+        write_file(os.path.join(self.installdir, 'container.conf'), '\n'.join(lines) + '\n')
+
+    def make_preset_venv(self):
+        """Make the virtual environment for the user's own packages, unless an earlier installation has it."""
+        name = self.cfg['preset_venv']
+        inside, python = '/user-software/venv/%s' % name, shlex.quote(self.cfg['container_python'])
+        exists = (os.path.lexists(os.path.join(self.installdir, inside[1:]))
+                  or os.path.exists(os.path.join(self.installdir, 'user-software.squashfs')))
+        command = '%s -m venv --system-site-packages %s' % (python, inside)
+        problem = self.container_problem()
+        if problem:
+            if not exists:
+                self.container_warning("The virtual environment %s is not made: %s. Where containers run, this makes "
+                                       "it: in-container %s" % (name, problem, command))
+            return
+        if exists:
+            res = run_shell_cmd('%s %s/bin/python -c pass' % (self.in_container, inside), fail_on_error=False,
+                                hidden=True)
+            if res.exit_code != EasyBuildExit.SUCCESS:
+                print_warning("The virtual environment %s/user-software/venv/%s was kept, but does not work with this "
+                              "image (another Python?). Move it away, and make it anew: in-container %s"
+                              % (self.installdir, name, command), log=self.log)
+            return
+        print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
+        res = run_shell_cmd('%s %s' % (self.in_container, command), fail_on_error=False, hidden=True)
+        if res.exit_code != EasyBuildExit.SUCCESS:
+            raise EasyBuildError("Making the virtual environment %s in the container failed:\n%s\nIf the image has no "
+                                 "'%s' or no venv for it, set container_python, or preset_venv = None", name,
+                                 res.output.strip(), self.cfg['container_python'])
+
+    # --- checks
+
+    def container_problem(self):
+        """Why no container can be run on this host, as a phrase; '' if one can."""
+        res = run_shell_cmd(self.in_container + ' true', fail_on_error=False, hidden=True, in_dry_run=True)
+        if res.exit_code == EasyBuildExit.SUCCESS:
+            return ''
+        output = res.output.strip()
+        for regex, meaning in HOST_PROBLEMS:
+            if re.search(regex, output, re.I):
+                return "%s (%s)" % (meaning, output.splitlines()[-1])
+        return "a container cannot be started:\n%s" % output
+
+    def container_warning(self, text):
+        """Warn, or fail where the easyconfig requires that containers run."""
+        if self.cfg['container_checks'] == 'require':
+            raise EasyBuildError("%s (container_checks is 'require')", text, exit_code=EasyBuildExit.FAIL_SANITY_CHECK)
+        print_warning(text, log=self.log)
+
+    def container_commands(self):
+        """Commands that check the inside of the container."""
+        run, python = self.in_container, self.cfg['container_python']
+        commands = ['%s sh -c %s' % (run, shlex.quote('ls -d %s' % path))
+                    for path in self.cfg['sanity_check_files_in_container']]
+        if not python:
+            return commands
+        python = '%s %s' % (run, shlex.quote(python))
+        check = "import sys; found = '%%d.%%d.%%d.' %% sys.version_info[:3]; found.startswith('%s.') or sys.exit(found)"
+        commands.append('%s -c "%s"' % (python, check % (self.cfg['python_version'] or '3')))
+        packages = ['%s==%s' % item for item in sorted(self.cfg['sanity_check_packages'].items())]
+        if packages:
+            command = os.path.join(self.installdir, 'bin', 'list-packages')
+            commands.append(' '.join(shlex.quote(word) for word in [command] + packages))
+        return commands + ['%s -c "import %s"' % (python, name) for name in self.cfg['sanity_check_imports']]
+
+    def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
+        """Check the files beside the image, the image itself, and where containers run what is inside."""
+        scripts = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + self.cfg['wrappers']
+        paths = {
+            # not the image: after 'rm $SIF' the central copy serves, and the module can be made again
+            'files': ['container.conf', 'image.json'] + [os.path.join('bin', name) for name in scripts],
+            'dirs': (custom_paths or {}).get('dirs', []),
+        }
+        paths['files'] += (custom_paths or {}).get('files', [])
+        commands = ['bash -n %s' % shlex.quote(os.path.join(self.installdir, 'bin', name))
+                    for name in CONTAINER_SCRIPTS]
+        if self.dry_run:
+            commands += self.container_commands()
+        else:
+            image = os.path.join(self.installdir, self.image_name)
+            if os.path.exists(image):
+                self.check_sif(image)
+            problem = self.container_problem()
+            if problem:
+                self.container_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks "
+                                       "it where containers run" % (problem, self.easyconfig_name()))
+            else:
+                commands += self.container_commands()
+        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+
+    def make_module_step(self, fake=False):
+        """Keep container.conf and the module file together, with --module-only too."""
+        if not fake and not self.dry_run and os.access(self.installdir, os.W_OK):
+            self.write_container_conf()
+        return super().make_module_step(fake=fake)
+
+    def permissions_step(self):
+        """Let the packages of the user stay changeable when the installation is made read-only."""
+        super().permissions_step()
+        packages = os.path.join(self.installdir, 'user-software')
+        if build_option('read_only_installdir') and os.path.isdir(packages):
+            adjust_permissions(self.installdir, stat.S_IWUSR, recursive=False)
+            adjust_permissions(packages, stat.S_IWUSR, recursive=True, ignore_errors=True)
