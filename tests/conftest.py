@@ -1,4 +1,5 @@
 """Fixtures for the real components, and the rule that in CI nothing is skipped."""
+
 import os
 import pathlib
 import signal
@@ -8,13 +9,14 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import testbed                                                      # noqa: E402
-from testbed import easybuild, modulestools, mpi, slurm as slurm_   # noqa: E402
+import testbed  # noqa: E402
+from testbed import easybuild, modulestools, mpi, slurm as slurm_  # noqa: E402
 
 skipped = pytest.StashKey()
 
 
 # --- the rule
+
 
 def pytest_configure(config):
     config.stash[skipped] = []
@@ -63,6 +65,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 # --- the components
+
 
 @pytest.fixture(scope='session')
 def lmod():
@@ -113,5 +116,5 @@ def eb_env(tmp_path, lmod):
 
 @pytest.fixture(scope='session')
 def installed_pytorch(lmod):
-    """PyTorch for this machine as `eb` installs it: testbed.easybuild.Installation. Takes a minute, kept for the next run."""
+    """PyTorch for this machine as `eb` installs it: testbed.easybuild.Installation. Takes a minute, is kept."""
     return easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)

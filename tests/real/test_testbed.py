@@ -1,4 +1,5 @@
 """The test bed itself: without it, nothing that layer 5 says would mean anything."""
+
 import os
 import pathlib
 import signal
@@ -18,9 +19,27 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 def run_pytest(directory, text, **env):
     """Run pytest on a file with this text, with our conftest.py, in `directory`."""
     (directory / 'test_it.py').write_text(text)
-    return subprocess.run([sys.executable, '-m', 'pytest', '-c', os.devnull, '--rootdir', str(directory), '-p', 'no:cacheprovider',
-                           '-p', 'conftest'], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-                          env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS), 'CI': '', 'SLINGTORCH_CI': '', **env})
+    return subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'pytest',
+            '-c',
+            os.devnull,
+            '--rootdir',
+            str(directory),
+            '-p',
+            'no:cacheprovider',
+            '-p',
+            'conftest',
+        ],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS), 'CI': '', 'SLINGTORCH_CI': '', **env},
+    )
 
 
 SKIPS = {
@@ -55,18 +74,24 @@ def test_modules_tool_loads_reports_failure_and_restores(modulestool, tmp_path):
         (module / '1').write_text('#%Module\npushenv FOO module\n')
     env = modulestool.load('foo/1', modulepath=[tmp_path], env={'FOO': 'user'})
     assert env['FOO'] == 'module'
-    done = modulestool.bash('module load foo/1; module unload foo/1; echo "FOO=$FOO"', modulepath=[tmp_path], env={'FOO': 'user'})
+    done = modulestool.bash(
+        'module load foo/1; module unload foo/1; echo "FOO=$FOO"', modulepath=[tmp_path], env={'FOO': 'user'}
+    )
     assert 'FOO=user' in done.stdout
     assert modulestool.bash('module load absent', modulepath=[tmp_path], check=False).returncode != 0
 
 
 def test_cluster_has_two_nodes(slurm):
-    lines = slurm.srun('-N2', '--ntasks-per-node=2', 'bash', '-c', 'echo $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID').stdout.splitlines()
+    lines = slurm.srun(
+        '-N2', '--ntasks-per-node=2', 'bash', '-c', 'echo $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID'
+    ).stdout.splitlines()
     assert sorted(lines) == ['0 nid000001 0', '1 nid000001 1', '2 nid000002 0', '3 nid000002 1']
 
 
 def test_cluster_gives_gpus(slurm):
-    lines = slurm.srun('-N2', '--ntasks-per-node=2', '--gpus-per-task=1', 'bash', '-c', 'echo $SLURM_LOCALID $ROCR_VISIBLE_DEVICES').stdout.splitlines()
+    lines = slurm.srun(
+        '-N2', '--ntasks-per-node=2', '--gpus-per-task=1', 'bash', '-c', 'echo $SLURM_LOCALID $ROCR_VISIBLE_DEVICES'
+    ).stdout.splitlines()
     assert sorted(lines) == ['0 0', '0 0', '1 1', '1 1']
 
 
@@ -90,7 +115,9 @@ time.sleep(600)
 
 
 def test_cluster_of_a_killed_run_is_cleaned_up(slurm):
-    with subprocess.Popen([sys.executable, '-c', CLUSTER], stdout=subprocess.PIPE, text=True, env=testbed.clean_environ()) as killed:
+    with subprocess.Popen(
+        [sys.executable, '-c', CLUSTER], stdout=subprocess.PIPE, text=True, env=testbed.clean_environ()
+    ) as killed:
         directory = pathlib.Path(killed.stdout.readline().strip())
         assert directory.is_dir()
         killed.send_signal(signal.SIGKILL)
@@ -113,9 +140,28 @@ def processes_of(directory):
 
 
 def test_interrupted_run_leaves_nothing(tmp_path):
-    (tmp_path / 'test_it.py').write_text('import time\ndef test_it(slurm):\n    print("DIR", slurm.dir, flush=True)\n    time.sleep(600)\n')
-    with subprocess.Popen([sys.executable, '-m', 'pytest', '-s', '-c', os.devnull, '--rootdir', str(tmp_path), '-p', 'conftest', 'test_it.py'],
-                          cwd=tmp_path, env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS)}, stdout=subprocess.PIPE, text=True) as run:
+    (tmp_path / 'test_it.py').write_text(
+        'import time\ndef test_it(slurm):\n    print("DIR", slurm.dir, flush=True)\n    time.sleep(600)\n'
+    )
+    with subprocess.Popen(
+        [
+            sys.executable,
+            '-m',
+            'pytest',
+            '-s',
+            '-c',
+            os.devnull,
+            '--rootdir',
+            str(tmp_path),
+            '-p',
+            'conftest',
+            'test_it.py',
+        ],
+        cwd=tmp_path,
+        env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
         directory = None
         for line in run.stdout:
             if 'DIR' in line:

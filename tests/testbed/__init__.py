@@ -3,6 +3,7 @@
 Each module here finds or starts one of them and hands out a small object; tests/conftest.py makes fixtures of these.
 Nothing here changes a setting of the machine, and what is started is stopped.
 """
+
 import contextlib
 import fcntl
 import os
@@ -20,11 +21,43 @@ DIR = pathlib.Path(os.environ.get('SLINGTORCH_TEST_DIR') or ROOT / '.testbed').r
 NODES = ('nid000001', 'nid000002')
 """Names of the emulated nodes; /etc/hosts resolves them to the loopback address."""
 
-FOREIGN = ('EASYBUILD_', 'SLINGTORCH_', 'SLURM_', 'PMI_', 'PMIX_', 'OMPI_', 'HYDRA_', 'MPI_LOCAL', 'PALS_', 'PBS_', 'LMOD_', '_ModuleTable',
-           'MODULE', '__MOD', 'EBROOT', 'EBVERSION', 'EBDEVEL', 'NCCL_', 'FI_', 'MPICH_', 'APPTAINER', 'SINGULARITY')
+FOREIGN = (
+    'EASYBUILD_',
+    'SLINGTORCH_',
+    'SLURM_',
+    'PMI_',
+    'PMIX_',
+    'OMPI_',
+    'HYDRA_',
+    'MPI_LOCAL',
+    'PALS_',
+    'PBS_',
+    'LMOD_',
+    '_ModuleTable',
+    'MODULE',
+    '__MOD',
+    'EBROOT',
+    'EBVERSION',
+    'EBDEVEL',
+    'NCCL_',
+    'FI_',
+    'MPICH_',
+    'APPTAINER',
+    'SINGULARITY',
+)
 """Starts of names of variables that would leak from the shell of the person who runs the tests."""
 
-RENDEZVOUS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'LOADEDMODULES', '_LMFILES_', 'PYTHONPATH')
+RENDEZVOUS = (
+    'RANK',
+    'WORLD_SIZE',
+    'LOCAL_RANK',
+    'LOCAL_WORLD_SIZE',
+    'MASTER_ADDR',
+    'MASTER_PORT',
+    'LOADEDMODULES',
+    '_LMFILES_',
+    'PYTHONPATH',
+)
 
 
 def in_ci():
@@ -33,15 +66,18 @@ def in_ci():
 
 
 def missing(what):
-    """Skip the test because `what` is missing, with the remedy; in CI tests/conftest.py turns every skip into a failure."""
+    """Skip the test because `what` is missing, with the remedy; in CI (tests/conftest.py) every skip is a failure."""
     pytest.skip(f'{what} is missing; remedy: run the tests with ./run-tests, which installs it')
 
 
 def clean_environ():
     """This process's environment without anything a module, a job or EasyBuild put there."""
     own = ('SLINGTORCH_TEST_DIR', 'SLINGTORCH_CI')
-    return {key: value for key, value in os.environ.items()
-            if key in own or not (key.startswith(FOREIGN) or key in RENDEZVOUS)}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key in own or not (key.startswith(FOREIGN) or key in RENDEZVOUS)
+    }
 
 
 def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
@@ -49,12 +85,23 @@ def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
 
     :param check: a non-zero status is a failure of the test that shows both streams
     """
-    done = subprocess.run([str(word) for word in command], env=env, timeout=timeout, cwd=cwd, input=input,
-                          stdin=subprocess.DEVNULL if input is None else None,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [str(word) for word in command],
+        env=env,
+        timeout=timeout,
+        cwd=cwd,
+        input=input,
+        stdin=subprocess.DEVNULL if input is None else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if check and done.returncode != 0:
-        pytest.fail(f'{" ".join(map(str, command))}\nstatus {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}',
-                    pytrace=False)
+        pytest.fail(
+            f'{" ".join(map(str, command))}\nstatus {done.returncode}\n'
+            f'--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}',
+            pytrace=False,
+        )
     return done
 
 

@@ -1,10 +1,11 @@
 """Real `eb`, as a user runs it who activated the bundle."""
+
+import fcntl
 import hashlib
 import os
 import pathlib
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -36,12 +37,15 @@ class EasyBuild:
         self.tool = tool
         self.modulepath = self.prefix / 'modules/all'
         own_files = [f'{os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")}/easybuild/config.cfg']
-        base = {**tool.env, 'PATH': f'{BIN}:{os.environ["PATH"]}',
-                'EASYBUILD_PREFIX': str(self.prefix),
-                'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
-                'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
-                'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR': '1',
-                'EASYBUILD_OUTPUT_STYLE': 'no_color'}
+        base = {
+            **tool.env,
+            'PATH': f'{BIN}:{os.environ["PATH"]}',
+            'EASYBUILD_PREFIX': str(self.prefix),
+            'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
+            'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
+            'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR': '1',
+            'EASYBUILD_OUTPUT_STYLE': 'no_color',
+        }
         if not base['EASYBUILD_IGNORECONFIGFILES']:
             del base['EASYBUILD_IGNORECONFIGFILES']
         if os.geteuid() == 0:
@@ -93,7 +97,7 @@ def state_of_bundle(easyconfig):
 
 
 def installed(easyconfig, tool):
-    """Install the easyconfig of this file name with real `eb`, or reuse what an earlier run installed from the same files."""
+    """Install the easyconfig of this file name with real `eb`, or reuse what the same files made earlier."""
     path = next(iter((ROOT / 'easyconfigs').rglob(easyconfig)), None)
     if path is None:
         pytest.fail(f'no easyconfig {easyconfig} in the bundle', pytrace=False)
@@ -101,10 +105,25 @@ def installed(easyconfig, tool):
     home = DIR / 'installed' / path.stem
     prefix = home / state_of_bundle(path)
     with locked('installed'):
+        for earlier in home.glob('*'):
+            if earlier != prefix:
+                remove_unless_used(earlier)
+        prefix.mkdir(parents=True, exist_ok=True)
+        use = open(prefix / '.use', 'w')
+        fcntl.flock(use, fcntl.LOCK_SH)
         if not (prefix / 'modules/all' / f'{module}.lua').exists():
-            used = subprocess.run(['pgrep', '-f', str(home)], stdout=subprocess.PIPE, text=True).stdout.split()
-            if home.exists() and not used:
-                shutil.rmtree(home)     # what earlier states of the bundle made
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
             EasyBuild(prefix, tool)(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts')
-    return Installation(module, prefix / 'modules/all', tool)
+    installation = Installation(module, prefix / 'modules/all', tool)
+    installation.use = use  # open as long as this run lasts: remove_unless_used()
+    return installation
+
+
+def remove_unless_used(prefix):
+    """Remove an installation of an earlier state of the bundle, unless another test run has it in use."""
+    with open(prefix / '.use', 'w') as use:
+        try:
+            fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        shutil.rmtree(prefix)

@@ -1,11 +1,11 @@
 """Lmod and Environment Modules, each with a bash in which `module` works."""
+
 import glob
 import os
 import pathlib
 import shutil
 
 from . import DIR, clean_environ, missing, parse_env0, run
-
 
 LMOD_CMD = os.environ.get('LMOD_CMD') or '/usr/share/lmod/lmod/libexec/lmod'
 
@@ -28,7 +28,12 @@ class ModulesTool:
     @property
     def env(self):
         """A clean environment in which EasyBuild finds this modules tool."""
-        return {**clean_environ(), **self.variables, 'EASYBUILD_MODULES_TOOL': self.name, 'EASYBUILD_MODULE_SYNTAX': self.syntax}
+        return {
+            **clean_environ(),
+            **self.variables,
+            'EASYBUILD_MODULES_TOOL': self.name,
+            'EASYBUILD_MODULE_SYNTAX': self.syntax,
+        }
 
     @property
     def eb_args(self):
@@ -40,7 +45,7 @@ class ModulesTool:
 
         :param modulepath: directories to `module use` first; the machine's own are not there
         :param env: variables on top of a clean environment; None as a value removes the variable
-        :param check: fail the test if the script's status is not 0. `module load` itself reports a failure in the status.
+        :param check: fail the test if the script's status is not 0; `module load` sets the status.
         """
         environment = {**clean_environ(), **self.variables}
         for key, value in (env or {}).items():
@@ -50,12 +55,20 @@ class ModulesTool:
                 environment[key] = str(value)
         uses = ''.join(f'module use {path}\n' for path in reversed([str(path) for path in modulepath]))
         prologue = f'{self.init}\nunset MODULEPATH\n{uses}'
-        return run(['bash', '--noprofile', '--norc', '-c', prologue + script], env=environment, check=check, timeout=timeout, cwd=cwd)
+        return run(
+            ['bash', '--noprofile', '--norc', '-c', prologue + script],
+            env=environment,
+            check=check,
+            timeout=timeout,
+            cwd=cwd,
+        )
 
     def load(self, *modules, modulepath, env=None):
         """The environment (a dictionary) after `module load`; a module that does not load fails the test."""
         marker = '---environment---'
-        done = self.bash(f'module load {" ".join(modules)} || exit 1\necho {marker}\nenv -0', modulepath=modulepath, env=env)
+        done = self.bash(
+            f'module load {" ".join(modules)} || exit 1\necho {marker}\nenv -0', modulepath=modulepath, env=env
+        )
         return parse_env0(done.stdout.split(marker + '\n', 1)[1])
 
 
@@ -69,8 +82,10 @@ def lmod():
 
 
 def envmodules():
-    """Environment Modules, unpacked from its Debian package into the testbed directory, since installing it would remove Lmod."""
+    """Environment Modules, unpacked from its Debian package, since installing it would remove Lmod."""
     found = glob.glob(f'{DIR}/envmodules/usr/lib/*/modulecmd.tcl')
     if not (found and shutil.which('tclsh')):
         missing(f'Environment Modules (package environment-modules, unpacked into {DIR}/envmodules)')
-    return ModulesTool('EnvironmentModules', 'Tcl', {'MODULES_CMD': found[0]}, f'eval "$(tclsh {found[0]} bash autoinit)"')
+    return ModulesTool(
+        'EnvironmentModules', 'Tcl', {'MODULES_CMD': found[0]}, f'eval "$(tclsh {found[0]} bash autoinit)"'
+    )

@@ -1,4 +1,5 @@
 """MPI launchers: MPICH's hydra and Open MPI."""
+
 import os
 import shutil
 import subprocess
@@ -27,8 +28,16 @@ class Launcher:
 
     def popen(self, ranks, *command, env=None, **kwargs):
         """Start it in a process group of its own, with both streams as pipes."""
-        return subprocess.Popen(self.command(ranks, *command), env=clean_environ() if env is None else env, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **kwargs)
+        return subprocess.Popen(
+            self.command(ranks, *command),
+            env=clean_environ() if env is None else env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **kwargs
+        )
 
 
 def mpich():
@@ -41,4 +50,7 @@ def openmpi():
     """Open MPI's mpirun."""
     path = shutil.which('mpirun.openmpi') or missing('Open MPI (package openmpi-bin)')
     root = ['--allow-run-as-root'] if os.geteuid() == 0 else []
-    return Launcher(path, root + ['--oversubscribe', '--bind-to', 'none', '--mca', 'btl', 'self,vader,tcp', '--mca', 'plm', 'isolated'])
+    return Launcher(
+        path,
+        root + ['--oversubscribe', '--bind-to', 'none', '--mca', 'btl', 'self,vader,tcp', '--mca', 'plm', 'isolated'],
+    )

@@ -1,8 +1,9 @@
 """A private Slurm cluster of two nodes on this machine, with its own munge.
 
-Everything it writes is in one directory of its own under /tmp, named by a file that also names the process that started it;
-so any number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
+Everything it writes is in one directory of its own under /tmp, with a file that names the process that started it; so any
+number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
 """
+
 import glob
 import os
 import pathlib
@@ -40,7 +41,12 @@ class Cluster:
     """
 
     def __init__(self):
-        for program, package in (('slurmctld', 'slurm-wlm'), ('slurmd', 'slurm-wlm'), ('srun', 'slurm-wlm'), ('munged', 'munge')):
+        for program, package in (
+            ('slurmctld', 'slurm-wlm'),
+            ('slurmd', 'slurm-wlm'),
+            ('srun', 'slurm-wlm'),
+            ('munged', 'munge'),
+        ):
             if not shutil.which(program, path=os.environ.get('PATH', '') + ':/usr/sbin:/sbin'):
                 missing(f'{program} (package {package})')
         for node in NODES:
@@ -59,7 +65,7 @@ class Cluster:
     # --- start and stop
 
     def start(self):
-        """Start all daemons and wait for the nodes; tried again with other ports, which another run may have taken meanwhile."""
+        """Start all daemons and wait for the nodes; again with other ports if another run took them."""
         for attempt in range(3):
             self.write_configuration()
             try:
@@ -113,15 +119,24 @@ SlurmdTimeout=600
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 KillWait=2
 GresTypes=gpu
-NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{daemon}-{daemon + len(NODES) - 1}] CPUs={CPUS} RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{daemon}-{daemon + len(NODES) - 1}] CPUs={CPUS} RealMemory=4000 \\
+    Gres=gpu:{GPUS} State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 '''.lstrip())
 
     def start_daemons(self):
         """munged, slurmctld and one slurmd a node, in the foreground as children of this process."""
         (self.dir / 'state').mkdir(exist_ok=True)
-        self.daemon('munged', '--foreground', '--force', f'--socket={self.dir}/munge.socket', f'--key-file={self.dir}/munge.key',
-                    f'--pid-file={self.dir}/munged.pid', f'--log-file={self.dir}/munged.log', f'--seed-file={self.dir}/munge.seed')
+        self.daemon(
+            'munged',
+            '--foreground',
+            '--force',
+            f'--socket={self.dir}/munge.socket',
+            f'--key-file={self.dir}/munge.key',
+            f'--pid-file={self.dir}/munged.pid',
+            f'--log-file={self.dir}/munged.log',
+            f'--seed-file={self.dir}/munge.seed',
+        )
         wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
         self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
         for node in NODES:
@@ -132,8 +147,17 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         # a daemon ends with this process, even when that is killed
         command = ['setpriv', '--pdeathsig', 'TERM', *map(str, command)]
         with open(self.dir / f'{command[3]}.out', 'a') as log:
-            self.daemons.append(subprocess.Popen(command, env={**self.env, 'PATH': path}, cwd=self.dir,
-                                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+            self.daemons.append(
+                subprocess.Popen(
+                    command,
+                    env={**self.env, 'PATH': path},
+                    cwd=self.dir,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
 
     def check_daemons(self):
         for daemon in self.daemons:
@@ -144,17 +168,23 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         def idle():
             done = run(['sinfo', '-h', '-N', '-o', '%T'], env=self.env, check=False)
             return done.stdout.split() == ['idle'] * len(NODES)
+
         wait(idle, 60, 'the nodes do not become idle', self.check_daemons)
 
     def stop(self):
         """End jobs, then daemons, then remove the directory."""
         if any(daemon.poll() is None for daemon in self.daemons):
             subprocess.run(['scancel', '--state=PENDING'], env=self.env, stderr=subprocess.DEVNULL, timeout=30)
-            subprocess.run(['scancel', '--signal=KILL', '--full', '--state=RUNNING'], env=self.env, stderr=subprocess.DEVNULL, timeout=30)
+            subprocess.run(
+                ['scancel', '--signal=KILL', '--full', '--state=RUNNING'],
+                env=self.env,
+                stderr=subprocess.DEVNULL,
+                timeout=30,
+            )
             try:
                 wait(lambda: not run(['squeue', '-h'], env=self.env, check=False).stdout.strip(), 20, 'jobs do not end')
             except RuntimeError:
-                pass    # their steps are killed below
+                pass  # their steps are killed below
         self.stop_daemons()
         shutil.rmtree(self.dir, ignore_errors=True)
 
@@ -173,8 +203,10 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def logs(self):
         """The ends of all logs, for a message."""
-        return '\n'.join(f'--- {path}\n' + ''.join(open(path, errors='replace').readlines()[-15:])
-                         for path in sorted(glob.glob(f'{self.dir}/*.log') + glob.glob(f'{self.dir}/*.out')))
+        return '\n'.join(
+            f'--- {path}\n' + ''.join(open(path, errors='replace').readlines()[-15:])
+            for path in sorted(glob.glob(f'{self.dir}/*.log') + glob.glob(f'{self.dir}/*.out'))
+        )
 
     # --- jobs
 
@@ -192,19 +224,38 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def popen(self, *args, env=None, program='srun', cwd=None):
         """Start `srun ARGS` (or salloc) and return the Popen, both streams as pipes."""
-        return subprocess.Popen([program, *map(str, args)], env=self.environ(env), cwd=cwd, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        return subprocess.Popen(
+            [program, *map(str, args)],
+            env=self.environ(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def sbatch(self, script, *args, env=None, timeout=240, cwd=None):
-        """Submit `script` (its text), wait for the end of the job, and return a Batch. Does not check the exit status."""
+        """Submit `script` (its text), wait for the end of the job, return a Batch; does not check the exit status."""
         number = len(glob.glob(f'{self.dir}/batch-*.sh'))
         path, output = self.dir / f'batch-{number}.sh', self.dir / f'batch-{number}.out'
         path.write_text(script)
-        done = run(['sbatch', '--wait', '--parsable', f'--output={output}', *args, path], env=self.environ(env), check=False, timeout=timeout, cwd=cwd)
-        if not done.stdout.strip():
-            pytest.fail(f'sbatch does not take the script: {done.stderr}', pytrace=False)
-        jobid = done.stdout.split()[0].split(';')[0]
-        return Batch(int(jobid), done.returncode, output.read_text() if output.exists() else '')
+        command = ['sbatch', '--parsable', f'--output={output}', *args, path]
+        jobid = run(command, env=self.environ(env), cwd=cwd).stdout.split()[0].split(';')[0]
+
+        # not sbatch --wait: it looks every 2, 4, 8, 16 ... seconds
+        def state():
+            text = run(['scontrol', '--oneliner', 'show', 'job', jobid], env=self.env).stdout
+            return dict(entry.split('=', 1) for entry in text.split() if '=' in entry)
+
+        unfinished = ('PENDING', 'CONFIGURING', 'RUNNING', 'COMPLETING', 'SUSPENDED')
+        try:
+            wait(lambda: state()['JobState'] not in unfinished, timeout, f'batch job {jobid} does not end')
+        except RuntimeError as error:
+            run(['scancel', jobid], env=self.env)
+            pytest.fail(f'{error}\n{output.read_text() if output.exists() else ""}', pytrace=False)
+        status, killed_by = map(int, state()['ExitCode'].split(':'))
+        return Batch(int(jobid), status or 128 * bool(killed_by) + killed_by, output.read_text())
 
 
 def wait(condition, seconds, problem, check=lambda: None):
@@ -235,7 +286,7 @@ def free_ports(count):
 
 
 def start_time(pid):
-    """When the process started, in the kernel's ticks; '' if there is none. Tells a process from a later one of the same number."""
+    """When the process started, in the kernel's ticks; '' if there is none. Numbers of processes come again."""
     try:
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[19]
     except (OSError, IndexError):
@@ -252,7 +303,7 @@ def kill_leftovers(directory):
                 if pid != os.getpid() and mark in stream.read().split(b'\0'):
                     os.kill(pid, signal.SIGKILL)
         except OSError:
-            pass    # ended meanwhile, or another user's
+            pass  # ended meanwhile, or another user's
 
 
 def clean_up_killed_runs():

@@ -1,4 +1,5 @@
 """Runs the worker once for all easyconfigs and once per modules tool for all easyblocks."""
+
 import json
 import os
 import sys
@@ -30,12 +31,22 @@ class Checker:
             options = [*options, '--allow-use-as-root-and-accept-consequences']
         if kind == 'easyblocks':
             options = [*options, '--module-only', '--force']
-        request = {'kind': kind, 'files': [str(path) for path in files], 'homes': [str(home) for home in homes],
-                   'easyblocks': [str(path) for path in easyblocks], 'patches': [str(path) for path in patches],
-                   'prefix': str(where / 'prefix'), 'options': [*self.tool.eb_args, *options]}
+        request = {
+            'kind': kind,
+            'files': [str(path) for path in files],
+            'homes': [str(home) for home in homes],
+            'easyblocks': [str(path) for path in easyblocks],
+            'patches': [str(path) for path in patches],
+            'prefix': str(where / 'prefix'),
+            'options': [*self.tool.eb_args, *options],
+        }
         (where / 'request.json').write_text(json.dumps(request))
-        testbed.run([sys.executable, UPSTREAM / 'worker.py', where / 'request.json', where / 'results.json'],
-                    env=self.tool.env, timeout=600, cwd=where)
+        testbed.run(
+            [sys.executable, UPSTREAM / 'worker.py', where / 'request.json', where / 'results.json'],
+            env=self.tool.env,
+            timeout=600,
+            cwd=where,
+        )
         return json.loads((where / 'results.json').read_text())
 
 

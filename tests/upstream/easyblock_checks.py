@@ -2,6 +2,7 @@
 
 A check takes a Context. CHECKS maps its name to the function; tests/upstream/worker.py runs them.
 """
+
 import ast
 import os
 import re
@@ -46,36 +47,49 @@ class Context:
 
     def find_class(self):
         from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
+
         try:
             self.cls = get_easyblock_class(self.class_name)
-        except Exception as error:      # whatever it is, it is what the check reports
+        except Exception as error:  # whatever it is, it is what the check reports
             self.error = f'{type(error).__name__}: {error}'
 
     @property
     def software(self):
         """Name of software that this easyblock is for."""
         from easybuild.tools.filetools import decode_class_name
+
         return decode_class_name(self.class_name) if self.class_name.startswith('EB_') else 'minimal'
 
     def instance(self, directory):
         """Instance for an easyconfig that has only what every easyconfig must have."""
         from easybuild.framework.easyconfig import MANDATORY
         from easybuild.framework.easyconfig.easyconfig import process_easyconfig
+
         mandatory = [name for name, option in self.cls.extra_options().items() if option[2] == MANDATORY]
         path = os.path.join(directory, f'{self.software}-1.0.eb')
         with open(path, 'w') as stream:
-            stream.write('\n'.join([
-                f"easyblock = '{self.class_name}'", f"name = '{self.software}'", "version = '1.0'",
-                "homepage = 'https://example.org'", "description = 'Minimal'",
-                "toolchain = {'name': 'system', 'version': 'system'}", 'sources = []',
-                *(f"{name} = 'foo'" for name in mandatory), "moduleclass = 'tools'", '']))
+            stream.write(
+                '\n'.join(
+                    [
+                        f"easyblock = '{self.class_name}'",
+                        f"name = '{self.software}'",
+                        "version = '1.0'",
+                        "homepage = 'https://example.org'",
+                        "description = 'Minimal'",
+                        "toolchain = {'name': 'system', 'version': 'system'}",
+                        'sources = []',
+                        *(f"{name} = 'foo'" for name in mandatory),
+                        "moduleclass = 'tools'",
+                        '',
+                    ]
+                )
+            )
         app = self.cls(process_easyconfig(path)[0]['ec'])
         return app
 
     def functions(self, name=None):
         """Definitions of functions and methods, of this name or all."""
-        return [node for node in ast.walk(self.tree)
-                if isinstance(node, ast.FunctionDef) and name in (None, node.name)]
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef) and name in (None, node.name)]
 
 
 def check(function):
@@ -85,11 +99,13 @@ def check(function):
 
 def needs_class(function):
     """The check is about the class; a file without one has nothing to check, a broken one is reported."""
+
     def checked(context):
         if context.cls is not None:
             yield from function(context)
         elif context.class_name:
             yield f'cannot be checked: {context.error}'
+
     checked.__name__ = function.__name__
     return checked
 
@@ -98,6 +114,7 @@ def needs_class(function):
 def importable(context):
     """The first class is found by the name that an easyconfig uses, in this file and not in another."""
     import sys
+
     if context.error:
         yield context.error
     elif not context.class_name:
@@ -144,10 +161,16 @@ def prepare_step_passes_on(context):
         arguments = function.args
         if not (arguments.vararg and arguments.kwarg and len(arguments.args) == 1):
             yield f'line {function.lineno}: should be def prepare_step(self, *args, **kwargs)'
-        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)
-                 and isinstance(node.func, ast.Attribute) and node.func.attr == 'prepare_step']
-        if not any(any(isinstance(argument, ast.Starred) for argument in call.args)
-                   and any(keyword.arg is None for keyword in call.keywords) for call in calls):
+        calls = [
+            node
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == 'prepare_step'
+        ]
+        if not any(
+            any(isinstance(argument, ast.Starred) for argument in call.args)
+            and any(keyword.arg is None for keyword in call.keywords)
+            for call in calls
+        ):
             yield f'line {function.lineno}: does not call super().prepare_step(*args, **kwargs)'
 
 
@@ -156,6 +179,7 @@ def prepare_step_passes_on(context):
 def extra_options_well_formed(context):
     """extra_options() works without arguments: {name: [default, description, category]}."""
     from easybuild.framework.easyconfig.default import ALL_CATEGORIES
+
     try:
         options = context.cls.extra_options()
     except Exception as error:
@@ -167,8 +191,13 @@ def extra_options_well_formed(context):
     for name, option in options.items():
         if not (isinstance(name, str) and name.isidentifier()):
             yield f'{name!r} cannot be the name of a parameter'
-        if not (isinstance(option, (list, tuple)) and len(option) == 3 and isinstance(option[1], str) and option[1].strip()
-                and option[2] in ALL_CATEGORIES.values()):
+        if not (
+            isinstance(option, (list, tuple))
+            and len(option) == 3
+            and isinstance(option[1], str)
+            and option[1].strip()
+            and option[2] in ALL_CATEGORIES.values()
+        ):
             yield f'{name}: {option!r} is not [default, description, category]'
 
 

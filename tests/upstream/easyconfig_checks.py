@@ -2,6 +2,7 @@
 
 A check takes a Context. CHECKS maps its name to the function; tests/upstream/worker.py runs them.
 """
+
 import ast
 import io
 import os
@@ -13,11 +14,36 @@ import tokenize
 CHECKS = {}
 
 # order in which parameters are written; those not named here are the easyblock's own and come in between
-HEAD = ('easyblock', 'name', 'version', 'versionsuffix', 'homepage', 'docurls', 'description', 'toolchain', 'toolchainopts',
-        'source_urls', 'sources', 'download_instructions', 'patches', 'checksums',
-        'osdependencies', 'builddependencies', 'dependencies')
-TAIL = ('sanity_check_paths', 'sanity_check_commands', 'modextrapaths', 'modextravars', 'modaliases',
-        'modloadmsg', 'modluafooter', 'modtclfooter', 'moduleclass')
+HEAD = (
+    'easyblock',
+    'name',
+    'version',
+    'versionsuffix',
+    'homepage',
+    'docurls',
+    'description',
+    'toolchain',
+    'toolchainopts',
+    'source_urls',
+    'sources',
+    'download_instructions',
+    'patches',
+    'checksums',
+    'osdependencies',
+    'builddependencies',
+    'dependencies',
+)
+TAIL = (
+    'sanity_check_paths',
+    'sanity_check_commands',
+    'modextrapaths',
+    'modextravars',
+    'modaliases',
+    'modloadmsg',
+    'modluafooter',
+    'modtclfooter',
+    'moduleclass',
+)
 
 NEEDLESS_DEFAULTS = {'use_pip': True, 'sanity_pip_check': True, 'download_dep_fail': True}
 
@@ -53,23 +79,31 @@ class Context:
 
     def parse(self):
         from easybuild.framework.easyconfig.easyconfig import get_easyblock_class, process_easyconfig
+
         try:
             self.ec = process_easyconfig(self.path)[0]['ec']
             self.app = get_easyblock_class(self.ec['easyblock'], name=self.ec.name)(self.ec)
             self.app.close_log()
-        except Exception as error:      # whatever it is, it is what the check reports
+        except Exception as error:  # whatever it is, it is what the check reports
             self.error = f'{type(error).__name__}: {error}'
 
     @property
     def assigned(self):
         """Names assigned at top level, in order."""
-        return [target.id for statement in self.tree.body if isinstance(statement, ast.Assign)
-                for target in statement.targets if isinstance(target, ast.Name)]
+        return [
+            target.id
+            for statement in self.tree.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        ]
 
     def value(self, name):
         """Syntax tree of what is assigned to the name, or None."""
         for statement in self.tree.body:
-            if isinstance(statement, ast.Assign) and [getattr(target, 'id', None) for target in statement.targets] == [name]:
+            if isinstance(statement, ast.Assign) and [getattr(target, 'id', None) for target in statement.targets] == [
+                name
+            ]:
                 return statement.value
         return None
 
@@ -87,11 +121,13 @@ def check(function):
 
 def needs_ec(function):
     """The check is about what EasyBuild parsed; without that it says so."""
+
     def checked(context):
         if context.app is None:
             yield f'cannot be checked: {context.error}'
         else:
             yield from function(context)
+
     checked.__name__ = function.__name__
     return checked
 
@@ -108,6 +144,7 @@ def parses(context):
 def file_name(context):
     """The name of the file is made of name, version and suffix."""
     from easybuild.tools.module_naming_scheme.utilities import det_full_ec_version
+
     expected = f'{context.ec.name}-{det_full_ec_version(context.ec)}.eb'
     if os.path.basename(context.path) != expected:
         yield f'should be called {expected}'
@@ -118,6 +155,7 @@ def file_name(context):
 def location(context):
     """It lies in <letter>/<Name>."""
     from easybuild.framework.easyconfig.easyconfig import letter_dir_for
+
     expected = os.path.join(letter_dir_for(context.ec.name), context.ec.name)
     found = os.path.relpath(os.path.dirname(context.path), context.home)
     if found != expected:
@@ -129,6 +167,7 @@ def location(context):
 def module_class(context):
     """It has a module class that exists and means something."""
     from easybuild.tools.config import build_option
+
     if 'moduleclass' not in context.assigned:
         yield 'no moduleclass'
     elif context.ec['moduleclass'] == 'base' or context.ec['moduleclass'] not in build_option('valid_module_classes'):
@@ -140,6 +179,7 @@ def module_class(context):
 def parameters_exist(context):
     """Every name is a parameter of EasyBuild or of its easyblock, or local_*."""
     from easybuild.framework.easyconfig.easyconfig import is_local_var_name
+
     for name in context.assigned:
         if name not in context.ec._config and not is_local_var_name(name):
             yield f'{name} is neither a parameter nor named local_*'
@@ -182,8 +222,11 @@ def parameter_order(context):
 def easyblock_is_meant(context):
     """It names its easyblock, unless there is one of the software's own name."""
     from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
+
     name = getattr(context.value('name'), 'value', None)
-    if 'easyblock' not in context.assigned and not get_easyblock_class(None, name=name, error_on_missing_easyblock=False):
+    if 'easyblock' not in context.assigned and not get_easyblock_class(
+        None, name=name, error_on_missing_easyblock=False
+    ):
         yield f'no easyblock, and none is called after {name}'
 
 
@@ -192,6 +235,7 @@ def easyblock_is_meant(context):
 def dump_round_trip(context):
     """What `eb --dump` writes means the same."""
     from easybuild.framework.easyconfig.easyconfig import EasyConfig
+
     with tempfile.TemporaryDirectory() as directory:
         dumped_path = os.path.join(directory, os.path.basename(context.path))
         context.ec.dump(dumped_path)
@@ -218,7 +262,11 @@ def checksum_none_has_reason(context):
     """A checksum None has a comment on its line or the one above."""
     checksums = context.value('checksums')
     for node in ast.walk(checksums) if checksums else []:
-        if isinstance(node, ast.Constant) and node.value is None and not {node.lineno, node.lineno - 1} & context.comment_lines:
+        if (
+            isinstance(node, ast.Constant)
+            and node.value is None
+            and not {node.lineno, node.lineno - 1} & context.comment_lines
+        ):
             yield f'line {node.lineno}: None without a reason'
 
 
@@ -227,6 +275,7 @@ def checksum_none_has_reason(context):
 def patches_exist(context):
     """Every patch is beside the easyconfig or in patches/."""
     from easybuild.framework.easyconfig.easyconfig import letter_dir_for
+
     name = context.ec.name
     directories = [os.path.dirname(context.path)]
     for patches in context.patches:
@@ -330,6 +379,7 @@ def nothing_deprecated(context):
     """No parameter or template that the next EasyBuild will not know."""
     from easybuild.framework.easyconfig.parser import DEPRECATED_EASYCONFIG_PARAMETERS, REPLACED_PARAMETERS
     from easybuild.framework.easyconfig.templates import DEPRECATED_EASYCONFIG_TEMPLATES
+
     for name in context.assigned:
         if name in DEPRECATED_EASYCONFIG_PARAMETERS or name in REPLACED_PARAMETERS or name == 'parallel':
             yield f'{name} is deprecated'

@@ -1,11 +1,12 @@
 """What a patch file must say before its first hunk."""
+
 import re
 
 
 def header(text):
     """The lines before the difference itself."""
     match = re.search(r'^(diff |--- |Index: |index )', text, re.M)
-    return text[:match.start()] if match else text
+    return text[: match.start()] if match else text
 
 
 def problems(text):

@@ -1,4 +1,5 @@
 """EasyBuild's own checks of easyblocks, over every one of the bundle, and the oldest Python that `eb` may run on."""
+
 import subprocess
 import sys
 
@@ -9,14 +10,19 @@ import testbed
 import upstream_files
 from testbed import easybuild
 
-CHECKS = [(syntax, check) for check in easyblock_checks.CHECKS
-          for syntax in (['lua', 'tcl'] if check == 'module_only' else ['lua'])]
+CHECKS = [
+    (syntax, check)
+    for check in easyblock_checks.CHECKS
+    for syntax in (['lua', 'tcl'] if check == 'module_only' else ['lua'])
+]
 
 
 def run_checks(request, files, home, include):
     """{syntax: {file: {check: what is wrong}}} with Lmod and with Environment Modules."""
-    return {syntax: request.getfixturevalue(f'{syntax}_checker')('easyblocks', files, [home], include)
-            for syntax in ('lua', 'tcl')}
+    return {
+        syntax: request.getfixturevalue(f'{syntax}_checker')('easyblocks', files, [home], include)
+        for syntax in ('lua', 'tcl')
+    }
 
 
 @pytest.fixture(scope='module')
@@ -37,13 +43,30 @@ def test_easyblock(results, path, syntax, check):
 
 def vermin(*files):
     """What needs more than Python 3.6: the code that `eb` loads runs on SLES 15's own."""
-    return subprocess.run([easybuild.BIN / 'vermin', '--target=3.6-', '--violations', '--no-tips', '--eval-annotations',
-                           '--format=parsable', *map(str, files)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(
+        [
+            easybuild.BIN / 'vermin',
+            '--target=3.6-',
+            '--violations',
+            '--no-tips',
+            '--eval-annotations',
+            '--format=parsable',
+            *map(str, files),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def flake8(*files):
-    return subprocess.run([sys.executable, '-m', 'flake8', *map(str, files)], cwd=testbed.ROOT,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(
+        [sys.executable, '-m', 'flake8', *map(str, files)],
+        cwd=testbed.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def test_python_36():
@@ -98,17 +121,26 @@ BAD = {
     ('no_log_errors', 2): ('super().prepare_step', 'assert self.name\n        super().prepare_step'),
     ('no_log_errors', 3): ('super().prepare_step', 'print("no")\n        super().prepare_step'),
     ('no_log_errors', 4): ('super().prepare_step', 'raise Exception("no")\n        super().prepare_step'),
-    ('prepare_step_passes_on', 1): ('def prepare_step(self, *args, **kwargs)', 'def prepare_step(self, args=(), kwargs={})'),
+    ('prepare_step_passes_on', 1): (
+        'def prepare_step(self, *args, **kwargs)',
+        'def prepare_step(self, args=(), kwargs={})',
+    ),
     ('prepare_step_passes_on', 2): ('.prepare_step(*args, **kwargs)', '.prepare_step()'),
     ('extra_options_well_formed', 1): ('extra_vars=None', 'extra_vars'),
     ('extra_options_well_formed', 2): ('"Nothing", CUSTOM', '"", CUSTOM'),
     ('extra_options_well_formed', 3): ("'nothing':", "'no-thing':"),
     ('extra_options_well_formed', 4): ('return extra_vars', 'return None'),
     ('extra_options_well_formed', 5): ('[None, "Nothing", CUSTOM]', '[None, "Nothing"]'),
-    ('instantiable', 1): ('def prepare_step', 'def __init__(self, cfg):\n        super().__init__(cfg)\n'
-                          '        self.nothing = self.cfg["sources"][0]\n\n    def prepare_step'),
+    ('instantiable', 1): (
+        'def prepare_step',
+        'def __init__(self, cfg):\n        super().__init__(cfg)\n'
+        '        self.nothing = self.cfg["sources"][0]\n\n    def prepare_step',
+    ),
     ('nothing_deprecated', 1): ('import CUSTOM', 'import CUSTOM\nfrom easybuild.tools.run import run_cmd'),
-    ('nothing_deprecated', 2): ('def make_module_extra', 'def post_install_step(self):\n        """No."""\n\n    def make_module_extra'),
+    ('nothing_deprecated', 2): (
+        'def make_module_extra',
+        'def post_install_step(self):\n        """No."""\n\n    def make_module_extra',
+    ),
     ('module_only', 1): ("'nothing')", "str(self.cfg['nothing']))"),
     ('module_only', 2): ('super().prepare_step', 'open("/nonexistent")\n        super().prepare_step'),
     ('docstrings', 1): ('    """Nothing."""\n', ''),

@@ -1,4 +1,5 @@
 """EasyBuild's own checks of easyconfigs, over every one of the bundle."""
+
 import collections
 import subprocess
 import sys
@@ -15,8 +16,13 @@ from testbed import easybuild
 @pytest.fixture(scope='module')
 def results(lua_checker):
     """What all checks say about all easyconfigs."""
-    return lua_checker('easyconfigs', upstream_files.EASYCONFIGS, [testbed.ROOT / 'easyconfigs'], upstream_files.INCLUDE,
-                       patches=[testbed.ROOT / 'patches'])
+    return lua_checker(
+        'easyconfigs',
+        upstream_files.EASYCONFIGS,
+        [testbed.ROOT / 'easyconfigs'],
+        upstream_files.INCLUDE,
+        patches=[testbed.ROOT / 'patches'],
+    )
 
 
 def test_there_are_easyconfigs():
@@ -49,10 +55,19 @@ def test_patches(results):
 
 def check_with_eb(option, files, include, env, cwd):
     """`eb --check-...` on all files in one run."""
-    command = [easybuild.BIN / 'eb', option, '--ignoreconfigfiles=', '--output-style=no_color', f'--tmpdir={cwd}', *files]
+    command = [
+        easybuild.BIN / 'eb',
+        option,
+        '--ignoreconfigfiles=',
+        '--output-style=no_color',
+        f'--tmpdir={cwd}',
+        *files,
+    ]
     if include:
         command.append(f'--include-easyblocks={",".join(map(str, include))}')
-    return testbed.run(command, env={**env, 'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}, check=False, cwd=cwd)
+    return testbed.run(
+        command, env={**env, 'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}, check=False, cwd=cwd
+    )
 
 
 @pytest.mark.parametrize('option', ['--check-contrib', '--check-style'])
@@ -62,8 +77,13 @@ def test_eb_check(option, lmod, tmp_path):
 
 
 def flake8(*args):
-    return subprocess.run([sys.executable, '-m', 'flake8', *map(str, args)], cwd=testbed.ROOT,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(
+        [sys.executable, '-m', 'flake8', *map(str, args)],
+        cwd=testbed.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def test_flake8():
@@ -142,8 +162,9 @@ def samples(tmp_path_factory, lua_checker):
         path.write_text(GOOD.replace(*change) if isinstance(change, tuple) else GOOD)
         path.chmod(change if isinstance(change, int) else 0o644)
         assert isinstance(change, (int, type(None))) or path.read_text() != GOOD
-    results = lua_checker('easyconfigs', files.values(), [home / name for name in files], [],
-                          patches=[home / 'patches'])
+    results = lua_checker(
+        'easyconfigs', files.values(), [home / name for name in files], [], patches=[home / 'patches']
+    )
     return {name: results[str(path)] for name, path in files.items()}
 
 
@@ -163,8 +184,9 @@ def test_bad_sample_is_found(samples, check):
 
 
 def test_change_by_dump_is_found():
-    assert list(easyconfig_checks.differences({'name': 'a', 'version': '1'}, {'name': 'b', 'version': '1'}, ['name', 'version'])) \
-        == ["name: 'a' becomes 'b'"]
+    assert list(
+        easyconfig_checks.differences({'name': 'a', 'version': '1'}, {'name': 'b', 'version': '1'}, ['name', 'version'])
+    ) == ["name: 'a' becomes 'b'"]
 
 
 PATCH = '''Fix the frobnication of zero-sized tensors on one rank
@@ -182,16 +204,26 @@ def test_good_patch_passes():
     assert not list(patch_checks.problems(PATCH))
 
 
-@pytest.mark.parametrize('change', [('Author: ', ''), ('https://', ''), ('Fix the frobnication of zero-sized tensors on one rank', ''),
-                                    ('@@ -1 +1 @@\n', '')])
+@pytest.mark.parametrize(
+    'change',
+    [
+        ('Author: ', ''),
+        ('https://', ''),
+        ('Fix the frobnication of zero-sized tensors on one rank', ''),
+        ('@@ -1 +1 @@\n', ''),
+    ],
+)
 def test_bad_patch_is_found(change):
     assert len(list(patch_checks.problems(PATCH.replace(*change)))) == 1
 
 
-@pytest.mark.parametrize('option, change', [
-    ('--check-contrib', ("patches = ['good-1.0_fix.patch']\n", '')),       # one checksum too many
-    ('--check-style', ("version = '1.0'", "version='1.0'")),
-])
+@pytest.mark.parametrize(
+    'option, change',
+    [
+        ('--check-contrib', ("patches = ['good-1.0_fix.patch']\n", '')),  # one checksum too many
+        ('--check-style', ("version = '1.0'", "version='1.0'")),
+    ],
+)
 def test_eb_check_can_fail(option, change, lmod, tmp_path):
     path = tmp_path / 'good-1.0.eb'
     path.write_text(GOOD.replace("patches = ['good-1.0_fix.patch']\n", '').replace(f"    '{SHA}',\n", ''))

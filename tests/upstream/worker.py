@@ -6,6 +6,7 @@ REQUEST: kind (easyconfigs or easyblocks), files, homes (directories they are un
 patches (directories), prefix (scratch), options (more of eb's). RESULTS: {file: {check: [what is wrong]}}, and of an
 easyconfig also its module name (' module') and its patches (' patches').
 """
+
 import contextlib
 import json
 import os
@@ -17,9 +18,15 @@ def main(request_path, results_path):
     with open(request_path) as stream:
         request = json.load(stream)
     from easybuild.tools.options import set_up_configuration
-    options = [f'--prefix={request["prefix"]}', '--ignoreconfigfiles=', '--disable-show-progress-bar', '--output-style=no_color',
-               *(f'--include-easyblocks={",".join(patterns)}' for patterns in [request['easyblocks']] if patterns),
-               *request['options']]
+
+    options = [
+        f'--prefix={request["prefix"]}',
+        '--ignoreconfigfiles=',
+        '--disable-show-progress-bar',
+        '--output-style=no_color',
+        *(f'--include-easyblocks={",".join(patterns)}' for patterns in [request['easyblocks']] if patterns),
+        *request['options'],
+    ]
     set_up_configuration(args=options, silent=True)
 
     def home_of(path):
@@ -30,8 +37,10 @@ def main(request_path, results_path):
 
         def context_of(path):
             return kind.Context(path, home_of(path), request['patches'])
+
     else:
         import easyblock_checks as kind
+
         syntax = next(option.split('=')[1] for option in request['options'] if option.startswith('--module-syntax'))
 
         def context_of(path):
@@ -47,7 +56,7 @@ def main(request_path, results_path):
             for name, check in kind.CHECKS.items():
                 try:
                     results[path][name] = [str(problem) for problem in check(context)]
-                except Exception:       # a check that breaks must not pass
+                except Exception:  # a check that breaks must not pass
                     results[path][name] = ['the check itself failed:\n' + traceback.format_exc()]
                 os.chdir(start)
                 os.environ.clear()
