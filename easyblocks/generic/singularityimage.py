@@ -8,27 +8,15 @@
 EasyBuild support for putting a container image (SIF) in place, whole and verified,
 implemented as the base of the Singularity easyblock.
 """
-import contextlib
-import errno
-import fcntl
-import glob
-import hashlib
 import json
 import os
-import queue
 import re
-import socket
-import struct
-import threading
 
-from easybuild.easyblocks.generic.containerruntime import ContainerRuntime
+from easybuild.easyblocks.generic.imagetransfer import ImageTransfer, copy_and_hash, fsync_directory, link
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import (copy_file, det_lock_path, mkdir, read_file, remove, remove_dir, remove_file,
-                                       verify_checksum, write_file)
-from easybuild.tools.output import (PROGRESS_BAR_DOWNLOAD_ONE, start_progress_bar, stop_progress_bar,
-                                    update_progress_bar)
+from easybuild.tools.filetools import copy_file, mkdir, read_file, remove, write_file
 
 TRANSFERS = ['copy', 'reflink', 'hardlink', 'symlink']
 
@@ -39,17 +27,8 @@ USER_SOFTWARE = ['user-software', 'user-software.squashfs', '.user-software.lock
 ADDRESS_REGEX = re.compile(r'^(docker|oras|library)://\S+$')
 PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
 
-# start of a SIF: interpreter line, magic, version, architecture, id; creation and modification time, free and all
-# descriptors, offset and length of the descriptors and of the data
-SIF_HEADER = struct.Struct('<32s10s3s3s16s8q')
-SIF_MAGIC = b'SIF_MAGIC\0'
 
-FICLONE = 0x40049409  # ioctl of Linux: share the data of another file (linux/fs.h)
-BLOCK_SIZE = 16 * 1024 * 1024  # bytes that the kernel copies in one call
-READ_SIZE = 1024 * 1024  # bytes that are hashed in one call
-
-
-class SingularityImage(ContainerRuntime):
+class SingularityImage(ImageTransfer):
     """
     Puts a container image (SIF) in place: from the source path, from a registry, or built from a definition file.
 
@@ -63,7 +42,7 @@ class SingularityImage(ContainerRuntime):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters for the image."""
-        extra_vars = ContainerRuntime.extra_options(extra_vars)
+        extra_vars = ImageTransfer.extra_options(extra_vars)
         extra_vars.update({
             'build_options': [[], "Options for '{singularity,apptainer} build', for example ['--fakeroot']", CUSTOM],
             'central_image_dirs': [[], "Directories of the site with copies of images: used when the own copy is "
@@ -85,7 +64,6 @@ class SingularityImage(ContainerRuntime):
     def __init__(self, *args, **kwargs):
         """Initialise: nothing in an image is there to be compiled or linked against."""
         super().__init__(*args, **kwargs)
-        self.staged = None  # the image under its hidden name
         self.image_facts = {}  # what image.json will say
         for variable in ['CMAKE_LIBRARY_PATH', 'CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH',
                          'XDG_DATA_DIRS']:
@@ -106,13 +84,7 @@ class SingularityImage(ContainerRuntime):
             return self.cfg['image_name']
         if self.first_source.endswith('.sif'):
             return self.first_source
-        return '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix'])
-
-    @property
-    def staged_path(self):
-        """Hidden name of the image until it is whole: on the same file system, with host and process that make it."""
-        name = '.%s.part-%s-%d' % (self.image_name, socket.gethostname(), os.getpid())
-        return os.path.join(self.installdir, name)
+        return super().image_name
 
     @property
     def fetch_only(self):
@@ -170,6 +142,10 @@ class SingularityImage(ContainerRuntime):
             self.cfg['download_instructions'].strip() + '\n' if self.cfg['download_instructions'] else '',
             ':'.join(source_paths()), exit_code=EasyBuildExit.MISSING_SOURCES)
 
+    def get_checksums_from_json(self, *args, **kwargs):
+        """Look for checksums.json, but not in a dry run: EasyBuild 5.4 reads it there even if there is none."""
+        return {} if self.dry_run else super().get_checksums_from_json(*args, **kwargs)
+
     def fetch_step(self, *args, **kwargs):
         """Find the sources, or pull the image: with --fetch to the source path, else to where it will be installed."""
         self.check_image_options()
@@ -183,10 +159,13 @@ class SingularityImage(ContainerRuntime):
                 self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
             return
         checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
-        path = self.obtain_file(self.image_name, no_download=True, warning_only=True)
+        # with the digest in the name: another image of this version is not taken for it
+        digest = PINNED_REGEX.search(address).group('digest')
+        source_name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), digest[:12])
+        path = self.obtain_file(source_name, no_download=True, warning_only=True)
         if not path:
             if self.fetch_only:
-                path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, self.image_name)
+                path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, source_name)
                 part = path + '.part-%d' % os.getpid()
             else:
                 path = part = self.staged = self.staged_path
@@ -196,7 +175,7 @@ class SingularityImage(ContainerRuntime):
                 self.pull_image(address, part)
                 self.check_sif(part)
                 os.rename(part, path)
-        self.src.insert(0, {'name': self.image_name, 'path': path, 'checksum': checksum, 'cmd': None,
+        self.src.insert(0, {'name': source_name, 'path': path, 'checksum': checksum, 'cmd': None,
                             'finalpath': self.builddir})
 
     # --- verifying while it is put in place
@@ -259,61 +238,6 @@ class SingularityImage(ContainerRuntime):
         self.staged = path
         self.image_facts = {'file': self.image_name, 'sha256': digest, 'size': os.path.getsize(path), 'origin': origin,
                             'transfer': transfer}
-
-    def verify_image_checksum(self, path, checksum, digest):
-        """Compare with the checksum of the easyconfig, if it has one."""
-        if verify_checksum(path, checksum, computed_checksums={'sha256': digest}):
-            return
-        if build_option('ignore_checksums'):
-            print_warning("Ignoring that the checksum of %s is not that of the easyconfig" % path)
-            return
-        raise EasyBuildError("The image %s is not the one of the easyconfig.\n  its sha256:  %s\n  expected:    %s\n"
-                             "Either it is damaged: then get it again. Or it is another build of the same name: then "
-                             "ask who published it, and only then change 'checksums'. What was installed is untouched",
-                             path, digest, checksum, exit_code=EasyBuildExit.FAIL_CHECKSUM)
-
-    def check_sif(self, path):
-        """
-        Check that a file is a SIF and not cut off: the header says how long it must be.
-
-        :param path: the file
-        """
-        try:
-            size = os.path.getsize(path)
-            with open(path, 'rb') as handle:
-                header = handle.read(SIF_HEADER.size)
-        except OSError as err:
-            self.raise_copy_error(err, path)
-        if SIF_MAGIC not in header[:48]:
-            raise EasyBuildError("%s is not a SIF: it has %d bytes and starts with %r. Other image formats can be "
-                                 "converted: 'apptainer build NEW.sif docker-archive:FILE.tar' (or a sandbox directory "
-                                 "instead)", path, size, header[:24])
-        fields = SIF_HEADER.unpack(header) if len(header) == SIF_HEADER.size else [0] * 13
-        expected = max(fields[9] + fields[10], fields[11] + fields[12])
-        if size < expected or not expected:
-            raise EasyBuildError("%s is truncated: it has %d bytes, its header says %d. Get it again", path, size,
-                                 expected)
-
-    def raise_copy_error(self, err, source):
-        """Turn an error of the operating system into one that says what to do."""
-        user = os.environ.get('USER') or os.getuid()
-        size = os.path.getsize(source) if os.path.exists(source) else 'all of its'
-        old = os.path.exists(os.path.join(self.installdir, self.image_name))
-        remedy = {
-            errno.ENOSPC: "The disk is full. Make room for %s bytes%s, install elsewhere with --prefix or "
-                          "--installpath-software, or share the space with image_transfer = 'hardlink' or 'symlink' in "
-                          "the easyconfig"
-                          % (size, ", for example by removing the image of the earlier installation" if old else ''),
-            errno.EACCES: "User %s may not read it, or not write to the installation directory: ask the owner" % user,
-            errno.EXDEV: "A hard link cannot lead to another file system: use image_transfer = 'copy' or 'symlink'",
-            errno.EOPNOTSUPP: "This file system cannot share data between files: use image_transfer = 'copy', "
-                              "'hardlink' or 'symlink'",
-        }
-        remedy[errno.EDQUOT] = remedy[errno.ENOSPC].replace("The disk is full", "The quota is used up")
-        remedy[errno.EPERM] = remedy[errno.EACCES]
-        remedy[errno.ENOTTY] = remedy[errno.EINVAL] = remedy[errno.EOPNOTSUPP]
-        raise EasyBuildError("Bringing the image %s to %s failed: %s. %s. What was installed is untouched", source,
-                             self.installdir, err.strerror, remedy.get(err.errno, "Mend that and run the same again"))
 
     # --- steps
 
@@ -388,164 +312,3 @@ class SingularityImage(ContainerRuntime):
         """What image.json says; {} where nothing is installed."""
         path = os.path.join(self.installdir, 'image.json')
         return json.loads(read_file(path)) if os.path.exists(path) else {}
-
-    # --- what a killed installation leaves
-
-    def parts(self, stale=False):
-        """
-        Names of images under a hidden name in the installation directory, except our own.
-
-        :param stale: only those that nobody is making any more
-        """
-        prefix = '.%s.part-' % self.image_name
-        names = [os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(self.installdir), prefix + '*'))]
-        names = [name for name in names if os.path.join(self.installdir, name) != self.staged_path]
-        if stale and build_option('ignore_locks'):  # else EasyBuild's lock says that there is no other installation
-            names = [name for name in names if is_dead(*name[len(prefix):].rsplit('-', 1))]
-        return names
-
-    def remove_leftovers(self):
-        """Remove what installations that were killed left in the installation directory."""
-        for name in self.parts(stale=True):
-            print_msg("removing %s, left by an installation that was killed", name, log=self.log, silent=self.silent)
-            remove(os.path.join(self.installdir, name))
-
-    @contextlib.contextmanager
-    def removed_on_error(self, path):
-        """Remove a file if the block ends in an error, Ctrl-C included."""
-        try:
-            yield
-        except BaseException:
-            if os.path.lexists(path):
-                remove_file(path)
-            self.staged = None
-            raise
-
-    def lock_owner_file(self):
-        """File in EasyBuild's lock (a directory) that says who holds it; EasyBuild removes it with the lock."""
-        return os.path.join(det_lock_path(self.installdir.replace('/', '_')), 'owner')
-
-    def run_all_steps(self, *args, **kwargs):
-        """Remove the lock of an installation on this host that was killed: the same command can just be run again."""
-        path = self.lock_owner_file()
-        try:
-            with open(path) as handle:
-                dead = is_dead(*handle.read().split())
-        except (OSError, TypeError):
-            dead = False
-        if dead and not self.dry_run and not build_option('ignore_locks'):
-            taken = '%s.dead-%d' % (os.path.dirname(path), os.getpid())
-            with contextlib.suppress(OSError):  # another process was faster
-                os.rename(os.path.dirname(path), taken)
-                print_msg("removing the lock of an installation that was killed", log=self.log, silent=self.silent)
-                remove_dir(taken)
-        return super().run_all_steps(*args, **kwargs)
-
-    def post_init(self):
-        """Note in EasyBuild's lock which process holds it."""
-        super().post_init()
-        if os.path.isdir(os.path.dirname(self.lock_owner_file())) and not build_option('ignore_locks'):
-            write_file(self.lock_owner_file(), '%s %d' % (socket.gethostname(), os.getpid()))
-
-
-def is_dead(host, pid):
-    """Whether a process of this host has ended; False for one of another host, about which nothing can be said."""
-    return host == socket.gethostname() and not os.path.exists('/proc/%s' % pid)
-
-
-def fsync_directory(path):
-    """Make a rename in a directory outlive a crash of the machine."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def link(transfer, source, target):
-    """
-    Give a file a second name that shares its space.
-
-    :param transfer: 'hardlink', 'symlink' or 'reflink'
-    """
-    if transfer == 'symlink':
-        os.symlink(source, target)
-    elif transfer == 'hardlink':
-        os.link(os.path.realpath(source), target)
-    else:
-        with open(source, 'rb') as src, open(target, 'xb') as dst:
-            fcntl.ioctl(dst.fileno(), FICLONE, src.fileno())
-
-
-def copy_and_hash(source, target, label):
-    """
-    Copy a file and compute its sha256 on the way, moving EasyBuild's progress bar.
-
-    The kernel copies; a thread reads the same data from the page cache right behind it and computes.
-
-    :param source: file to read
-    :param target: file to make; None: only compute
-    :param label: for the progress bar
-    :return: sha256 in hexadecimal; OSError, also when not all of the file was copied
-    """
-    digest = hashlib.sha256()
-    # what was copied and not read yet has a limit, so that it is still in memory
-    ranges = queue.Queue(maxsize=8)
-    errors = []
-
-    def compute():
-        buffer = memoryview(bytearray(READ_SIZE))
-        with open(source, 'rb', buffering=0) as src:
-            for end in iter(ranges.get, None):
-                try:
-                    while not errors and src.tell() < end:
-                        count = src.readinto(buffer[:end - src.tell()])
-                        if not count:
-                            raise OSError(errno.EIO, "it became shorter while it was read")
-                        digest.update(buffer[:count])
-                except OSError as err:
-                    errors.append(err)
-
-    done = 0
-    worker = threading.Thread(target=compute, daemon=True)
-    with contextlib.ExitStack() as stack:
-        src = stack.enter_context(open(source, 'rb', buffering=0))
-        dst = stack.enter_context(open(target, 'xb', buffering=0)) if target else None
-        size = os.fstat(src.fileno()).st_size
-        start_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, size, label=label)
-        worker.start()
-        try:
-            while done < size and not errors:
-                count = copy_range(src, dst, done) if dst else min(BLOCK_SIZE, size - done)
-                if not count:
-                    break
-                done += count
-                ranges.put(done)
-                update_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, progress_size=count)
-            if dst:
-                os.fsync(dst.fileno())
-        finally:
-            ranges.put(None)
-            worker.join()
-            stop_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE)
-    if errors:
-        raise errors[0]
-    if done != size or target and os.path.getsize(target) != size:
-        raise OSError(errno.EIO, "only %d of %d bytes could be copied" % (done, size))
-    return digest.hexdigest()
-
-
-def copy_range(src, dst, offset):
-    """
-    Let the kernel copy the next block of an open file to another one.
-
-    :return: number of bytes copied, 0 at the end of the file
-    """
-    if hasattr(os, 'copy_file_range'):  # since Python 3.8; shares the data where the file system can
-        try:
-            return os.copy_file_range(src.fileno(), dst.fileno(), BLOCK_SIZE, offset, offset)
-        except OSError as err:
-            if err.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
-                raise
-    dst.seek(offset)
-    return os.sendfile(dst.fileno(), src.fileno(), offset, BLOCK_SIZE)

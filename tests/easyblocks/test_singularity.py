@@ -1,0 +1,432 @@
+"""The Singularity easyblock with files that are a SIF by their header only: installing, verifying, and what goes wrong.
+
+No container runtime is in the PATH of these tests; tests/containers has those with a real one.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from testbed import easybuild, missing, smallimage
+
+GIGABYTE = 1 << 30
+NAME = 'small-1.0.sif'
+
+
+class Site:
+    """`eb` with a prefix, a directory of sources and a directory of central images.
+
+    :ivar root: where Small/1.0 is installed
+    :ivar image: the image on the source path
+    """
+
+    def __init__(self, directory, tool):
+        self.eb_ = easybuild.EasyBuild(directory / 'eb', tool)
+        self.prefix = self.eb_.prefix
+        self.sources, self.central = directory / 'sources', directory / 'central'
+        self.image = smallimage.fake_sif(self.sources / NAME)
+        self.central.mkdir()
+        self.directory = directory
+        self.root = self.prefix / 'software/Small/1.0'
+        self.module = self.prefix / 'modules/all/Small/1.0.lua'
+        self.env = {'PATH': without_runtime(self.eb_.env['PATH']),
+                    'EASYBUILD_SOURCEPATH': f'{self.sources}:{self.eb_.env["EASYBUILD_SOURCEPATH"]}'}
+
+    def easyconfig(self, **parameters):
+        if 'image_address' not in parameters:
+            parameters = {'sources': [NAME], 'checksums': [None], **parameters}
+        return smallimage.easyconfig(self.directory, **parameters)
+
+    def eb(self, *args, wrap=(), check=True, **parameters):
+        """Run `eb` on the easyconfig of these parameters; what it printed, both streams."""
+        path = self.easyconfig(**parameters)
+        env = {**self.eb_.env, **self.env}
+        done = subprocess.run([*map(str, wrap), str(easybuild.BIN / 'eb'), str(path), *args], env=env, cwd=self.prefix,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=300)
+        self.status = done.returncode
+        self.out = done.stdout
+        if check and done.returncode:
+            pytest.fail(done.stdout, pytrace=False)
+        return done.stdout
+
+    def fails(self, *args, **parameters):
+        """Run `eb`, which must fail and leave neither module nor image; what it printed, on one line."""
+        out = self.eb(*args, check=False, **parameters)
+        assert self.status != 0, out
+        assert 'Traceback' not in out
+        return ' '.join(out.split())
+
+    def start(self, *args, **parameters):
+        """Start `eb` in a process group of its own and wait until it copies."""
+        process = subprocess.Popen([easybuild.BIN / 'eb', self.easyconfig(**parameters), *args],
+                                   env={**self.eb_.env, **self.env}, cwd=self.prefix, start_new_session=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        deadline = time.monotonic() + 60
+        while not self.parts():
+            if time.monotonic() > deadline or process.poll() is not None:
+                process.kill()
+                pytest.fail('no copying was seen:\n' + process.communicate()[0], pytrace=False)
+            time.sleep(0.01)
+        return process
+
+    def parts(self):
+        return [path for path in self.root.glob('.*.part-*') if path.name.startswith('.')]
+
+
+def without_runtime(path):
+    return os.pathsep.join(entry for entry in path.split(os.pathsep)
+                           if not any(os.path.exists(f'{entry}/{name}') for name in ('apptainer', 'singularity')))
+
+
+@pytest.fixture
+def site(tmp_path, lmod):
+    return Site(tmp_path, lmod)
+
+
+def test_installs_and_records(site):
+    out = site.eb()
+    digest = smallimage.sha256(site.image)
+    assert (site.root / NAME).read_bytes() == site.image.read_bytes()
+    facts = json.loads((site.root / 'image.json').read_text())
+    assert facts == {'file': NAME, 'sha256': digest, 'size': 100_000, 'origin': str(site.image), 'transfer': 'copy'}
+    assert (site.root / f'{NAME}.sha256').read_text() == f'{digest}  {NAME}\n'
+    subprocess.run(['sha256sum', '--check', '--quiet', f'{NAME}.sha256'], cwd=site.root, check=True)
+    assert f'{NAME}: 100000 bytes, sha256 {digest}' in site.module.read_text()
+    assert not site.parts()
+    # no runtime is there: said, with what to do, and not an error
+    assert 'The inside of the image is not checked: no container runtime is here' in out
+    assert 'eb --sanity-check-only Small-1.0.eb' in out
+    for name in ('in-container', 'list-packages', 'make-squashfs', 'unmake-squashfs', 'start-shell', 'python', 'torchrun'):
+        assert os.access(site.root / 'bin' / name, os.X_OK), name
+    assert os.readlink(site.root / 'bin/torchrun') == 'in-container'
+
+
+def test_image_is_read_once_and_copied_once(site):
+    strace = shutil.which('strace') or missing('strace')
+    site.image = smallimage.fake_sif(site.image, 40_000_000)
+    trace = site.directory / 'trace'
+    site.eb(wrap=[strace, '-f', '-qq', '-y', '-e', 'trace=read,pread64,copy_file_range,sendfile', '-o', trace],
+            checksums=[smallimage.sha256(site.image)])
+    counts, pending = {'read': 0, 'pread64': 0, 'copy_file_range': 0, 'sendfile': 0}, {}
+    for line in trace.read_text().splitlines():
+        process, call = line.split(None, 1)
+        if call.endswith('<unfinished ...>'):
+            pending[process] = call
+            continue
+        if call.startswith('<...'):     # its end is on a line of its own when threads take turns
+            call = pending.pop(process, '') + call
+        if NAME in call and '= ' in call:
+            counts[call.split('(')[0]] += int(call.rsplit('= ', 1)[1].split()[0])
+    copied, read = counts['copy_file_range'] + counts['sendfile'], counts['read'] + counts['pread64']
+    # the kernel copies once, one pass over the data computes the checksum; a few headers are looked at besides
+    assert 40_000_000 <= copied <= 40_010_000
+    assert read <= 40_100_000
+    assert [path for path in site.prefix.rglob('*.sif')] == [site.root / NAME]
+
+
+def test_progress_bar_moves(site, monkeypatch):
+    site.env.update(EASYBUILD_OUTPUT_STYLE='rich', EASYBUILD_DISABLE_SHOW_PROGRESS_BAR=None, COLUMNS='150')
+    env = {key: value for key, value in {**site.eb_.env, **site.env}.items() if value is not None}
+    site.env = {}
+    site.eb_.env = {key: value for key, value in env.items() if key != 'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR'}
+    site.image = smallimage.fake_sif(site.image, GIGABYTE, holes=True)
+    script = shutil.which('script') or missing('script (package bsdutils)')
+    command = f'{easybuild.BIN}/eb {site.easyconfig()}'
+    done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'}, cwd=site.prefix,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    out = done.stdout.decode(errors='replace')
+    assert done.returncode == 0, out
+    assert f'Downloading {NAME}' in out
+
+
+@pytest.mark.parametrize('transfer', ['hardlink', 'symlink'])
+def test_links(site, transfer):
+    site.eb(image_transfer=transfer, checksums=[smallimage.sha256(site.image)])
+    assert os.path.samefile(site.root / NAME, site.image)
+    assert (site.root / NAME).is_symlink() == (transfer == 'symlink')
+    assert json.loads((site.root / 'image.json').read_text())['transfer'] == transfer
+
+
+def test_links_are_verified_too(site):
+    out = site.fails(image_transfer='symlink', checksums=['0' * 64])
+    assert 'is not the one of the easyconfig' in out
+    assert not (site.root / NAME).exists() and not site.parts() and not site.module.exists()
+
+
+def test_reflink_or_the_remedy(site):
+    """On a file system that can share data it works; elsewhere (ext4, tmpfs) the message names the other ways."""
+    out = site.eb(image_transfer='reflink', check=False)
+    if site.status == 0:
+        assert (site.root / NAME).read_bytes() == site.image.read_bytes()
+    else:
+        assert "use image_transfer = 'copy', 'hardlink' or 'symlink'" in ' '.join(out.split())
+        assert not site.module.exists() and not site.parts()
+
+
+# --- bad images
+
+
+def test_missing_image(site):
+    site.image.unlink()
+    out = site.fails(central_image_dirs=[str(site.central)], download_instructions='It is on LUMI only.')
+    assert f'The image {NAME} was not found' in out
+    assert str(site.sources) in out and str(site.central) in out
+    assert 'It is on LUMI only.' in out and '--sourcepath=DIRECTORY' in out
+    assert not site.module.exists() and not (site.root / NAME).exists()
+
+
+def test_image_of_the_central_directory(site):
+    smallimage.fake_sif(site.central / NAME)
+    site.image.unlink()
+    assert f'taking the image from {site.central}/{NAME}' in site.eb(central_image_dirs=[str(site.central)])
+    assert (site.root / NAME).read_bytes() == (site.central / NAME).read_bytes()
+
+
+def test_unreadable_central_image(site):
+    """Root may read everything: so root without that right."""
+    setpriv = shutil.which('setpriv') or missing('setpriv (package util-linux)')
+    if os.geteuid() != 0:
+        missing('root, which gives up a capability here')
+    image = smallimage.fake_sif(site.central / NAME)
+    image.chmod(0)
+    os.chown(image, 65534, 65534)
+    site.image.unlink()
+    wrap = [setpriv, '--bounding-set=-dac_override,-dac_read_search', '--inh-caps=-dac_override,-dac_read_search']
+    out = site.fails(wrap=wrap, central_image_dirs=[str(site.central)])
+    assert f'The image {NAME} cannot be read, ask its owner for read permission: {image}' in out
+
+
+@pytest.mark.parametrize('transfer', ['copy', 'symlink'])
+def test_truncated(site, transfer):
+    os.truncate(site.image, 60_000)
+    out = site.fails(image_transfer=transfer)
+    assert f'{site.image} is truncated: it has 60000 bytes, its header says 100000' in out
+    assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
+
+
+@pytest.mark.parametrize('content', [b'', b'<html>404 Not Found</html>' * 20, b'hsqs' + bytes(5000)])
+def test_not_a_sif(site, content):
+    site.image.write_bytes(content)
+    out = site.fails()
+    assert f'{site.image} is not a SIF: it has {len(content)} bytes' in out
+    assert 'apptainer build NEW.sif' in out
+    assert not site.module.exists()
+
+
+def test_wrong_checksum(site):
+    out = site.fails(checksums=['1' * 64])
+    assert f'The image {site.image} is not the one of the easyconfig' in out
+    assert smallimage.sha256(site.image) in out and '1' * 64 in out
+    assert 'get it again' in out
+    assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
+
+
+def test_failed_rebuild_leaves_the_old_installation(site):
+    site.eb()
+    before = site.module.read_text()
+    digest = smallimage.sha256(site.root / NAME)
+    smallimage.fake_sif(site.image)
+    out = site.fails('--rebuild', checksums=['1' * 64])
+    assert 'What was installed is untouched' in out
+    assert smallimage.sha256(site.root / NAME) == digest
+    assert site.module.read_text() == before
+
+
+def test_rebuild_keeps_the_packages_of_the_user(site):
+    site.eb()
+    (site.root / 'user-software/venv').mkdir()
+    (site.root / 'user-software/venv/mine').write_text('precious')
+    (site.root / 'user-software.squashfs').write_bytes(b'also')
+    (site.root / 'bin/old').touch()
+    smallimage.fake_sif(site.image)
+    out = site.eb('--rebuild')
+    assert f'keeping {site.root}/user-software' in out
+    assert (site.root / 'user-software/venv/mine').read_text() == 'precious'
+    assert (site.root / 'user-software.squashfs').read_bytes() == b'also'
+    assert not (site.root / 'bin/old').exists()
+    assert (site.root / NAME).read_bytes() == site.image.read_bytes()
+
+
+def test_disk_full(site):
+    """A file system of 3 MB, mounted for this one process; copying gets as far as the disk does."""
+    if os.geteuid() != 0:
+        missing('root, which mounting a small file system needs')
+    site.image = smallimage.fake_sif(site.image, 8_000_000)
+    place = site.prefix / 'software'
+    place.mkdir(parents=True)
+    script = ('mount -t tmpfs -o size=3m tmpfs "$0" && { "$@"; status=$?; find "$0" -name "*.sif*" -printf "left: %p\\n"; '
+              'exit $status; }')
+    out = site.fails(wrap=['unshare', '--mount', 'bash', '-c', script, place])
+    assert 'No space left on device' in out and 'The disk is full. Make room for 8000000 bytes' in out
+    assert "image_transfer = 'hardlink'" in out
+    assert 'left:' not in out and not site.module.exists()
+
+
+# --- interrupted, and several at once
+
+
+def test_killed_while_copying_and_again(site):
+    site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
+    process = site.start()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not site.module.exists() and not (site.root / NAME).exists()
+    assert site.parts()
+    site.image = smallimage.fake_sif(site.image)        # what is asked for is another one: no part of the first may remain
+    out = site.eb()
+    assert 'removing the lock of an installation that was killed' in out
+    assert 'left by an installation that was killed' in out
+    assert (site.root / NAME).read_bytes() == site.image.read_bytes()
+    assert not site.parts() and site.module.exists()
+    assert not list((site.prefix / 'software/.locks').iterdir())
+
+
+def test_interrupted_by_the_user(site):
+    site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
+    process = site.start()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate()
+    assert process.returncode != 0
+    assert not site.parts() and not site.module.exists() and not (site.root / NAME).exists()
+
+
+def test_two_installations_at_once(site):
+    site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
+    first = site.start()
+    os.killpg(first.pid, signal.SIGSTOP)
+    out = site.fails('--wait-on-lock-limit=0')
+    assert 'Lock' in out and 'already exists' in out
+    assert site.parts(), 'the second one removed the work of the first'
+    os.killpg(first.pid, signal.SIGCONT)
+    out = first.communicate()[0]
+    assert first.returncode == 0, out
+    assert (site.root / NAME).stat().st_size == 3 * GIGABYTE and site.module.exists()
+
+
+def test_two_installations_at_once_without_locks(site):
+    """The one that is done first is not damaged by the other one."""
+    processes = [subprocess.Popen([easybuild.BIN / 'eb', site.easyconfig(), '--ignore-locks', '--rebuild',
+                                   f'--tmpdir={site.directory}/tmp{number}', f'--buildpath={site.directory}/build{number}'],
+                                  env={**site.eb_.env, **site.env}, cwd=site.prefix, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(2)]
+    outs = [process.communicate()[0] for process in processes]
+    assert 0 in [process.returncode for process in processes], outs
+    image = site.root / NAME
+    assert not image.exists() or image.read_bytes() == site.image.read_bytes()
+
+
+# --- the ways to call eb
+
+
+def test_fetch_verifies_and_installs_nothing(site):
+    site.eb('--fetch', checksums=[smallimage.sha256(site.image)])
+    assert not (site.root / NAME).exists() and not site.module.exists()
+    assert 'Checksum verification' in site.fails('--fetch', checksums=['2' * 64])
+    os.truncate(site.image, 50_000)
+    assert 'is truncated' in site.fails('--fetch')
+
+
+def test_module_only_after_the_own_image_was_removed(site):
+    central = [str(site.central)]
+    site.eb(central_image_dirs=central)
+    (site.root / NAME).rename(site.central / NAME)
+    site.module.unlink()
+    out = site.eb('--module-only', central_image_dirs=central)
+    assert site.module.exists() and not (site.root / NAME).exists()
+    assert 'copying' not in out
+    site.eb('--sanity-check-only', central_image_dirs=central)
+    (site.central / NAME).unlink()
+    assert "'eb --rebuild Small-1.0.eb' installs it again" in site.fails('--sanity-check-only', central_image_dirs=central)
+
+
+def test_module_only_keeps_wrappers_and_module_together(site):
+    site.eb()
+    site.eb('--module-only', '--rebuild', bind_paths=['/srv'])
+    assert '"/srv"' in site.module.read_text()
+    assert 'bind=/srv\n' in (site.root / 'container.conf').read_text()
+
+
+def test_sanity_check_only_finds_a_damaged_image(site):
+    site.eb()
+    os.truncate(site.root / NAME, 90_000)
+    assert 'is truncated: it has 90000 bytes' in site.fails('--sanity-check-only')
+
+
+def test_extended_dry_run(site):
+    out = site.eb('-x', sanity_check_imports=['torch'], preset_venv='pytorch')
+    assert 'in-container python -c "import torch"' in out
+    assert 'setenv("SIF", image)' in out
+    # EasyBuild's own, with every easyblock: a dry run does not make its compiler wrappers, and wants to change their mode
+    assert not [line for line in out.splitlines() if 'ignoring error' in line.lower() and 'rpath_wrappers' not in line]
+    assert not site.root.exists()
+
+
+def test_read_only_installation_leaves_the_packages_changeable(site):
+    site.eb('--read-only-installdir')
+    assert not (site.root / NAME).stat().st_mode & 0o222
+    assert (site.root / 'user-software').stat().st_mode & 0o200
+    site.eb('--read-only-installdir', '--rebuild')
+
+
+# --- parameters
+
+
+def test_required_checks_without_runtime(site):
+    out = site.fails(container_checks='require')
+    assert 'no container runtime is here' in out and "container_checks is 'require'" in out
+    assert not site.module.exists()
+
+
+def test_preset_venv_without_runtime(site):
+    out = ' '.join(site.eb(preset_venv='pytorch').split())
+    assert 'The virtual environment pytorch is not made' in out
+    assert 'in-container python -m venv --system-site-packages /user-software/venv/pytorch' in out
+
+
+@pytest.mark.parametrize('parameters, message', [
+    ({'bind_paths': ['/a,b']}, "bind_paths has '/a,b': it must be an absolute path"),
+    ({'bind_paths': ['relative']}, "bind_paths has 'relative'"),
+    ({'image_transfer': 'move'}, "image_transfer is 'move': it must be one of copy, reflink, hardlink, symlink"),
+    ({'container_checks': 'maybe'}, "container_checks is 'maybe': it must be one of warn, require"),
+    ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
+    ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
+    ({'wrappers': ['../python']}, "wrappers has '../python'"),
+    ({'sources': ['image.tar']}, 'must be an image (.sif) or a definition file (.def)'),
+    ({'sources': []}, 'The image must come from one place'),
+    ({'container_python': None, 'preset_venv': 'x'}, 'an environment needs Python'),
+    ({'image_address': 'docker://debian:12', 'sources': []}, 'so it must end in a digest'),
+    ({'image_address': 'shub://x', 'sources': []}, 'must start with docker://, oras:// or library://'),
+])
+def test_bad_parameters(site, parameters, message):
+    out = site.fails(**parameters)
+    assert message in out
+    assert not site.module.exists()
+
+
+def test_registry_and_definition_need_a_runtime(site):
+    site.image.unlink()
+    address = 'docker://example.org/pytorch@sha256:' + 'a' * 64
+    assert 'Neither singularity nor apptainer is in the PATH' in site.fails(image_address=address)
+    (site.sources / 'small.def').write_text('Bootstrap: scratch\n')
+    assert 'Neither singularity nor apptainer is in the PATH' in site.fails(sources=['small.def'])
+
+
+def test_no_spython(site):
+    """The message says how to get it; a directory with a broken one hides the installed one."""
+    broken = site.directory / 'python/spython'
+    broken.mkdir(parents=True)
+    (broken / '__init__.py').write_text('raise ImportError("not here")\n')
+    commands = site.directory / 'commands'
+    commands.mkdir()
+    (commands / 'apptainer').write_text('#!/bin/sh\nexit 1\n')
+    (commands / 'apptainer').chmod(0o755)
+    site.env['PATH'] = f'{commands}:{site.env["PATH"]}'
+    site.env['PYTHONPATH'] = str(pathlib.Path(broken).parent)
+    out = site.fails(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
+    assert 'python3 -m pip install spython' in out

@@ -1,0 +1,151 @@
+"""Small container images: one that is a SIF by its header only, and a real one of some megabytes that is made in seconds."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sysconfig
+import tempfile
+
+from . import DIR, locked, missing, run
+
+COMMANDS = ('bash', 'sh', 'env', 'cat', 'ls', 'mkdir', 'rm', 'sleep', 'touch', 'true', 'false', 'id', 'kill')
+RECIPE = 2
+"""Raised when images made by an earlier version of this file must be made anew."""
+
+
+def fake_sif(path, size=100_000, holes=False):
+    """A file with the header of a SIF and nothing in it that could be run.
+
+    :param size: of the file in bytes
+    :param holes: leave the data out on the disk: for sizes of gigabytes
+    """
+    header = struct.pack('<32s10s3s3s16s8q', b'#!/usr/bin/env run-singularity\n', b'SIF_MAGIC\0', b'01\0', b'02\0', b'i' * 16,
+                         0, 0, 45, 48, 4096, 28080, 32176, size - 32176)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, 'wb') as stream:
+        stream.write(header)
+        if not holes:
+            stream.write(os.urandom(size - len(header)))
+        stream.truncate(size)
+    return path
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(1 << 20), b''):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def easyconfig(directory, name='Small', version='1.0', **parameters):
+    """Write an easyconfig for the Singularity easyblock; returns its path."""
+    lines = [f"easyblock = 'Singularity'\nname = '{name}'\nversion = '{version}'\nhomepage = 'https://example.org'",
+             "description = 'A container image'\ntoolchain = SYSTEM"]
+    parameters.setdefault('moduleclass', 'ai')
+    lines += [f'{key} = {value!r}' for key, value in parameters.items()]
+    path = pathlib.Path(directory) / f'{name}-{version}.eb'
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+def libraries(program):
+    """Shared libraries that a program needs."""
+    out = subprocess.run(['ldd', program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return re.findall(r'/[^ ()]+', out)
+
+
+def add(root, program, name=None):
+    """Copy a program and its libraries into a root file system."""
+    for source in [program, *libraries(program)]:
+        target = root / (name if name and source == program else source).lstrip('/')
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+
+def file_system(root, python=True):
+    """Fill a directory with a file system: a shell, some commands, and this machine's /usr/bin/python3 with pip."""
+    for name in ('bin', 'etc', 'home', 'opt', 'proc', 'root', 'sys', 'dev', 'tmp', 'var/tmp', 'usr/bin', 'usr/local/bin'):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for command in COMMANDS:
+        found = shutil.which(command, path='/usr/bin:/bin') or missing(f'command {command}')
+        add(root, os.path.realpath(found), f'/bin/{command}')
+    (root / 'etc/passwd').write_text('root:x:0:0:root:/root:/bin/bash\n')
+    (root / 'etc/group').write_text('root:x:0:\n')
+    for name in ('resolv.conf', 'hosts', 'localtime'):
+        (root / 'etc' / name).touch()
+    if not python:
+        return
+    real = os.path.realpath('/usr/bin/python3')
+    version = os.path.basename(real)
+    add(root, real)
+    for name in ('python3', 'python'):
+        (root / 'usr/bin' / name).symlink_to(version)
+    library = root / f'usr/lib/{version}'
+    shutil.copytree(f'/usr/lib/{version}', library, symlinks=True, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns('__pycache__', 'test', 'idlelib', 'tkinter', 'config-*', 'dist-packages'))
+    for module in (library / 'lib-dynload').glob('*.so'):
+        for source in libraries(module):
+            add(root, source)
+    if os.path.isdir('/usr/share/python-wheels'):
+        shutil.copytree('/usr/share/python-wheels', root / 'usr/share/python-wheels', dirs_exist_ok=True)
+    # a pip and a package that the image has already
+    packages = root / 'usr/lib/python3/dist-packages'
+    packages.mkdir(parents=True, exist_ok=True)
+    wheel = next(iter(sorted(pathlib.Path('/usr/share/python-wheels').glob('pip-*.whl'))), None) \
+        or missing('the wheel of pip (package python3-venv)')
+    shutil.unpack_archive(wheel, packages, 'zip')
+    (root / 'usr/bin/pip').write_text('#!/usr/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n')
+    (root / 'usr/bin/pip').chmod(0o755)
+    package(packages, 'imagepkg', '1.5+local')
+
+
+def package(directory, name, version):
+    """A Python package as pip installs it, without pip."""
+    (directory / name).mkdir(parents=True)
+    (directory / name / '__init__.py').write_text(f'__version__ = {version!r}\n')
+    info = directory / f'{name}-{version}.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n')
+    (info / 'RECORD').write_text('')
+
+
+def wheel(directory, name, version, requires=()):
+    """A wheel of a package of one file; returns its path."""
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = pathlib.Path(temporary)
+        package(tree, name, version)
+        info = tree / f'{name}-{version}.dist-info'
+        with open(info / 'METADATA', 'a') as stream:
+            stream.writelines(f'Requires-Dist: {required}\n' for required in requires)
+        (info / 'WHEEL').write_text('Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
+        (info / 'RECORD').write_text(''.join(f'{path.relative_to(tree)},,\n' for path in tree.rglob('*') if path.is_file()))
+        archive = shutil.make_archive(pathlib.Path(directory) / f'{name}-{version}-py3-none-any', 'zip', tree)
+    path = pathlib.Path(archive).with_suffix('.whl')
+    os.rename(archive, path)
+    return path
+
+
+def image(runtime, python=True):
+    """A real image, kept in the testbed directory.
+
+    :param runtime: directory of the command `apptainer`
+    """
+    version = os.path.basename(os.path.realpath('/usr/bin/python3')) if python else 'nopython'
+    path = DIR / 'images' / f'small-{version}-{RECIPE}-{sysconfig.get_platform()}.sif'
+    with locked('image-small'):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+                root = pathlib.Path(temporary) / 'root'
+                root.mkdir(mode=0o755)
+                file_system(root, python)
+                part = pathlib.Path(temporary) / 'part.sif'
+                run([f'{runtime}/apptainer', '--quiet', 'build', part, root])
+                part.rename(path)
+    return path
