@@ -104,6 +104,9 @@ class Singularity(SingularityModule):
 
     def post_processing_step(self):
         """Put the scripts beside the image, and make the user's virtual environment."""
+        if self.dry_run:
+            self.dry_run_msg("  * scripts and wrappers will be put beside the image: %s", ', '.join(self.cfg['wrappers']))
+            return
         super().post_processing_step()
         bin_dir = os.path.join(self.installdir, 'bin')
         mkdir(bin_dir, parents=True)
@@ -117,7 +120,7 @@ class Singularity(SingularityModule):
         self.write_container_conf()
         if not os.path.lexists(os.path.join(self.installdir, 'user-software')):
             mkdir(os.path.join(self.installdir, 'user-software'))
-        if self.cfg['preset_venv'] and not self.dry_run:
+        if self.cfg['preset_venv']:
             self.make_preset_venv()
 
     def write_container_conf(self):
