@@ -1,0 +1,396 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
+GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
+"""
+import glob
+import os
+import re
+import shlex
+import tempfile
+
+import easybuild.tools.environment as env
+from easybuild.easyblocks.generic.runscripts import RunScripts
+from easybuild.easyblocks.pytorch import EB_PyTorch
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.config import build_option
+from easybuild.tools.filetools import IGNORE, read_file, which, write_file
+from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
+from easybuild.tools.run import run_shell_cmd
+
+# software that is an MPI, as EasyBuild or the metadata of external modules name it
+MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
+# software that brings the command conda
+CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
+# file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
+MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
+
+
+class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
+    """
+    Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
+
+    The MPI is the dependency that is one; its compilers are named to CMake, which otherwise takes what it finds.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters of EB_PyTorch_Cray."""
+        extra_vars = RunScripts.extra_options(EB_PyTorch.extra_options())
+        extra_vars.update({
+            'ccache': [None, "Compile through ccache, so that a build that is run again resumes: True, False, or None: "
+                             "if there is a ccache in $PATH", CUSTOM],
+            'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
+                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
+            'memory_per_job': [4, "GiB of memory that one compilation may take; limits the number of jobs", CUSTOM],
+            'mpi_compilers': [['mpicc', 'mpicxx'], "MPI's compilers for C and C++: names in the directory bin/ of the "
+                                                   "dependency that is an MPI, else in $PATH; or full paths", CUSTOM],
+            'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None", CUSTOM],
+            'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
+                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says", CUSTOM],
+            'only_site': [None, "Name of the one site that this easyconfig is for", CUSTOM],
+            'site_name': [None, "Name of the site that this is (a site value)", CUSTOM],
+        })
+        # checked here, with the local version that pip would not expect
+        extra_vars['sanity_check_pip_list'][0] = False
+        # the environment's own python stands in the scripts, so that they work without the module as well
+        extra_vars['fix_python_shebang_for'][0] = []
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise; what the environment holds is not there to be compiled or linked against."""
+        super().__init__(*args, **kwargs)
+        self.mpi_compilers = None
+        self.expected = None
+        self.use_own_python = False
+        for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
+            self.module_load_environment.remove(variable)
+
+    # --- dependencies
+
+    def dependency_metadata(self, name):
+        """Dependency, and its metadata as far as it is an external module, that is the software of this name."""
+        for dep in self.cfg.dependencies():
+            metadata = dep.get('external_module_metadata') or {}
+            if dep['name'] == name or name in metadata.get('name', []):
+                return dep, metadata
+        return None, {}
+
+    def root(self, name):
+        """
+        Prefix of a dependency, or None. $EBROOT* of external modules exist only while building, so that for
+        --sanity-check-only their metadata is asked.
+        """
+        path = get_software_root(name)
+        prefix = self.dependency_metadata(name)[1].get('prefix')
+        if not path and prefix:
+            variable, _, rest = prefix.partition('/')
+            path = prefix if prefix.startswith('/') else os.path.join(os.environ.get(variable, ''), rest).rstrip('/')
+        return path or None
+
+    def first_root(self, names):
+        """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
+        return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
+
+    def check_readiness_step(self):
+        """Refuse an easyconfig of one site on another before anything is done."""
+        here, meant = self.cfg['site_name'], self.cfg['only_site']
+        if here and meant and here != meant:
+            raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
+                                 "easyconfig of this site ('eb --search PyTorch'), or copy this one, change its "
+                                 "dependencies and only_site", os.path.basename(self.cfg.path), meant, here)
+        super().check_readiness_step()
+
+    def prepare_step(self, *args, **kwargs):
+        """Load the modules, then note MPI's compilers before an environment's own bin/ comes into $PATH."""
+        super().prepare_step(*args, **kwargs)
+        self.mpi_compilers = self.find_mpi_compilers()
+
+    def find_mpi_compilers(self):
+        """Full paths of MPI's compilers; None in place of one that is not there."""
+        root = self.first_root(MPI_NAMES)[1]
+        paths = [os.path.join(root, 'bin', name) if root else name for name in self.cfg['mpi_compilers']]
+        return [which(path, on_error=IGNORE) for path in paths]
+
+    def check_mpi(self):
+        """Check that there is one MPI to build with. Another one in $PATH is told of."""
+        name, root = self.first_root(MPI_NAMES)
+        wanted = self.cfg['mpi_compilers']
+        if None in self.mpi_compilers:
+            raise EasyBuildError("No MPI to build PyTorch with: %s %s not found in %s. Add the module of an MPI to the "
+                                 "dependencies (an external module needs name, version and prefix in the metadata "
+                                 "file), or name its compilers with mpi_compilers", ' and '.join(wanted),
+                                 'were' if len(wanted) > 1 else 'was', os.path.join(root, 'bin') if root else '$PATH')
+        own = mpi_library(self.mpi_compilers[0])
+        others = {}
+        for path in which(os.path.basename(self.mpi_compilers[0]), retain_all=True, on_error=IGNORE) or []:
+            library = mpi_library(path)
+            if library and library != own:
+                others[library] = path
+        found = ', '.join('%s (%s)' % (path, library) for library, path in sorted(others.items()))
+        if others and not name:
+            raise EasyBuildError("Two MPIs are in $PATH: %s (%s) and %s. Unload one, or say which with the parameter "
+                                 "mpi_compilers or a dependency", self.mpi_compilers[0], own, found)
+        if others:
+            print_warning("Another MPI is in $PATH: %s. PyTorch is built with %s of %s", found, self.mpi_compilers[0],
+                          name, log=self.log)
+        self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
+
+    # --- configuration
+
+    def configure_step(self):
+        """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
+        self.check_mpi()
+        self.limit_jobs()
+
+        own_prefix = [self.installdir]
+        options = ['USE_DISTRIBUTED=1', 'USE_MPI=1', 'USE_IBVERBS=0', 'BUILD_TEST=0']
+        if self.cfg['version_label']:
+            options.append('PYTORCH_BUILD_VERSION=' + self.full_version())
+        options += self.cuda_options() + self.rocm_options(own_prefix) + self.ccache_options()
+        if not (self.root('CUDA') or self.root('ROCm')):
+            options += ['USE_NCCL=0', 'USE_CUDNN=0']
+
+        # CMake has no environment variable for MPI's compilers, but PyTorch hands on every variable called CMAKE_*
+        mpi_file = os.path.join(self.builddir, 'mpi.cmake')
+        write_file(mpi_file, ''.join('set(MPI_%s_COMPILER "%s" CACHE FILEPATH "")\n' % (language, path) for
+                                     language, path in zip(['C', 'CXX'], self.mpi_compilers)))
+        options.append('CMAKE_PROJECT_INCLUDE_BEFORE=' + shlex.quote(mpi_file))
+        options.append('CMAKE_PREFIX_PATH=' + shlex.quote(';'.join(own_prefix)))
+
+        names = [option.split('=', 1)[0] for option in self.cfg['custom_opts']]
+        self.cfg.update('custom_opts', [option for option in options if option.split('=', 1)[0] not in names])
+
+        env.setvar('LDFLAGS', ' '.join([os.environ.get('LDFLAGS', '')] + self.link_flags()).strip())
+        for variable in ['CFLAGS', 'CXXFLAGS']:
+            # false alarms of GCC 12 in FBGEMM, which makes them errors
+            flags = '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull'
+            env.setvar(variable, ' '.join([os.environ.get(variable, ''), flags]).strip())
+
+        super().configure_step()
+
+    def full_version(self):
+        """Version that PyTorch itself will give; pip normalises '-' and '_' in the local part to '.'."""
+        local = self.cfg['version_label']
+        return self.version + ('+' + re.sub('[-_]', '.', local) if local else '')
+
+    def limit_jobs(self):
+        """Limit the number of compilations at a time to what memory allows."""
+        memory, per_job = available_memory(), self.cfg['memory_per_job']
+        jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
+        reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may take %s GiB, and EasyBuild "
+                  "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
+        self.log.info(reason)
+        if memory < per_job:
+            print_warning("Little memory: %s. A compiler may be killed: build on a node with more", reason,
+                          log=self.log)
+        self.cfg.parallel = jobs
+
+    def ccache_options(self):
+        """Options for ccache, where it is wanted and there."""
+        ccache = which('ccache', on_error=IGNORE)
+        if self.cfg['ccache'] and not ccache:
+            raise EasyBuildError("The easyconfig asks for ccache (ccache = True), and there is none in $PATH. Install "
+                                 "or load it, or set ccache to None")
+        if self.cfg['ccache'] is False or not ccache:
+            return ['USE_CCACHE=0']
+        return ['USE_CCACHE=1'] + ['CMAKE_%s_COMPILER_LAUNCHER=%s' % (language, shlex.quote(ccache)) for language in
+                                   ['C', 'CXX'] + (['CUDA'] if self.root('CUDA') else [])]
+
+    def cuda_options(self):
+        """Options for CUDA, cuDNN and NCCL."""
+        cuda = self.root('CUDA')
+        if not cuda:
+            return []
+        options = ['USE_CUDA=1', 'USE_NCCL=1']
+        cudnn = self.root('cuDNN')
+        if cudnn:
+            lib_dir = library_dir(cudnn, 'libcudnn')
+            check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
+            options += ['USE_CUDNN=1', 'CUDNN_LIB_DIR=' + lib_dir, 'CUDNN_LIBRARY=' + lib_dir,
+                        'CUDNN_INCLUDE_DIR=' + os.path.join(cudnn, 'include')]
+        nccl = self.root('NCCL')
+        if nccl:
+            options += ['USE_SYSTEM_NCCL=1', 'NCCL_ROOT=' + nccl, 'NCCL_LIB_DIR=' + library_dir(nccl, 'libnccl'),
+                        'NCCL_INCLUDE_DIR=' + os.path.join(nccl, 'include')]
+        return options
+
+    def rocm_options(self, prefixes):
+        """
+        Options for ROCm and RCCL; turns the CUDA sources into HIP.
+
+        :param prefixes: list of directories for CMake to look in; RCCL's is added
+        """
+        rocm = self.root('ROCm')
+        if not rocm:
+            return []
+        archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
+        if not archs:
+            raise EasyBuildError("List of AMD GPU architectures must be specified, either via amdgcn_capabilities "
+                                 "(for example ['gfx90a']) or via --amdgcn-capabilities")
+        env.setvar('PYTORCH_ROCM_ARCH', ';'.join(archs))
+        env.setvar('ROCM_PATH', rocm)
+        rccl = self.root('RCCL')
+        if rccl:
+            prefixes.append(rccl)
+            env.setvar('RCCL_PATH', rccl)
+        run_shell_cmd('%s tools/amd_build/build_amd.py' % self.python_cmd)
+        return ['USE_CUDA=0', 'USE_ROCM=1', 'USE_NCCL=1']
+
+    def gtl_library(self):
+        """
+        The GPU Transport Layer: Cray MPICH does not move GPU buffers without it, and its mpicc does not link it.
+
+        :return: full path of the library, or None where none is wanted
+        """
+        kind = self.cfg['mpi_gtl']
+        if not kind:
+            return None
+        if kind not in ['cuda', 'hsa']:
+            raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
+        path = self.cfg['mpi_gtl_dir']
+        if not path:
+            if kind == 'cuda':
+                archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
+                targets = ['nvidia' + arch.replace('.', '') for arch in archs]
+            else:
+                targets = ['amd_' + arch for arch in
+                           build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']]
+            variables = ['PE_MPICH_GTL_DIR_' + target for target in targets]
+            values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+            if not values:
+                raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says "
+                                     "where it is: %s not set. Is cray-mpich among the dependencies? Otherwise set "
+                                     "mpi_gtl_dir to the directory of libmpi_gtl_%s.so (in Cray's own layout "
+                                     "gtl/lib in the directory of cray-mpich's version)", kind,
+                                     ' and '.join('$' + name for name in variables) or '$PE_MPICH_GTL_DIR_* is', kind)
+            path = re.sub('^-L', '', values[0].split()[0])
+        library = os.path.join(path, 'libmpi_gtl_%s.so' % kind)
+        if not os.path.exists(library):
+            raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the "
+                                 "cray-mpich module of this system, or correct mpi_gtl_dir", library)
+        return library
+
+    def link_flags(self):
+        """
+        Flags that bring MPI's directory and the GPU Transport Layer into every library.
+
+        RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
+        """
+        flags = ['-Wl,--disable-new-dtags', '-Wl,-rpath,' + os.path.dirname(mpi_library(self.mpi_compilers[0]) or '/')]
+        for name in ['NCCL', 'RCCL', 'aws-ofi-nccl', 'aws-ofi-rccl']:
+            if get_software_root(name):
+                flags.append('-Wl,-rpath,' + os.path.join(get_software_root(name), 'lib'))
+        gtl = self.gtl_library()
+        if gtl:
+            name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
+            # the executable is python, so the library must come through PyTorch's own: not dropped as unneeded
+            flags += ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name,
+                      '-Wl,-rpath,' + os.path.dirname(gtl), '-Wl,--allow-shlib-undefined']
+            cuda = self.root('CUDA')
+            if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
+                # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
+                lib_dir = os.path.join(cuda, 'lib64')
+                self.log.info("%s does not name the CUDA libraries that it needs: they are linked besides", gtl)
+                flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+        return flags
+
+    # --- Python environment
+
+    @property
+    def uses_conda(self):
+        """Whether the environment is made by conda: a dependency brings it."""
+        return any(self.dependency_metadata(name)[0] for name in CONDA_NAMES)
+
+    def prepare_python(self):
+        """Take the environment's own Python once it is made, and until then the one that modules bring."""
+        own = os.path.join(self.installdir, 'bin', 'python')
+        if self.use_own_python and os.path.exists(own):
+            self.python_cmd = own
+            self.set_pylibdirs()
+            self.set_ulimit()
+        else:
+            super().prepare_python()
+
+    # --- module
+
+    def make_module_extra(self, *args, **kwargs):
+        """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""
+        self.require_python, required = False, self.require_python
+        txt = super().make_module_extra(*args, **kwargs)
+        self.require_python = required
+        txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
+                                                     relpath=True)
+        return txt + self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
+
+    def should_use_ebpythonprefixes(self):
+        """Never: the environment is found by its own Python."""
+        return False
+
+
+def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
+    """Memory in GiB that this process may still take: the machine's, or the limit of its control group."""
+    text = read_file(os.path.join(proc, 'meminfo'))
+    limits = [int(re.search(r'^(?:MemAvailable|MemTotal):\s+(\d+)', text, re.M).group(1)) * 1024]
+    own = re.findall(r'^\d+:(memory|):(/.*)$', read_file(os.path.join(proc, 'self', 'cgroup')), re.M)
+    for controller, group in own:
+        for name in ['memory/%s/memory.limit_in_bytes' % group] if controller else ['%s/memory.max' % group]:
+            for path in [os.path.join(cgroup, name.lstrip('/'))]:
+                if os.path.exists(path) and read_file(path).strip().isdigit():
+                    limits.append(int(read_file(path)))
+    return min(limits) / 2.0 ** 30
+
+
+def needed_libraries(path):
+    """Names of the libraries that a library or program says it needs."""
+    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
+    return re.findall(r'\(NEEDED\).*\[(.+)\]', res.output)
+
+
+def mpi_library(mpicc):
+    """
+    The MPI library that a compiler wrapper links, as its real path; None if it cannot be told.
+
+    :param mpicc: full path of MPI's compiler for C
+    """
+    work_dir = tempfile.mkdtemp()
+    source, program = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'mpi')
+    write_file(source, '#include <mpi.h>\nint main(int argc, char **argv) { return MPI_Init(&argc, &argv); }\n')
+    res = run_shell_cmd('%s -o %s %s && ldd %s' % (shlex.quote(mpicc), program, source, program),
+                        fail_on_error=False, hidden=True, in_dry_run=True)
+    for name, path in re.findall(r'^\s*(\S+) => (/\S+)', res.output, re.M):
+        if MPI_LIBRARY_REGEX.match(name):
+            return os.path.realpath(path)
+    return None
+
+
+def library_dir(root, name):
+    """Directory below a prefix that holds a library: Cray and NCAR have lib or lib64; EasyBuildError if none does."""
+    for path in [os.path.join(root, sub) for sub in ['lib64', 'lib']]:
+        if glob.glob(os.path.join(path, name + '.so*')):
+            return path
+    raise EasyBuildError("There is no %s.so in %s/lib64 or %s/lib: is the prefix in the metadata of the external "
+                         "module right?", name, root, root)
+
+
+def check_cudnn(root, lib_dir, cuda_version):
+    """
+    Check that cuDNN was made for the CUDA in use.
+
+    :param root: prefix of cuDNN; NCAR's ends in '-<version of CUDA>'
+    :param lib_dir: directory of its libraries, which name those of CUDA with their major version
+    :param cuda_version: version of CUDA
+    """
+    text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
+    majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))
+    majors.update(re.findall(r'\d-(\d+)(?:\.\d+)*$', os.path.basename(os.path.realpath(root))))
+    cuda_major = cuda_version.split('.')[0]
+    if majors and cuda_major and majors != {cuda_major}:
+        raise EasyBuildError("cuDNN in %s is for CUDA %s, and PyTorch is built with CUDA %s. Take the cuDNN module for "
+                             "CUDA %s", root, ', '.join(sorted(majors)), cuda_version, cuda_major)
