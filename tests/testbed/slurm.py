@@ -1,7 +1,7 @@
 """A private Slurm cluster of two nodes on this machine, with its own munge.
 
-Everything it writes is in one directory of its own under /tmp, with a file that names the process that started it; so any
-number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
+Everything it writes is in one directory of its own under /tmp, with a file that names the process that started it; so
+any number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
 """
 
 import glob
@@ -89,6 +89,7 @@ class Cluster:
         key = self.dir / 'munge.key'
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
+        ports = f'{daemon}-{daemon + len(NODES) - 1}'
         nodes = f'nid[{NODES[0][3:]}-{NODES[-1][3:]}]'
         (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
         (self.dir / 'slurm.conf').write_text(f'''
@@ -119,7 +120,7 @@ SlurmdTimeout=600
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 KillWait=2
 GresTypes=gpu
-NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{daemon}-{daemon + len(NODES) - 1}] CPUs={CPUS} RealMemory=4000 \\
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs={CPUS} RealMemory=4000 \\
     Gres=gpu:{GPUS} State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 '''.lstrip())

@@ -254,8 +254,8 @@ def module_only(context):
 @check
 def docstrings(context):
     """The file, its classes, and every function that others may call say what they are."""
-    nodes = [context.tree] + [node for node in ast.walk(context.tree) if isinstance(node, ast.ClassDef)]
-    nodes += [node for node in context.functions() if not node.name.startswith('_')]
-    for node in nodes:
+    classes = [node for node in context.tree.body if isinstance(node, ast.ClassDef)]
+    functions = [node for where in (context.tree, *classes) for node in where.body if isinstance(node, ast.FunctionDef)]
+    for node in [context.tree, *classes, *(node for node in functions if not node.name.startswith('_'))]:
         if not ast.get_docstring(node):
             yield f'no docstring: {getattr(node, "name", "file")}'

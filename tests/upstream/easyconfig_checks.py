@@ -13,7 +13,8 @@ import tokenize
 
 CHECKS = {}
 
-# order in which parameters are written; those not named here are the easyblock's own and come in between
+# order in which parameters are written; those not named here are the easyblock's own and come in between;
+# those in ANYWHERE stand where they are understood best
 HEAD = (
     'easyblock',
     'name',
@@ -26,13 +27,13 @@ HEAD = (
     'toolchainopts',
     'source_urls',
     'sources',
-    'download_instructions',
     'patches',
     'checksums',
     'osdependencies',
     'builddependencies',
     'dependencies',
 )
+ANYWHERE = ('download_instructions',)
 TAIL = (
     'sanity_check_paths',
     'sanity_check_commands',
@@ -204,7 +205,7 @@ def only_assignments(context):
 @check
 def parameter_order(context):
     """What the software is comes first, then the easyblock's parameters, then sanity checks and module."""
-    names = [name for name in context.assigned if not name.startswith(('local_', '_'))]
+    names = [name for name in context.assigned if not name.startswith(('local_', '_')) and name not in ANYWHERE]
     ranks = []
     for name in names:
         if name in HEAD:
