@@ -1,0 +1,396 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for building the OFI plugin, through which NCCL and RCCL use libfabric, implemented as an easyblock.
+
+The tables are read from configure.ac, m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), from
+ROCm/aws-ofi-rccl@17d41cb, and from src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
+"""
+import os
+import re
+from collections import namedtuple
+
+from easybuild.easyblocks.generic.configuremake import ConfigureMake
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools import LooseVersion
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
+from easybuild.tools.config import build_option
+from easybuild.tools.environment import setvar
+from easybuild.tools.filetools import read_file, symlink, which, write_file
+from easybuild.tools.modules import get_software_root, get_software_root_env_var_name, get_software_version
+from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.systemtools import get_shared_lib_ext
+
+# since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
+# lib: name under which the library is installed (%s is nccl or rccl). hwloc: whether hwloc is needed.
+Release = namedtuple('Release', ['since', 'apis', 'cxx', 'lib', 'hwloc'])
+RELEASES = [
+    Release('1.6.0', (2, 6), None, 'lib%s-net', False),
+    Release('1.7.0', (2, 6), None, 'lib%s-net', True),
+    Release('1.8.0', (2, 7), None, 'lib%s-net', True),
+    Release('1.9.0', (2, 8), None, 'lib%s-net', True),
+    Release('1.14.0', (2, 9), '17', 'lib%s-net', True),
+    Release('1.15.0', (2, 10), '17', 'lib%s-net-ofi', True),
+    Release('1.17.2', (2, 11), '17', 'lib%s-net-ofi', True),
+    Release('1.19.0', (6, 11), '17', 'lib%s-net-ofi', True),
+    Release('1.20.0', (6, 12), '17', 'lib%s-net-ofi', True),
+    Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi', True),
+]
+FIRST_WITH_ROCM = '1.18.0'
+MIN_LIBFABRIC = '1.11'
+
+# options of configure by the release that brought them
+OPTIONS = {
+    '1.6.0': ['enable-debug', 'enable-neuron', 'enable-picky-compiler', 'enable-platform-aws', 'enable-tests',
+              'enable-trace', 'with-cuda', 'with-libfabric', 'with-lttng', 'with-mpi'],
+    '1.7.0': ['with-hwloc'],
+    '1.8.0': ['enable-asan', 'enable-ubsan', 'with-valgrind'],
+    '1.10.0': ['enable-nvtx-trace-per-comm', 'enable-nvtx-trace-per-dev', 'enable-werror', 'with-nvtx'],
+    '1.13.0': ['enable-cudart-dynamic'],
+    '1.15.0': ['enable-nccl-net-symlink'],
+    '1.17.0': ['enable-nccl-net-library'],
+    FIRST_WITH_ROCM: ['with-gdrcopy', 'with-rocm'],
+    '1.19.0': ['enable-thread-analysis'],
+    '1.20.0': ['enable-gdaki', 'enable-ngc'],
+    '1.21.0': ['enable-histogram', 'with-nvcc'],
+}
+# options that were taken away, and the first release without them
+GONE = {'enable-nvtx-trace-per-comm': '1.18.0', 'enable-nvtx-trace-per-dev': '1.18.0', 'enable-gdaki': '1.21.0'}
+# those that autoconf, automake and libtool give to every configure script
+STANDARD_OPTIONS = ['enable-dependency-tracking', 'enable-fast-install', 'enable-libtool-lock', 'enable-shared',
+                    'enable-silent-rules', 'enable-static', 'with-gnu-ld', 'with-pic', 'with-sysroot']
+
+# AMD's own plugin, from before aws-ofi-nccl knew ROCm
+RCCL_PLUGIN = 'aws-ofi-rccl'
+RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net', False)
+RCCL_PLUGIN_OPTIONS = ['enable-debug', 'enable-tests', 'enable-trace', 'with-hip', 'with-libfabric', 'with-mpi',
+                       'with-rccl']
+
+# first release of NCCL (or of RCCL, which follows its numbers): oldest and newest ncclNetPlugin_v* that it accepts
+NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
+             ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
+
+# what the plugin is built against: options of configure that take its prefix, and a header below include/
+COMPONENTS = {
+    'libfabric': (['with-libfabric'], 'rdma/fabric.h'),
+    'hwloc': (['with-hwloc'], 'hwloc.h'),
+    'CUDA': (['with-cuda'], 'cuda_runtime.h'),
+    'ROCm': (['with-rocm', 'with-hip', 'with-rccl'], 'hip/hip_runtime_api.h'),
+}
+
+# with '-isystem /usr/include' in front, '#include_next <stdlib.h>' of the C++ headers finds nothing
+SYSTEM_PREFIXES = ['/', '/usr', '/usr/local']
+
+# variable: the plain compiler, and those that link MPI (on a Cray its GPU transport as well) into what they link
+COMPILERS = {
+    'CC': ('gcc', ['cc', 'mpicc', 'mpiicc', 'mpiicx']),
+    'CXX': ('g++', ['CC', 'mpicxx', 'mpic++', 'mpiCC', 'mpiicpc', 'mpiicpx']),
+}
+MPI_LIBS_REGEX = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
+
+OPTION_REGEX = re.compile(r'(?<!\S)--(with|without|enable|disable)-([\w-]+)')
+
+
+class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
+    """
+    Support for building the OFI plugin of NCCL and RCCL: aws-ofi-nccl of all release lines since 1.6, and aws-ofi-rccl.
+
+    Which of the two it is for follows from the dependencies: CUDA, or ROCm. A dependency may be an external module
+    whose metadata gives name and prefix. libfabric and hwloc may also be those of the operating system.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters of the plugin."""
+        extra_vars = ConfigureMake.extra_options(extra_vars)
+        extra_vars.update({
+            'libfabric_provider': [None, "Name of the provider that the libfabric in use must have, for example 'cxi'; "
+                                         "None: not checked", CUSTOM],
+        })
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise: nothing is compiled or linked against a plugin."""
+        super().__init__(*args, **kwargs)
+        for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LIBRARY_PATH']:
+            self.module_load_environment.remove(variable)
+        self.is_rccl_plugin = self.name.lower() == RCCL_PLUGIN
+
+    def release(self):
+        """Line of releases (Release) that this version belongs to; EasyBuildError when it is older than all of them."""
+        if self.is_rccl_plugin:
+            return RCCL_PLUGIN_RELEASE
+        lines = [line for line in RELEASES if not self.older_than(line.since)]
+        if not lines:
+            raise EasyBuildError("%s %s is not known to this easyblock: the oldest that it can build is %s",
+                                 self.name, self.version, RELEASES[0].since)
+        return lines[-1]
+
+    def older_than(self, version):
+        """Whether the version being built is older than this one; releases for AWS ('1.9.2-aws') count as theirs."""
+        return LooseVersion(self.version.split('-')[0]) < LooseVersion(version)
+
+    def knows(self, option):
+        """Whether configure of this version has an option, given as 'with-x' or 'enable-x'."""
+        if option in STANDARD_OPTIONS:
+            return True
+        if self.is_rccl_plugin:
+            return option in RCCL_PLUGIN_OPTIONS
+        since, gone = lifetime(option)
+        return bool(since) and not self.older_than(since) and (gone is None or self.older_than(gone))
+
+    def check_options(self):
+        """
+        Raise an error for an option in configopts that this version does not know: autoconf only warns.
+
+        :return: names of the options there, as 'with-x' or 'enable-x'
+        """
+        options = []
+        for given, name in OPTION_REGEX.findall(self.cfg['configopts']):
+            option = given.replace('without', 'with').replace('disable', 'enable') + '-' + name.replace('_', '-')
+            options.append(option)
+            if not self.knows(option):
+                since, gone = lifetime(option)
+                known = "since %s%s" % (since, ", no longer in %s" % gone if gone else '') if since else "in no release"
+                raise EasyBuildError("%s %s has no option --%s-%s (aws-ofi-nccl has it %s). Take it out of configopts, "
+                                     "or take another version", self.name, self.version, given, name, known)
+        return options
+
+    def nccl_in_use(self):
+        """
+        NCCL or RCCL that will load the plugin: the header below the prefix of the dependency says it best.
+
+        :return: name and version; the version is None when there is nothing to ask
+        """
+        name, roots, header = 'NCCL', ['NCCL'], 'nccl.h'
+        if self.gpu() == 'ROCm':
+            name, roots, header = 'RCCL', ['RCCL', 'ROCm'], 'rccl/rccl.h'
+        for path in [os.path.join(get_software_root(root) or '', 'include', header) for root in roots]:
+            if os.path.isabs(path) and os.path.isfile(path):
+                numbers = dict(re.findall(r'^#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)', read_file(path), re.M))
+                if len(numbers) == 3:
+                    return name, '.'.join(numbers[part] for part in ['MAJOR', 'MINOR', 'PATCH'])
+        return name, get_software_version(name)
+
+    def check_fits(self, apis, what):
+        """Check that NCCL or RCCL can load what exports these ncclNetPlugin_v* (set of numbers, and what has them)."""
+        name, version = self.nccl_in_use()
+        windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
+        if not windows:
+            self.log.info("It is not checked whether %s can load %s: its version is %s", name, what, version)
+            return
+        oldest, newest = windows[-1]
+        usable = [api for api in apis if oldest <= api <= newest]
+        if not usable:
+            raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, and the plugin has %s. "
+                                 "Take aws-ofi-nccl %s", name, version, what, oldest, newest,
+                                 ', '.join('v%d' % api for api in sorted(apis)) or 'none',
+                                 fitting_releases(oldest, newest, name == 'RCCL'))
+        self.log.info("%s %s will use ncclNetPlugin_v%d of %s (it accepts v%d to v%d)", name, version, max(usable),
+                      what, oldest, newest)
+
+    def gpu(self):
+        """GPU software that the plugin is for, from the dependencies: 'CUDA' or 'ROCm'."""
+        found = [name for name in ['CUDA', 'ROCm'] if get_software_root(name)]
+        if len(found) == 2:
+            raise EasyBuildError("Both CUDA and ROCm are among the dependencies: a plugin is for one of them")
+        if found:
+            return found[0]
+        # with --sanity-check-only nothing is known of external modules, but what is installed tells
+        rccl_library = os.path.join(self.installdir, 'lib', 'librccl-net.%s' % get_shared_lib_ext())
+        return 'ROCm' if self.is_rccl_plugin or os.path.exists(rccl_library) else 'CUDA'
+
+    def prefix_of(self, name, needed=False):
+        """Prefix of a dependency (see COMPONENTS), None when it is the system's; if needed, it must be a dependency."""
+        root, header = get_software_root(name), COMPONENTS[name][1]
+        if self.dry_run:
+            return root or (needed and '$' + get_software_root_env_var_name(name)) or None
+        if root and os.path.realpath(root) not in SYSTEM_PREFIXES:
+            if not os.path.isfile(os.path.join(root, 'include', header)):
+                raise EasyBuildError("The prefix of %s is %s, and there is no include/%s below it. For an external "
+                                     "module the prefix comes from its metadata (eb option "
+                                     "--external-modules-metadata)", name, root, header)
+            return root
+        if needed and not root:
+            raise EasyBuildError("%s is not among the dependencies of %s %s, and it must be. For an external module, "
+                                 "its metadata must give the name %s and the prefix (eb option "
+                                 "--external-modules-metadata)", name, self.name, self.version, name)
+        cmd = "echo '#include <%s>' | %s -E -x c - >/dev/null" % (header, os.getenv('CC') or COMPILERS['CC'][0])
+        if run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+            raise EasyBuildError("The header %s was not found: make %s a dependency (a module, or an external module "
+                                 "with metadata), or have the operating system's package for development installed "
+                                 "(%s-devel, lib%s-dev)", header, name, name, name.replace('lib', ''))
+        self.log.info("%s of the operating system is used", name)
+        return None
+
+    def set_compilers(self):
+        """Take a plain compiler where $CC or $CXX names one that links MPI; check that it can do what is needed."""
+        for variable, (plain, wrappers) in COMPILERS.items():
+            if os.path.basename(os.getenv(variable) or '') in wrappers:
+                self.log.info("$%s is %s, which links MPI: %s is taken", variable, os.getenv(variable), plain)
+                setvar(variable, plain)
+
+        standard = self.release().cxx
+        given = re.search(r'(?<!\S)CXX=["\']?([^\s"\']+)', self.cfg['configopts'])
+        compiler = given.group(1) if given else os.getenv('CXX') or COMPILERS['CXX'][0]
+        cmd = "echo 'int main() { return 0; }' | %s -std=c++%s -fsyntax-only -x c++ -" % (compiler, standard)
+        if standard and run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+            raise EasyBuildError("%s %s needs a compiler for C++%s, and %s is none. Make the module of a newer one a "
+                                 "dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
+                                 self.name, self.version, standard, compiler)
+
+    def configure_options(self):
+        """Options of configure besides those in configopts; the run paths of what they name are put into $LDFLAGS."""
+        gpu = self.gpu()
+        if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):
+            raise EasyBuildError("%s %s does not know ROCm: %s is the first release that does (before it, there was "
+                                 "aws-ofi-rccl)", self.name, self.version, FIRST_WITH_ROCM)
+        libfabric = get_software_version('libfabric')
+        if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
+            raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)
+
+        given, options, ldflags = self.check_options(), [], []
+        for name in ['libfabric', gpu] + (['hwloc'] if self.release().hwloc else []):
+            root = self.prefix_of(name, needed=name == gpu)
+            for option in COMPONENTS[name][0]:
+                if self.knows(option) and option not in given and (root or option == 'with-rocm'):
+                    # ROCm is not looked for unless it is asked for
+                    options.append('--%s=%s' % (option, root or 'yes'))
+            if root:
+                # with a comma: EasyBuild's wrappers leave out a '-rpath=' that is below /usr, such as /usr/local/cuda
+                ldflags.append('-Wl,-rpath,%s' % libdir(root))
+        if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
+            # these link the driver's library, of which a node without GPU has a stub only
+            ldflags.append('-L%s/stubs' % libdir(get_software_root('CUDA') or '$EBROOTCUDA'))
+        for option in ['platform-aws', 'tests']:
+            if self.knows('enable-' + option) and 'enable-' + option not in given:
+                options.append('--disable-' + option)
+        if ldflags:
+            setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
+        return options
+
+    def configure_step(self, *args, **kwargs):
+        """Check what can be checked before anything is compiled, make configure if there is none, and run it."""
+        self.check_options()
+        self.set_compilers()
+        options = self.configure_options()
+        oldest, newest = self.release().apis
+        self.check_fits(set(range(oldest, newest + 1)), '%s %s' % (self.name, self.version))
+        self.check_provider()
+        if not os.path.exists('configure') and not self.dry_run:
+            self.make_configure()
+        self.cfg['configopts'] = ' '.join(options + [self.cfg['configopts']]).strip()
+        return super().configure_step(*args, **kwargs)
+
+    def make_configure(self):
+        """Make configure, which archives of a tag do not have."""
+        missing = [cmd for cmd in ['autoconf', 'automake', 'libtoolize'] if not which(cmd, on_error='ignore')]
+        if missing:
+            raise EasyBuildError("The sources of %s %s have no configure script, and there is no %s to make one with: "
+                                 "add Autotools to the builddependencies, or have the packages autoconf, automake and "
+                                 "libtool installed", self.name, self.version, ', '.join(missing))
+        # since 1.19 the version comes from git, and that of a repository around the build directory would be taken
+        if os.path.exists(os.path.join('m4', 'get_version.sh')) and not os.path.exists('.release_version'):
+            write_file('.release_version', self.version + '\n')
+        run_shell_cmd('sh ./autogen.sh')
+
+    def library_names(self):
+        """
+        File names of the plugin: those that NCCL or RCCL of any version, and NCCL_NET_PLUGIN=ofi, look for.
+
+        RCCL of ROCm 7.2 looks for libnccl-net.so, those before and after it for librccl-net.so.
+        """
+        flavours = ['rccl', 'nccl'] if self.gpu() == 'ROCm' else ['nccl']
+        ext = get_shared_lib_ext()
+        return ['lib%s-%s.%s' % (flavour, name, ext) for flavour in flavours for name in ['net', 'net-ofi']]
+
+    def post_processing_step(self):
+        """Add the names of the plugin that upstream's installation does not have."""
+        super().post_processing_step()
+        lib_dir = os.path.join(self.installdir, 'lib')
+        flavour = 'rccl' if self.gpu() == 'ROCm' else 'nccl'
+        target = '%s.%s' % (self.release().lib % flavour, get_shared_lib_ext())
+        for path in [os.path.join(lib_dir, name) for name in self.library_names()]:
+            if os.path.exists(os.path.join(lib_dir, target)) and not os.path.lexists(path):
+                symlink(target, path, use_abspath_source=False)
+
+    def check_provider(self):
+        """Check that the libfabric in use has the provider that is asked for, whatever NIC this node has."""
+        provider, root = self.cfg['libfabric_provider'], get_software_root('libfabric')
+        if not provider or self.dry_run:
+            return
+        fi_info = os.path.join(root, 'bin', 'fi_info') if root else which('fi_info', on_error='ignore')
+        cmd = '"%s" -l' % fi_info
+        if root:
+            cmd = 'LD_LIBRARY_PATH="%s:$LD_LIBRARY_PATH" %s' % (libdir(root), cmd)
+        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+        providers = re.findall(r'^(\S+):\s*$', res.output, re.M)
+        if res.exit_code != EasyBuildExit.SUCCESS or not providers:
+            print_warning("It cannot be asked whether libfabric has the provider '%s', without which jobs would not "
+                          "use the network: %s failed: %s", provider, cmd, res.output.strip(), log=self.log)
+        elif provider not in providers:
+            raise EasyBuildError("The libfabric in use (%s) has no provider '%s', so jobs would not use the network. "
+                                 "It has: %s. Make the libfabric of the network's vendor the dependency",
+                                 root or fi_info, provider, ', '.join(providers))
+
+    def check_library(self, path):
+        """Check symbols and linked libraries of the plugin, given the path of its library."""
+        res = run_shell_cmd('readelf --dyn-syms --wide "%s"' % path, hidden=True)
+        defined = re.findall(r'^(?!.* UND ).*\bncclNetPlugin_v(\d+)\s*$', res.output, re.M)
+        self.check_fits({int(api) for api in defined}, path)
+
+        res = run_shell_cmd('env -u LD_LIBRARY_PATH ldd "%s"' % path, hidden=True)
+        linked = dict(re.findall(r'^\s*(\S+) => (not found|\S+)', res.output, re.M))
+        mpi = sorted(name for name in linked if MPI_LIBS_REGEX.match(name))
+        if mpi:
+            raise EasyBuildError("%s is linked with MPI (%s): NCCL in programs without MPI could not load it. Build it "
+                                 "where no MPI module and no compiler wrappers are loaded (module --force purge)",
+                                 path, ', '.join(mpi))
+        # the driver's libraries are on nodes with a GPU only
+        driver = build_option('filter_rpath_sanity_libs')
+        absent = sorted(name for name in linked if linked[name] == 'not found' and name not in driver)
+        if absent:
+            raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: the plugin would silently not "
+                                 "be loaded where modules are not. What it is linked with must be a dependency",
+                                 path, ', '.join(absent))
+        root = os.path.realpath(get_software_root('libfabric') or '/')
+        found = [os.path.realpath(linked[name]) for name in linked if name.startswith('libfabric.so')]
+        if found and root not in SYSTEM_PREFIXES and not found[0].startswith(root + os.sep):
+            raise EasyBuildError("%s takes libfabric from %s, and not from %s", path, found[0], root)
+
+    def sanity_check_step(self, custom_paths=None, **kwargs):
+        """Check names, symbols and linked libraries of the plugin, and the provider of libfabric."""
+        names = [os.path.join('lib', name) for name in self.library_names()]
+        path = os.path.join(self.installdir, names[0])
+        # before EasyBuild's own checks, which say less about the same faults
+        if os.path.exists(path) and not self.dry_run:
+            self.check_library(path)
+            self.check_provider()
+        if 'LD_LIBRARY_PATH' in (build_option('filter_env_vars') or []):
+            print_warning("$LD_LIBRARY_PATH is kept out of modules: NCCL will find the plugin only where "
+                          "$NCCL_NET_PLUGIN is %s", path, log=self.log)
+        super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
+
+
+def lifetime(option):
+    """First release of aws-ofi-nccl that knows an option, and the first that no longer does; None for none."""
+    return next((since for since in OPTIONS if option in OPTIONS[since]), None), GONE.get(option)
+
+
+def fitting_releases(oldest, newest, rccl):
+    """Releases of aws-ofi-nccl that export one of ncclNetPlugin_v<oldest> to v<newest> (and know ROCm), in words."""
+    fitting = [number for number, line in enumerate(RELEASES) if line.apis[0] <= newest and line.apis[1] >= oldest]
+    since = FIRST_WITH_ROCM if rccl else RELEASES[0].since
+    since = max(since, RELEASES[fitting[0]].since, key=LooseVersion)
+    if fitting[-1] + 1 < len(RELEASES):
+        return "%s or newer, but older than %s" % (since, RELEASES[fitting[-1] + 1].since)
+    return "%s or newer" % since
+
+
+def libdir(root):
+    """Directory with the libraries below a prefix, as configure of the plugin chooses it: lib64 where there is one."""
+    return os.path.join(root, 'lib64' if os.path.isdir(os.path.join(root, 'lib64')) else 'lib')
