@@ -77,7 +77,7 @@ def test_installs_and_module_works(tiny, modulestool, tmp_path):
     assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
     assert 'PYTHONPATH' not in env
     assert {path.name for path in (root / 'runscripts').iterdir()} == \
-        {'conda-python-simple', 'conda-python-distributed', 'get-master'}
+        {'conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master'}
     assert all(os.access(path, os.X_OK) for path in (root / 'runscripts').iterdir())
     done = subprocess.run(['python', '-c', 'import alpha, sys; print(alpha.__version__, sys.prefix)'], env=env, text=True,
                           stdout=subprocess.PIPE, check=True)

@@ -2,9 +2,9 @@
 
     python3 tests/testbed/apptainer.py DIR
 
-Debian has the package in its development suite (sid) only, and the libraries that it wants are newer than those of Debian 12.
-So the package and its libraries are unpacked together into DIR, and its two programs are told to use these libraries.
-Nothing of the machine is changed. apt checks the signatures, with the keyring of the package debian-archive-keyring.
+Debian has the package in its development suite (sid) only, and the libraries that it wants are newer than those of
+Debian 12. So the package and its libraries are unpacked together into DIR, and its two programs are told to use these
+libraries. Nothing of the machine is changed. apt checks the signatures, with the keyring of debian-archive-keyring.
 """
 import argparse
 import fcntl
@@ -20,12 +20,12 @@ import tempfile
 KEYRING = '/usr/share/keyrings/debian-archive-keyring.gpg'
 PACKAGES = ('apptainer', 'libc6', 'libseccomp2', 'libsqlite3-0')
 HELPERS = ('mksquashfs', 'unsquashfs', 'squashfuse', 'fuse2fs', 'newuidmap')
-"""Programs that Apptainer calls: packages squashfs-tools, squashfuse, fuse2fs, uidmap. tests/testbed/packages.txt has them."""
+"""Programs that Apptainer calls: packages squashfs-tools, squashfuse, fuse2fs, uidmap."""
 
-CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
-    NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT
-    SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
-    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE""".split()
+CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
+    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE
+    SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL
+    SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE""".split()
 """Linux's capabilities in the order of their numbers: linux/capability.h."""
 
 RECIPE = 2
@@ -43,41 +43,49 @@ def call(*command, **options):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, **options)
     except FileNotFoundError:
-        raise Unavailable(f'{command[0]} is missing: Apptainer is unpacked from Debian packages, which needs a Debian machine. '
-                          'Elsewhere install Apptainer yourself: one on the PATH is used')
+        raise Unavailable(
+            f'{command[0]} is missing: Apptainer is unpacked from Debian packages, which needs a Debian machine. '
+            'Elsewhere install Apptainer yourself: one on the PATH is used'
+        )
     if done.returncode != 0:
-        raise Unavailable(f'{" ".join(command)} failed with status {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-1500:]}')
+        output = done.stdout[-1500:] + done.stderr[-1500:]
+        raise Unavailable(f'{" ".join(command)} failed with status {done.returncode}:\n{output}')
     return done.stdout
 
 
 def debian_mirror():
     """Address of the Debian archive that this machine's own apt uses."""
-    targets = call('apt-get', 'indextargets', '--format', '$(LABEL)|$(COMPONENT)|$(REPO_URI)', 'Created-By: Packages')
+    fields = '$(LABEL)|$(COMPONENT)|$(REPO_URI)'
+    targets = call('apt-get', 'indextargets', '--format', fields, 'Created-By: Packages')
     for line in targets.splitlines():
         label, component, uri = line.split('|', 2)
         if (label, component) == ('Debian', 'main'):
             return uri
-    raise Unavailable("this machine's apt has no package lists of the Debian archive. Remedy: apt-get update; on a machine that "
-                      'is not Debian, install Apptainer yourself: one on the PATH is used')
+    raise Unavailable(
+        "this machine's apt has no package lists of the Debian archive. Remedy: apt-get update; on a machine that is "
+        'not Debian, install Apptainer yourself: one on the PATH is used'
+    )
 
 
 def download(packages, directory, suite=None):
     """
-    Download packages with apt into `directory`.
+    Download packages with apt.
 
-    :param suite: of the Debian archive, with an apt configuration of its own; None: what the machine's own sources offer
+    :param suite: of the Debian archive, with an apt configuration of its own; None: what the machine's own sources have
     :return: paths of the package files
     """
     env = None
     if suite:
         if not os.path.exists(KEYRING):
-            raise Unavailable(f'{KEYRING} is missing, so signatures cannot be checked. Remedy: apt-get install debian-archive-keyring')
+            remedy = 'apt-get install debian-archive-keyring'
+            raise Unavailable(f'{KEYRING} is missing, so signatures cannot be checked. Remedy: {remedy}')
         apt = directory / 'apt'
         for part in ('state/lists/partial', 'cache/archives/partial', 'sources', 'preferences'):
             (apt / part).mkdir(parents=True)
         (apt / 'sources.list').write_text(f'deb [signed-by={KEYRING}] {debian_mirror()} {suite} main\n')
         (apt / 'status').touch()
-        user = 'APT::Sandbox::User "root";\n' if os.geteuid() == 0 else ''     # apt's own user may not enter our directory
+        # apt's own user may not enter our directory
+        user = 'APT::Sandbox::User "root";\n' if os.geteuid() == 0 else ''
         (apt / 'apt.conf').write_text(
             f'Dir::State "{apt}/state";\nDir::State::status "{apt}/status";\nDir::Cache "{apt}/cache";\n'
             f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "{apt}/sources";\n'
@@ -96,12 +104,14 @@ def relocate(part, root, patchelf):
     """Make what was unpacked in `part` work when it is called `root`."""
     library, = part.glob('usr/lib/*/apptainer')
     library = library.parent
-    loader = library.relative_to(part) / os.path.basename(call(patchelf, '--print-interpreter', part / 'usr/bin/apptainer').strip())
+    interpreter = call(patchelf, '--print-interpreter', part / 'usr/bin/apptainer').strip()
+    loader = library.relative_to(part) / os.path.basename(interpreter)
     if not (part / loader).exists():
         raise Unavailable(f'the package libc6 has no {loader}')
     for program in (part / 'usr/bin/apptainer', library / 'apptainer/bin/starter'):
         # a forced rpath also holds for the libraries that the libraries want
-        call(patchelf, '--set-interpreter', root / loader, '--force-rpath', '--set-rpath', root / library.relative_to(part), program)
+        rpath = root / library.relative_to(part)
+        call(patchelf, '--set-interpreter', root / loader, '--force-rpath', '--set-rpath', rpath, program)
 
     # unpacked elsewhere than in /, it looks for its files relative to its two programs
     for name in ('usr/etc', 'usr/lib/etc'):
@@ -189,8 +199,8 @@ def main():
         sys.exit(f'apptainer.py: {error}')
     missing = [name for name in HELPERS if not shutil.which(name)]
     if missing:
-        print('apptainer.py: not on the PATH, and needed for some of its work: %s (packages squashfs-tools, squashfuse, fuse2fs, uidmap)'
-              % ' '.join(missing), file=sys.stderr)
+        print('apptainer.py: not on the PATH, and needed for some of its work: %s '
+              '(packages squashfs-tools, squashfuse, fuse2fs, uidmap)' % ' '.join(missing), file=sys.stderr)
     print(bin_dir)
 
 

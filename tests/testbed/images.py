@@ -1,4 +1,4 @@
-"""Container images that hold a real PyTorch, and the runtime to run them; made once and kept in the testbed directory."""
+"""Container images that hold a real PyTorch, and the runtime to run them; made once and kept."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""cpu-bind: which cores each task gets, from a site's map and from the topology of machines that are written down here."""
+"""cpu-bind: which cores each task gets, from a site's map and from the topology of machines written down here."""
 import pathlib
 import shutil
 import subprocess
@@ -53,7 +53,8 @@ class Machine:
             self.write(f'{device}/class', kind)
             self.write(f'{device}/vendor', vendor)
             self.write(f'{device}/local_cpulist', local)
-        self.write('proc/self/status', f'Name:\tbash\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed or f"0-{len(cpus) - 1}"}\n')
+        allowed = allowed or f'0-{len(cpus) - 1}'
+        self.write('proc/self/status', f'Name:\tbash\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed}\n')
 
     def write(self, name, text):
         path = self.path / name
@@ -108,13 +109,17 @@ def test_bad_map(cpu_bind, text, reason):
 
 # --- how many tasks
 
-@pytest.mark.parametrize('env', [{'SLURM_NTASKS_PER_NODE': '8'}, {'SLURM_TASKS_PER_NODE': '8(x2)'}, {'SLURM_TASKS_PER_NODE': '8'}])
+@pytest.mark.parametrize('env', [
+    {'SLURM_NTASKS_PER_NODE': '8'}, {'SLURM_TASKS_PER_NODE': '8(x2)'}, {'SLURM_TASKS_PER_NODE': '8'},
+])
 def test_tasks_from_slurm(cpu_bind, env):
     assert cpu_bind(SLINGTORCH_CPU_GPU_MAP=LUMI_G, **env).stdout.strip() == LUMI_MASK
 
 
 @pytest.mark.parametrize('env, reason', [
-    ({}, '--tasks-per-node N'), ({'SLURM_TASKS_PER_NODE': '8,4'}, 'different numbers of tasks'), ({'SLURM_NTASKS_PER_NODE': 'x'}, "'x' tasks per node"),
+    ({}, '--tasks-per-node N'),
+    ({'SLURM_TASKS_PER_NODE': '8,4'}, 'different numbers of tasks'),
+    ({'SLURM_NTASKS_PER_NODE': 'x'}, "'x' tasks per node"),
 ])
 def test_tasks_not_known(cpu_bind, env, reason):
     done = cpu_bind(SLINGTORCH_CPU_GPU_MAP=LUMI_G, **env)

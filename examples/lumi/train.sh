@@ -1,0 +1,29 @@
+#!/bin/bash -e
+# Training on two whole nodes of LUMI-G, one task for each of their 8 GCDs, in a container.
+#
+#   cd examples/digits
+#   sbatch --account=project_<your_project_id> ../lumi/train.sh
+#
+# The image must have scikit-learn, whose handwritten digits are the data set. Where it has not, and the module has a
+# virtual environment (from 2.2.2 on), this adds it once:  module load LUMI PyTorch/...; pip install scikit-learn
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+#SBATCH --tasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --output="output_%x_%j.txt"
+#SBATCH --partition=standard-g
+#SBATCH --mem=480G
+#SBATCH --time=00:10:00
+
+module load LUMI
+module load "${PYTORCH_MODULE:-PyTorch/2.7.1-rocm-6.2.4-python-3.12-singularity-20250827}"
+
+# To see what RCCL does, and over which network; this is a lot of output.
+# export SINGULARITYENV_NCCL_DEBUG=INFO SINGULARITYENV_NCCL_DEBUG_SUBSYS=INIT,COLL
+
+# each task on the cores nearest to its GPU; ends the job where that is not possible
+binding=$("$RUNSCRIPTS/cpu-bind")
+
+srun --cpu-bind="$binding" \
+    singularity exec "$SIFPYTORCH" \
+        conda-python-distributed -u train_digits.py --epochs "${EPOCHS:-20}" --json losses.json
