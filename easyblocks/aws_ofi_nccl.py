@@ -161,15 +161,11 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         return options
 
     def nccl_in_use(self):
-        """
-        NCCL or RCCL that will load the plugin: the header below the prefix of the dependency says it best.
-
-        :return: name and version; the version is None when there is nothing to ask
-        """
+        """Name and version of the NCCL or RCCL that will load the plugin, from its header; version None: not known."""
         name, roots, header = 'NCCL', ['NCCL'], 'nccl.h'
         if self.gpu() == 'ROCm':
             name, roots, header = 'RCCL', ['RCCL', 'ROCm'], 'rccl/rccl.h'
-        for path in [os.path.join(get_software_root(root) or '', 'include', header) for root in roots]:
+        for path in [os.path.join(self.root(root) or '', 'include', header) for root in roots]:
             if os.path.isabs(path) and os.path.isfile(path):
                 numbers = dict(re.findall(r'^#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)', read_file(path), re.M))
                 if len(numbers) == 3:
@@ -193,20 +189,25 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         self.log.info("%s %s will use ncclNetPlugin_v%d of %s (it accepts v%d to v%d)", name, version, max(usable),
                       what, oldest, newest)
 
+    def root(self, name):
+        """Prefix of a dependency. $EBROOT* of external modules are there while building only: else ask the metadata."""
+        path = get_software_root(name)
+        for metadata in [dep.get('external_module_metadata') or {} for dep in self.cfg.dependencies()]:
+            if not path and name in metadata.get('name', []) and metadata.get('prefix'):
+                variable, _, rest = metadata['prefix'].partition('/')
+                path = metadata['prefix'] if not variable else os.path.join(os.getenv(variable) or '', rest)
+        return path if path and os.path.isabs(path) else None
+
     def gpu(self):
         """GPU software that the plugin is for, from the dependencies: 'CUDA' or 'ROCm'."""
-        found = [name for name in ['CUDA', 'ROCm'] if get_software_root(name)]
+        found = [name for name in ['CUDA', 'ROCm'] if self.root(name)]
         if len(found) == 2:
             raise EasyBuildError("Both CUDA and ROCm are among the dependencies: a plugin is for one of them")
-        if found:
-            return found[0]
-        # with --sanity-check-only nothing is known of external modules, but what is installed tells
-        rccl_library = os.path.join(self.installdir, 'lib', 'librccl-net.%s' % get_shared_lib_ext())
-        return 'ROCm' if self.is_rccl_plugin or os.path.exists(rccl_library) else 'CUDA'
+        return found[0] if found else 'ROCm' if self.is_rccl_plugin else 'CUDA'
 
     def prefix_of(self, name, needed=False):
         """Prefix of a dependency (see COMPONENTS), None when it is the system's; if needed, it must be a dependency."""
-        root, header = get_software_root(name), COMPONENTS[name][1]
+        root, header = self.root(name), COMPONENTS[name][1]
         if self.dry_run:
             return root or (needed and '$' + get_software_root_env_var_name(name)) or None
         if root and os.path.realpath(root) not in SYSTEM_PREFIXES:
@@ -265,7 +266,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
                 ldflags.append('-Wl,-rpath,%s' % libdir(root))
         if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
             # these link the driver's library, of which a node without GPU has a stub only
-            ldflags.append('-L%s/stubs' % libdir(get_software_root('CUDA') or '$EBROOTCUDA'))
+            ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         for option in ['platform-aws', 'tests']:
             if self.knows('enable-' + option) and 'enable-' + option not in given:
                 options.append('--disable-' + option)
@@ -320,7 +321,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
 
     def check_provider(self):
         """Check that the libfabric in use has the provider that is asked for, whatever NIC this node has."""
-        provider, root = self.cfg['libfabric_provider'], get_software_root('libfabric')
+        provider, root = self.cfg['libfabric_provider'], self.root('libfabric')
         if not provider or self.dry_run:
             return
         fi_info = os.path.join(root, 'bin', 'fi_info') if root else which('fi_info', on_error='ignore')
@@ -357,7 +358,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: the plugin would silently not "
                                  "be loaded where modules are not. What it is linked with must be a dependency",
                                  path, ', '.join(absent))
-        root = os.path.realpath(get_software_root('libfabric') or '/')
+        root = os.path.realpath(self.root('libfabric') or '/')
         found = [os.path.realpath(linked[name]) for name in linked if name.startswith('libfabric.so')]
         if found and root not in SYSTEM_PREFIXES and not found[0].startswith(root + os.sep):
             raise EasyBuildError("%s takes libfabric from %s, and not from %s", path, found[0], root)
