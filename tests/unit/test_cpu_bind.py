@@ -99,7 +99,7 @@ def test_gpus_with_the_same_cores_share_them(cpu_bind):
 
 @pytest.mark.parametrize('text, reason', [
     ('0-3 x', "'x' is not a CPU list"), ('3-0', "'3-0' is not a CPU list"), ('0-3, 4-7', "'0-3,' is not a CPU list"),
-    ('0-3 2-5', 'CPU 2 belongs to GPU 0 and to GPU 1'), ('0-3;4-7', 'separated by blanks'),
+    ('0-3 2-5', 'CPU 2 belongs to GPU 0 and to GPU 1'), ('0-3;4-7', 'separated by blanks'), (' ', 'is blank'),
 ])
 def test_bad_map(cpu_bind, text, reason):
     done = cpu_bind('-n', '2', SLINGTORCH_CPU_GPU_MAP=text)
