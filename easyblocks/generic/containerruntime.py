@@ -24,9 +24,9 @@ RUNTIME_ERRORS = [
     (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR or "
      "$SINGULARITY_TMPDIR (else /tmp) and keeps what it downloads in $APPTAINER_CACHEDIR or $SINGULARITY_CACHEDIR "
      "(else in the home directory): point them to a place with room"),
-    (r'digest.*(mismatch|match|verif)|(mismatch|verif).*digest|content.*sha256.*expected|unexpected digest',
+    (r'digest.*(mismatch|match|verif)|(mismatch|verif).*digest|unexpected digest|got "?sha256:.*want',
      "what the registry delivered does not have the digest of the address. Do not use it; ask who published it"),
-    (r'unauthorized|denied|\b40[13]\b', "the registry refuses. Log in with 'apptainer registry login' or 'singularity "
+    (r'unauthorized|(?<!permission )denied|\b40[13]\b', "the registry refuses. Log in with 'apptainer registry login' or 'singularity "
      "remote login', or correct the address"),
     (r'manifest unknown|manifest_unknown|name unknown|name_unknown|not found|\b404\b', "the registry has no such "
      "image. Compare address and digest with what the publisher says; images can be deleted"),
@@ -98,11 +98,11 @@ class ContainerRuntime(RunScripts):
             except subprocess.CalledProcessError as err:
                 self.raise_runtime_error("Pulling %s" % address, ''.join(lines), err.returncode)
 
-    def raise_runtime_error(self, doing, output, status):
+    def raise_runtime_error(self, doing, output, status, known=RUNTIME_ERRORS):
         """Turn what the runtime printed into an error that says what to do."""
         # what kind of failure it was is in its last words
         text = '\n'.join(output.strip().splitlines()[-15:])
-        for regex, meaning in RUNTIME_ERRORS:
+        for regex, meaning in known:
             if re.search(regex, text, re.I):
                 raise EasyBuildError("%s failed: %s.\nIts last lines were:\n%s", doing, meaning, text,
                                      exit_code=EasyBuildExit.FAIL_DOWNLOAD)
@@ -124,7 +124,7 @@ class ContainerRuntime(RunScripts):
                                 fail_on_error=False)
         if res.exit_code != EasyBuildExit.SUCCESS:
             self.raise_runtime_error("Building the image from %s with %s" % (definition, runtime), res.output,
-                                     res.exit_code)
+                                     res.exit_code, known=RUNTIME_ERRORS[:1])
 
     def verify_signature(self, path, key):
         """

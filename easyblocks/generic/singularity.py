@@ -24,6 +24,9 @@ from easybuild.tools.run import run_shell_cmd
 CONTAINER_SCRIPTS = ['in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
 
+# commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
+NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
+
 CONTAINER_CHECKS = ['warn', 'require']
 
 # what a runtime prints that cannot run containers on this host -> what to do
@@ -78,7 +81,7 @@ class Singularity(SingularityModule):
         if self.cfg['container_checks'] not in CONTAINER_CHECKS:
             raise EasyBuildError("Easyconfig parameter container_checks is '%s': it must be one of %s",
                                  self.cfg['container_checks'], ', '.join(CONTAINER_CHECKS))
-        own = CONTAINER_SCRIPTS + list(CONTAINER_LINKS)
+        own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
         for name in self.cfg['wrappers']:
             if name in own or not re.match(r'^[\w.+-]+$', name):
                 raise EasyBuildError("Easyconfig parameter wrappers has '%s': it must be the name of a command, and "
@@ -105,7 +108,8 @@ class Singularity(SingularityModule):
     def post_processing_step(self):
         """Put the scripts beside the image, and make the user's virtual environment."""
         if self.dry_run:
-            self.dry_run_msg("  * scripts and wrappers will be put beside the image: %s", ', '.join(self.cfg['wrappers']))
+            self.dry_run_msg("  * scripts and wrappers will be put beside the image: %s",
+                             ', '.join(self.cfg['wrappers']))
             return
         super().post_processing_step()
         bin_dir = os.path.join(self.installdir, 'bin')

@@ -396,6 +396,7 @@ def test_preset_venv_without_runtime(site):
     ({'container_checks': 'maybe'}, "container_checks is 'maybe': it must be one of warn, require"),
     ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
     ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
+    ({'wrappers': ['bash']}, "wrappers has 'bash'"),
     ({'wrappers': ['../python']}, "wrappers has '../python'"),
     ({'sources': ['image.tar']}, 'must be an image (.sif) or a definition file (.def)'),
     ({'sources': []}, 'The image must come from one place'),

