@@ -9,30 +9,53 @@ EasyBuild support for PyTorch from source with MPI as a backend of torch.distrib
 GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
 """
 import glob
+import json
 import os
 import re
 import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic.runscripts import RunScripts
+from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
+from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
-from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
-from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.modules import get_software_root
+from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
-# software that brings the command conda
-CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
+NCCL_NAMES = ['NCCL', 'RCCL']
+PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
 # file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
+# what the build and a running PyTorch need besides what modules bring, as pip and conda call it
+PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'filelock', 'fsspec', 'jinja2', 'networkx',
+                   'ninja', 'packaging', 'pip', 'psutil', 'pyyaml', 'requests', 'setuptools<80', 'six', 'sympy',
+                   'typing-extensions>=4.8.0', 'wheel']
 
-class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
+# prints what a process is made of that imported PyTorch; it initialises neither MPI nor a GPU
+PROBE = """
+import json, torch, torch.distributed as dist
+nccl = dist.is_available() and dist.is_nccl_available()
+lines = [line.split(None, 5) for line in open("/proc/self/maps")]
+print("PROBE " + json.dumps({
+    "file": torch.__file__,
+    "version": str(torch.__version__),
+    "config": torch.__config__.show(),
+    "mpi": dist.is_available() and dist.is_mpi_available(),
+    "nccl": nccl,
+    "nccl_version": torch.cuda.nccl.version() if nccl else None,
+    "libraries": sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]}),
+}))
+"""
+
+
+class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     """
     Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
 
@@ -42,12 +65,12 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of EB_PyTorch_Cray."""
-        extra_vars = RunScripts.extra_options(EB_PyTorch.extra_options())
+        extra_vars = EB_PyTorch.extra_options()
+        for parent in [PythonEnvironment, RunScripts]:
+            extra_vars = parent.extra_options(extra_vars)
         extra_vars.update({
             'ccache': [None, "Compile through ccache, so that a build that is run again resumes: True, False, or None: "
                              "if there is a ccache in $PATH", CUSTOM],
-            'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
-                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
             'memory_per_job': [4, "GiB of memory that one compilation may take; limits the number of jobs", CUSTOM],
             'mpi_compilers': [['mpicc', 'mpicxx'], "MPI's compilers for C and C++: names in the directory bin/ of the "
                                                    "dependency that is an MPI, else in $PATH; or full paths", CUSTOM],
@@ -56,7 +79,10 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
                                   "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says", CUSTOM],
             'only_site': [None, "Name of the one site that this easyconfig is for", CUSTOM],
             'site_name': [None, "Name of the site that this is (a site value)", CUSTOM],
+            'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
+                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
         })
+        extra_vars['python_packages'][0] = PYTHON_PACKAGES
         # checked here, with the local version that pip would not expect
         extra_vars['sanity_check_pip_list'][0] = False
         # the environment's own python stands in the scripts, so that they work without the module as well
@@ -64,23 +90,12 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
         return extra_vars
 
     def __init__(self, *args, **kwargs):
-        """Initialise; what the environment holds is not there to be compiled or linked against."""
+        """Initialise: MPI's compilers, and what the finished PyTorch must be made of, are known once modules are."""
         super().__init__(*args, **kwargs)
         self.mpi_compilers = None
         self.expected = None
-        self.use_own_python = False
-        for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
-            self.module_load_environment.remove(variable)
 
     # --- dependencies
-
-    def dependency_metadata(self, name):
-        """Dependency, and its metadata as far as it is an external module, that is the software of this name."""
-        for dep in self.cfg.dependencies():
-            metadata = dep.get('external_module_metadata') or {}
-            if dep['name'] == name or name in metadata.get('name', []):
-                return dep, metadata
-        return None, {}
 
     def root(self, name):
         """
@@ -88,7 +103,8 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
         --sanity-check-only their metadata is asked.
         """
         path = get_software_root(name)
-        prefix = self.dependency_metadata(name)[1].get('prefix')
+        dep = self.dependency([name])
+        prefix = ((dep or {}).get('external_module_metadata') or {}).get('prefix')
         if not path and prefix:
             variable, _, rest = prefix.partition('/')
             path = prefix if prefix.startswith('/') else os.path.join(os.environ.get(variable, ''), rest).rstrip('/')
@@ -102,8 +118,8 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
         """Refuse an easyconfig of one site on another before anything is done."""
         here, meant = self.cfg['site_name'], self.cfg['only_site']
         if here and meant and here != meant:
-            raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
-                                 "easyconfig of this site ('eb --search PyTorch'), or copy this one, change its "
+            raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take "
+                                 "an easyconfig of this site ('eb --search PyTorch'), or copy this one, change its "
                                  "dependencies and only_site", os.path.basename(self.cfg.path), meant, here)
         super().check_readiness_step()
 
@@ -158,10 +174,16 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
             options += ['USE_NCCL=0', 'USE_CUDNN=0']
 
         # CMake has no environment variable for MPI's compilers, but PyTorch hands on every variable called CMAKE_*
-        mpi_file = os.path.join(self.builddir, 'mpi.cmake')
-        write_file(mpi_file, ''.join('set(MPI_%s_COMPILER "%s" CACHE FILEPATH "")\n' % (language, path) for
-                                     language, path in zip(['C', 'CXX'], self.mpi_compilers)))
-        options.append('CMAKE_PROJECT_INCLUDE_BEFORE=' + shlex.quote(mpi_file))
+        lines = ['set(MPI_%s_COMPILER "%s" CACHE FILEPATH "")' % (language, path) for
+                 language, path in zip(['C', 'CXX'], self.mpi_compilers)]
+        # NNPACK would download this package, and build nodes have no network
+        lines += ['file(GLOB SLINGTORCH_SIX "%s/lib/python3*/site-packages/six.py")' % self.installdir,
+                  'if(SLINGTORCH_SIX)',
+                  '  get_filename_component(PYTHON_SIX_SOURCE_DIR "${SLINGTORCH_SIX}" DIRECTORY)',
+                  'endif()']
+        preset = os.path.join(self.builddir, 'preset.cmake')
+        write_file(preset, '\n'.join(lines) + '\n')
+        options.append('CMAKE_PROJECT_INCLUDE_BEFORE=' + shlex.quote(preset))
         options.append('CMAKE_PREFIX_PATH=' + shlex.quote(';'.join(own_prefix)))
 
         names = [option.split('=', 1)[0] for option in self.cfg['custom_opts']]
@@ -170,8 +192,8 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
         env.setvar('LDFLAGS', ' '.join([os.environ.get('LDFLAGS', '')] + self.link_flags()).strip())
         for variable in ['CFLAGS', 'CXXFLAGS']:
             # false alarms of GCC 12 in FBGEMM, which makes them errors
-            flags = '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull'
-            env.setvar(variable, ' '.join([os.environ.get(variable, ''), flags]).strip())
+            flags = ['-Wno-maybe-uninitialized', '-Wno-uninitialized', '-Wno-nonnull'] + self.gpu_aware_flags()
+            env.setvar(variable, ' '.join([os.environ.get(variable, '')] + flags).strip())
 
         super().configure_step()
 
@@ -277,14 +299,37 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
                                  "cray-mpich module of this system, or correct mpi_gtl_dir", library)
         return library
 
+    def gpu_aware_flags(self):
+        """
+        Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
+
+        Without patch, PyTorch before pull request 178323 raises an error for every GPU tensor. Since then it asks for a
+        macro that not every mpi.h of Cray has.
+        """
+        source = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
+        if not self.cfg['mpi_gtl']:
+            return []
+        text = read_file(source) if os.path.exists(source) else ''
+        if 'CRAY_MPICH_VERSION' in text:
+            return []
+        if 'MPIX_GPU_SUPPORT_CUDA' in text:
+            res = run_shell_cmd('%s -E -dM -include mpi.h -x c /dev/null' % shlex.quote(self.mpi_compilers[0]),
+                                hidden=True)
+            return [] if 'define MPIX_GPU_SUPPORT_CUDA' in res.output else ['-DMPIX_GPU_SUPPORT_CUDA=1']
+        raise EasyBuildError("mpi_gtl is set, but %s does not know Cray MPICH, so that every GPU tensor would raise an "
+                             "error. Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch to the patches", source)
+
     def link_flags(self):
         """
         Flags that bring MPI's directory and the GPU Transport Layer into every library.
 
         RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
         """
-        flags = ['-Wl,--disable-new-dtags', '-Wl,-rpath,' + os.path.dirname(mpi_library(self.mpi_compilers[0]) or '/')]
-        for name in ['NCCL', 'RCCL', 'aws-ofi-nccl', 'aws-ofi-rccl']:
+        flags = ['-Wl,--disable-new-dtags']
+        mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]) or '/usr/lib')
+        if not re.match(r'^/(usr/)?lib', mpi_dir):
+            flags.append('-Wl,-rpath,' + mpi_dir)
+        for name in NCCL_NAMES + PLUGIN_NAMES:
             if get_software_root(name):
                 flags.append('-Wl,-rpath,' + os.path.join(get_software_root(name), 'lib'))
         gtl = self.gtl_library()
@@ -301,37 +346,144 @@ class EB_PyTorch_Cray(RunScripts, EB_PyTorch):
                 flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
         return flags
 
-    # --- Python environment
+    # --- installation
 
-    @property
-    def uses_conda(self):
-        """Whether the environment is made by conda: a dependency brings it."""
-        return any(self.dependency_metadata(name)[0] for name in CONDA_NAMES)
+    def install_step(self):
+        """Compile and install; an error tells where it happened and that a next run need not start from nothing."""
+        self.expected = self.expectations()
+        try:
+            super().install_step()
+        except RunShellCmdError as err:
+            lines = err.output.splitlines()
+            where = [line for line in lines if re.search(r'^\s*FAILED: |:\d+: error: |Killed signal|CMake Error', line)]
+            hint = ("what is compiled is in ccache: the same command resumes" if which('ccache', on_error=IGNORE) else
+                    "with ccache in $PATH the same command would resume where it stopped")
+            raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
+                                 "mean too little memory: raise memory_per_job. When it is mended, %s", err.exit_code,
+                                 '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
+                                 exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
-    def prepare_python(self):
-        """Take the environment's own Python once it is made, and until then the one that modules bring."""
-        own = os.path.join(self.installdir, 'bin', 'python')
-        if self.use_own_python and os.path.exists(own):
-            self.python_cmd = own
-            self.set_pylibdirs()
-            self.set_ulimit()
-        else:
-            super().prepare_python()
+    def environment_variables(self):
+        """The variables of the runscripts besides those of the easyconfig and the site."""
+        variables = super().environment_variables()
+        for name in ['RUNSCRIPTS', 'RUNSCRIPTSPYTORCH']:
+            variables[name] = os.path.join(self.installdir, RUNSCRIPTS_DIR)
+        if self.cfg['gpu_visibility']:
+            variables['SLINGTORCH_GPU_VISIBILITY'] = self.cfg['gpu_visibility']
+        return variables
 
-    # --- module
+    def environment_search_paths(self):
+        """NCCL looks for its plugin along $LD_LIBRARY_PATH."""
+        roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
+        libs = [os.path.join(root, 'lib') for root in roots if root]
+        return {'LD_LIBRARY_PATH': libs} if libs else {}
 
-    def make_module_extra(self, *args, **kwargs):
-        """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""
-        self.require_python, required = False, self.require_python
-        txt = super().make_module_extra(*args, **kwargs)
-        self.require_python = required
-        txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
-                                                     relpath=True)
-        return txt + self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
+    # --- sanity
 
-    def should_use_ebpythonprefixes(self):
-        """Never: the environment is found by its own Python."""
-        return False
+    def expectations(self):
+        """What the process of a finished PyTorch must be made of; the keys are those of check_process()."""
+        gtl, nccl = self.gtl_library(), self.first_root(NCCL_NAMES)
+        compilers = self.mpi_compilers or self.find_mpi_compilers()
+        return {
+            'version': self.full_version(),
+            'prefix': self.installdir,
+            'mpi': mpi_library(compilers[0]) if compilers[0] else None,
+            'gtl': gtl,
+            'nccl': nccl[1],
+            'nccl_version': self.dependency([nccl[0]])['version'] if nccl[0] and self.dependency([nccl[0]]) else None,
+            'plugin': self.first_root(PLUGIN_NAMES)[1],
+            'settings': ['USE_MPI'] + [setting for setting, software in
+                                       [('USE_CUDA', 'CUDA'), ('USE_ROCM', 'ROCm'), ('USE_NCCL', nccl[0])]
+                                       if software and self.root(software)],
+        }
+
+    def sanity_check_step(self, *args, **kwargs):
+        """Check what the installed PyTorch is made of, besides what the other easyblocks check."""
+        if not self.sanity_check_module_loaded:
+            self.sanity_check_load_module()
+        # a probe that imports the sources in the current directory would not be one of the installation
+        res = run_shell_cmd('%s -c %s' % (shlex.quote(self.own_python), shlex.quote(PROBE)), fail_on_error=False,
+                            hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
+        if not self.dry_run:
+            found = re.search('^PROBE (.*)$', res.output, re.M)
+            if found:
+                wrong = check_process(json.loads(found.group(1)), self.expected or self.expectations())
+            else:
+                wrong = ["PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:])]
+            self.sanity_check_fail_msgs.extend(wrong)
+        paths = {
+            'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
+            'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],
+        }
+        return super().sanity_check_step(*args, custom_paths=paths, **kwargs)
+
+
+def check_process(process, expected):
+    """
+    Compare what a process that imported PyTorch is made of with what it should be.
+
+    :param process: what PROBE printed
+    :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
+                     (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
+                     asked for
+    :return: list of what is wrong, each a sentence
+    """
+    wrong = []
+    real = {path: os.path.realpath(path) for path in process['libraries']}
+
+    def below(path, prefix):
+        return os.path.realpath(path).startswith(os.path.realpath(prefix) + os.sep)
+
+    if not below(process['file'], expected['prefix']):
+        wrong.append("PyTorch was imported from %s, not from the installation" % process['file'])
+    if process['version'] != expected['version']:
+        wrong.append("PyTorch says that it is %s, not %s" % (process['version'], expected['version']))
+    for name in expected['settings']:
+        if not re.search(r'\b%s=(ON|1)\b' % name, process['config']):
+            wrong.append("torch.__config__ does not say %s=ON" % name)
+
+    if not process['mpi']:
+        wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
+    mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
+    if expected['mpi'] and expected['mpi'] not in mapped:
+        wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
+                     % (expected['mpi'], ' and '.join(mapped) or 'none'))
+    for path in mapped:
+        if path != expected['mpi'] and (expected['mpi'] or len(mapped) > 1):
+            names = [os.path.basename(other) for other in [path] + [key for key in real if real[key] == path]]
+            users = [other for other in sorted(real) if set(needed_libraries(other)).intersection(names)]
+            wrong.append("Another MPI is in the same process: %s, which %s needs"
+                         % (path, ' and '.join(users) or 'no library of the process'))
+    torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
+    needed = sum((needed_libraries(path) for path in torch_libraries), [])
+    if not any(MPI_LIBRARY_REGEX.match(name) for name in needed):
+        wrong.append("No library of PyTorch says that it needs MPI")
+
+    if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
+        wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort, or GPU buffers would "
+                     "crash" % expected['gtl'])
+
+    nccls = sorted({path for path in real.values() if re.match(r'lib(nccl|rccl)\.so', os.path.basename(path))})
+    if expected['nccl']:
+        if not process['nccl']:
+            wrong.append("torch.distributed has no NCCL")
+        if not any(below(path, expected['nccl']) for path in nccls):
+            wrong.append("The NCCL in %s is not in the process: PyTorch uses %s" % (
+                expected['nccl'], ' and '.join(nccls) or 'one that was compiled into it'))
+        version = '.'.join(str(part) for part in process['nccl_version'] or [])
+        if expected['nccl_version'] and version and version != expected['nccl_version']:
+            wrong.append("NCCL says that it is %s, not %s" % (version, expected['nccl_version']))
+        wrong += ["Another NCCL is in the same process: %s (from a Python package?)" % path for path in nccls
+                  if not below(path, expected['nccl'])]
+    if expected['plugin']:
+        names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
+        places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
+        plugins = [os.path.join(place, name) for place in places for name in names
+                   if place and os.path.exists(os.path.join(place, name))]
+        if not plugins or not below(plugins[0], expected['plugin']):
+            wrong.append("NCCL would not take the network plugin in %s but %s: is its directory in $LD_LIBRARY_PATH?"
+                         % (expected['plugin'], plugins[0] if plugins else 'none'))
+    return wrong
 
 
 def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):

@@ -1,0 +1,250 @@
+##
+# Copyright 2026 the slingtorch authors
+#
+# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
+# the same licence, the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+EasyBuild support for Python packages that are built from source into a Python environment of their own,
+implemented as a base for easyblocks.
+"""
+import contextlib
+import copy
+import os
+import shlex
+import tempfile
+
+from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.environment import restore_env
+from easybuild.tools.filetools import IGNORE, mkdir, read_file, which, write_file
+from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.run import run_shell_cmd
+
+# software that brings the command conda
+CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
+
+
+class PythonEnvironment(EasyBlock):
+    """
+    Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
+    one directory. To be inherited from in front of an easyblock derived from PythonPackage.
+
+    The environment is conda's where a dependency brings conda, else a virtual environment on the dependency's Python.
+    Its packages are downloaded in the fetch step, to the software's directory in EasyBuild's source path, and installed
+    without network. Activating it gives the variables that its module gives.
+    """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Easyconfig parameters of the environment."""
+        extra_vars = EasyBlock.extra_options(extra_vars)
+        extra_vars.update({
+            'conda_channels': [['conda-forge'], "Channels of a conda environment, first one first", CUSTOM],
+            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them", CUSTOM],
+            'python_packages': [[], "Packages of the Python environment, as pip or conda takes them", CUSTOM],
+        })
+        return extra_vars
+
+    def __init__(self, *args, **kwargs):
+        """Initialise; what the environment holds is not there to be compiled or linked against."""
+        super().__init__(*args, **kwargs)
+        self.use_own_python = False
+        for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
+            self.module_load_environment.remove(variable)
+
+    @property
+    def own_python(self):
+        """Path of the environment's Python."""
+        return os.path.join(self.installdir, 'bin', 'python')
+
+    def dependency(self, names):
+        """The first dependency that is one of these softwares (by its own name or its metadata), or None."""
+        for dep in self.cfg.dependencies():
+            metadata = dep.get('external_module_metadata') or {}
+            if any(name in [dep['name']] + metadata.get('name', []) for name in names):
+                return dep
+        return None
+
+    @property
+    def uses_conda(self):
+        """Whether the environment is made by conda."""
+        return self.dependency(CONDA_NAMES) is not None
+
+    # --- packages
+
+    @contextlib.contextmanager
+    def python_modules_loaded(self):
+        """Load what Python or conda needs for as long as the context lasts: the site's own modules, and Python's."""
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
+                 if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
+        saved_env = copy.deepcopy(os.environ)
+        tool = self.modules_tool
+        if isinstance(tool, NoModulesTool):
+            # with --fetch EasyBuild does without a modules tool, unless asked
+            tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
+        for name in names:
+            try:
+                # one after the other: a module may need an earlier one that extends $MODULEPATH
+                tool.load([name])
+            except EasyBuildError as err:
+                raise EasyBuildError("There is no module %s on this system, which %s needs: is that for another "
+                                     "system, or must a module be loaded before 'eb' is run? 'module avail' and "
+                                     "'module spider' show what there is. The modules tool says: %s", name,
+                                     os.path.basename(self.cfg.path), err,
+                                     exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+        try:
+            yield
+        finally:
+            restore_env(saved_env)
+
+    def fetch_step(self, *args, **kwargs):
+        """Download the packages besides the sources: build nodes may have no network."""
+        super().fetch_step(*args, **kwargs)
+        if not self.dry_run:
+            with self.python_modules_loaded():
+                self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
+
+    def make_environment(self, path, fetch=False):
+        """
+        Make the environment, or download what it takes.
+
+        :param path: directory of the environment; one that is not needed afterwards when downloading
+        :param fetch: download the packages, unless they are there
+        """
+        packages = ' '.join(shlex.quote(pkg) for pkg in self.cfg['python_packages'] + self.cfg['extra_packages'])
+        store = os.path.join(source_paths()[0], self.name[0].lower(), self.name,
+                             'conda' if self.uses_conda else 'wheels')
+        mkdir(store, parents=True)
+        if self.uses_conda:
+            conda = os.environ.get('CONDA_EXE') or which('conda', on_error=IGNORE)
+            if not conda:
+                raise EasyBuildError("The environment is made by conda, and there is no conda in $PATH: does the "
+                                     "module %s bring it?", self.dependency(CONDA_NAMES)['full_mod_name'])
+            channels = ' '.join('--channel ' + shlex.quote(name) for name in self.cfg['conda_channels'])
+            cmd = 'CONDA_PKGS_DIRS=%s %s create --yes --prefix %s --override-channels %s ' % (
+                shlex.quote(store), shlex.quote(conda), shlex.quote(path), channels)
+            offline, online = cmd + '--offline ', cmd
+            if fetch:
+                offline, online = offline + '--download-only ', online + '--download-only '
+        else:
+            root = get_software_root('Python')
+            python = os.path.join(root, 'bin', 'python3') if root else which('python3', on_error=IGNORE)
+            if not python:
+                raise EasyBuildError("There is no python3 to make an environment with: add a module of Python or of "
+                                     "conda to the dependencies")
+            self.run_environment_command([shlex.quote(python) + ' -m venv ' + shlex.quote(path)], 'Making')
+            pip = '%s/bin/python -m pip --disable-pip-version-check ' % shlex.quote(path)
+            if fetch:
+                online = pip + 'download --only-binary :all: --progress-bar off --dest %s ' % shlex.quote(store)
+                offline = online + '--no-index --find-links %s ' % shlex.quote(store)
+            else:
+                offline = pip + 'install --no-index --find-links %s ' % shlex.quote(store)
+        if packages or self.uses_conda:
+            # nothing is asked of any server when everything is there
+            commands = [offline, online] if fetch else [offline]
+            self.run_environment_command([cmd + packages for cmd in commands],
+                                         'Downloading for' if fetch else 'Making')
+
+    def run_environment_command(self, commands, doing):
+        """Run commands until one succeeds; EasyBuildError with what the last one printed if none does."""
+        for cmd in commands:
+            res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+            if res.exit_code == EasyBuildExit.SUCCESS:
+                return
+        last_lines = '\n'.join(res.output.strip().splitlines()[-15:])
+        raise EasyBuildError("%s the Python environment failed. Without network, run 'eb --fetch %s' where there is "
+                             "one first; a package that cannot be had is to be changed in python_packages or "
+                             "extra_packages. The command was\n%s\nIts output ends with\n%s",
+                             doing, os.path.basename(self.cfg.path), cmd, last_lines)
+
+    # --- installation
+
+    def prepare_python(self):
+        """Take the environment's own Python once it is made, and until then the one that modules bring."""
+        if self.use_own_python and os.path.exists(self.own_python):
+            self.python_cmd = self.own_python
+            self.set_pylibdirs()
+            self.set_ulimit()
+        else:
+            super().prepare_python()
+
+    def install_step(self):
+        """Make the environment, let the easyblock install into it, and make it one that can be activated."""
+        self.make_environment(self.installdir)
+        self.use_own_python = True
+        self.prepare_python()
+        super().install_step()
+        self.write_activation()
+
+    def sanity_check_step(self, *args, **kwargs):
+        """Check with the environment's Python."""
+        self.use_own_python = True
+        self.python_cmd = None
+        return super().sanity_check_step(*args, **kwargs)
+
+    # --- module and activation
+
+    def environment_variables(self):
+        """What the module sets beyond EasyBuild's own and activating must set as well: {name: value}."""
+        variables = {}
+        for name, value in self.cfg['modextravars'].items():
+            variables[name] = str(value['value'] if isinstance(value, dict) else value)
+        return variables
+
+    def environment_search_paths(self):
+        """What activating must put in front of search paths, as the modules do: {name: [directory]}."""
+        return {}
+
+    def write_activation(self):
+        """
+        Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values.
+        """
+        activate = ['if [ -z "${SLINGTORCH_ACTIVATED-}" ]; then']
+        deactivate = ['if [ -n "${SLINGTORCH_ACTIVATED-}" ]; then']
+        names = sorted(self.environment_variables().items())
+        paths = sorted(self.environment_search_paths().items())
+        for name, value in names + paths:
+            saved = 'SLINGTORCH_SAVED_' + name
+            activate.append('    if [ -n "${%s+x}" ]; then export %s="$%s"; fi' % (name, saved, name))
+            if isinstance(value, list):
+                new = '%s${%s:+:$%s}' % (':'.join(value), name, name)
+                activate.append('    export %s="%s"' % (name, new))
+            else:
+                activate.append('    export %s=%s' % (name, shlex.quote(value)))
+            deactivate.append('    if [ -n "${%s+x}" ]; then export %s="$%s"; else unset %s; fi; unset %s'
+                              % (saved, name, saved, name, saved))
+        activate += ['    export SLINGTORCH_ACTIVATED=1', 'fi']
+        deactivate += ['    unset SLINGTORCH_ACTIVATED', 'fi']
+
+        scripts = {}
+        for kind, lines in [('activate', activate), ('deactivate', deactivate)]:
+            scripts[kind] = os.path.join(self.installdir, 'etc', 'conda', kind + '.d', 'slingtorch.sh')
+            header = '# The variables that the module of this installation sets. Read by %s.\n' % (
+                'conda ' + kind if self.uses_conda else 'bin/activate')
+            write_file(scripts[kind], header + '\n'.join(lines) + '\n')
+
+        script = os.path.join(self.installdir, 'bin', 'activate')
+        if not self.uses_conda:
+            text = read_file(script)
+            start = 'deactivate () {\n'
+            if text.count(start) != 1:
+                raise EasyBuildError("The form of %s is unknown: there is no function deactivate in it", script)
+            text = text.replace(start, start + '    . %s\n' % shlex.quote(scripts['deactivate']))
+            write_file(script, text + '\n. %s\n' % shlex.quote(scripts['activate']))
+
+    def make_module_extra(self, *args, **kwargs):
+        """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""
+        required, self.require_python = getattr(self, 'require_python', None), False
+        txt = super().make_module_extra(*args, **kwargs)
+        self.require_python = required
+        txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
+                                                     relpath=True)
+        # packages in ~/.local stay out of the job
+        return txt + self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
+
+    def should_use_ebpythonprefixes(self):
+        """Never: the environment is found by its own Python."""
+        return False

@@ -1,0 +1,316 @@
+"""Derecho as far as modules and files go: the names and variables of its module tree, on this machine's gcc and MPICH.
+
+What it stands for: benkirk/derecho-pytorch-mpi@1adc9e4, NCAR/spack-derecho@b8e4459 (config/modules.yaml).
+The GPU Transport Layer, CUDA, cuDNN, NCCL and its plugin are empty libraries of the right names that need each other;
+`conda` makes virtual environments. MPI is the real MPICH, its compiler defines CRAY_MPICH_VERSION as Cray's mpi.h does.
+
+ToySources stands for the sources of PyTorch: pip builds and installs them in a second, with the compilers, flags and
+options that the easyblock gives.
+"""
+
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import stat
+import tarfile
+
+from . import ROOT, missing, run
+
+GENERATIONS = {
+    '23.09': {
+        'gcc': '12.2.0',
+        'cray-mpich': ('8.1.27', 'ofi/gnu/9.1'),
+        'cuda': '12.2.1',
+        'cudnn': {'8.8.1.3-12': '12', '8.7.0.84-11.8': '11'},
+        'mkl': '2024.0.0',
+    },
+    '24.12': {
+        'gcc': '12.4.0',
+        'cray-mpich': ('8.1.29', 'ofi/gnu/12.3'),
+        'cuda': '12.3.2',
+        'cudnn': {'8.9.7.29-12': '12', '9.2.0.82-12': '12'},
+        'mkl': '2025.0.1',
+    },
+}
+"""Versions by ncarenv; cuDNN's with the major version of CUDA that it is for."""
+
+CONDA = """#!/bin/bash
+# conda as far as the easyblock calls it: records the call, and makes a virtual environment
+echo "CONDA_PKGS_DIRS=$CONDA_PKGS_DIRS conda $*" >> "$(dirname "$0")/../calls"
+prefix= download=
+while [[ $# -gt 0 ]]; do
+    case $1 in --prefix) prefix=$2; shift ;; --download-only) download=1 ;; esac
+    shift
+done
+[[ -n $download ]] || {python} -m venv "$prefix"
+"""
+
+
+def needed_commands():
+    """The real compilers that the tree stands on."""
+    for command, package in (('gcc', 'gcc'), ('mpicc.mpich', 'mpich and libmpich-dev'), ('readelf', 'binutils')):
+        if not shutil.which(command):
+            missing(f'{command} (package {package})')
+
+
+def shared_library(path, needs=(), source='', soname=None):
+    """Make a shared library that needs others, also where it uses nothing of them; its path."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    libraries = [word for need in needs for word in (f'-Wl,-rpath,{pathlib.Path(need).parent}', need)]
+    run(
+        ['gcc', '-shared', '-fPIC', '-o', path, f'-Wl,-soname,{soname or path.name}', '-Wl,--no-as-needed',
+         '-Wl,--disable-new-dtags', '-xc', '-', '-xnone', *libraries],
+        input=source + '\n',
+    )  # fmt: skip
+    return path
+
+
+def script(path, text):
+    """Write an executable file; its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return path
+
+
+class Derecho:
+    """A copy of the tree below a directory of the test.
+
+    :ivar path: the directory
+    :ivar modulepath: what MODULEPATH is after login
+    :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
+    """
+
+    def __init__(self, path):
+        needed_commands()
+        self.path = pathlib.Path(path)
+        self.modulepath = self.path / 'modules/environment'
+        for generation, versions in GENERATIONS.items():
+            self.generation(generation, versions)
+        for version in ('1.15.2.0', '1.22.0'):
+            prefix = self.prefix(f'/opt/cray/libfabric/{version}')
+            shared_library(prefix / 'lib64/libfabric.so.1')
+            self.module(self.modulepath, f'libfabric/{version}', f'prepend_path("LD_LIBRARY_PATH", "{prefix}/lib64")')
+        text = (ROOT / 'hooks/metadata/derecho_external_modules_metadata.cfg').read_text()
+        self.metadata = self.path / 'metadata.cfg'
+        self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
+
+    def prefix(self, path):
+        """Where something is that on Derecho is at this absolute path."""
+        return self.path / path.lstrip('/')
+
+    def module(self, directory, name, *lines):
+        """Write a Lua module file."""
+        path = directory / f'{name}.lua'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('\n'.join(lines) + '\n')
+
+    def generation(self, generation, versions):
+        """All modules below one ncarenv: most are visible when it is loaded, MPI when the compiler is."""
+        core, behind_gcc = (self.path / 'modules' / generation / part for part in ('core', 'gcc'))
+        self.module(self.modulepath, f'ncarenv/{generation}', f'prepend_path("MODULEPATH", "{core}")',
+                    'setenv("NCAR_HOST", "derecho")')  # fmt: skip
+
+        gcc = versions['gcc']
+        self.module(core, f'gcc/{gcc}', f'prepend_path("MODULEPATH", "{behind_gcc}")', 'setenv("PE_ENV", "GNU")',
+                    'setenv("GNU_PATH", "/usr")', f'setenv("GNU_VERSION", "{gcc}")',
+                    f'setenv("NCAR_BUILD_ENV_COMPILER", "derecho-gcc-{gcc}")')  # fmt: skip
+
+        version, flavour = versions['cray-mpich']
+        mpich = self.prefix(f'/opt/cray/pe/mpich/{version}/{flavour}')
+        for name in ('mpicc', 'mpicxx'):
+            macro = f'-DCRAY_MPICH_VERSION={version}'
+            script(mpich / 'bin' / name, f'#!/bin/sh\nexec /usr/bin/{name}.mpich {macro} "$@"\n')
+        cuda = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/cuda/{versions["cuda"]}')
+        script(cuda / 'bin/nvcc', '#!/bin/sh\nexit 0\n')
+        cudart = shared_library(cuda / 'lib64/libcudart.so.12')
+        (cuda / 'lib64/libcudart.so').symlink_to('libcudart.so.12')
+        shared_library(cuda / 'lib64/stubs/libcuda.so', soname='libcuda.so.1')
+        shared_library(cuda / 'lib64/libcuda.so.1')
+        # as that of 8.1.27 is said to be, the older one does not name what it needs
+        gtl = self.prefix(f'/opt/cray/pe/mpich/{version}/gtl/lib')
+        shared_library(gtl / 'libmpi_gtl_cuda.so', [cudart] if generation == '24.12' else [])
+        self.module(behind_gcc, f'cray-mpich/{version}', f'setenv("CRAY_MPICH_DIR", "{mpich}")',
+                    f'setenv("NCAR_ROOT_MPI", "{mpich}")', f'prepend_path("PATH", "{mpich}/bin")',
+                    f'setenv("PE_MPICH_GTL_DIR_nvidia80", "-L{gtl}")',
+                    'setenv("PE_MPICH_GTL_LIBS_nvidia80", "-lmpi_gtl_cuda")',
+                    f'pushenv("NCAR_BUILD_ENV", "derecho-gcc-{gcc}-cray-mpich-{version}")')  # fmt: skip
+        self.module(behind_gcc, 'ncarcompilers/1.0.0', 'setenv("NCAR_WRAPPER", "1")')
+        self.module(core, f'cuda/{versions["cuda"]}', f'setenv("CUDATOOLKIT_HOME", "{cuda}")',
+                    'setenv("CRAY_ACCEL_TARGET", "nvidia80")', f'setenv("CUDA_VERSION", "{versions["cuda"]}")',
+                    f'setenv("CUDA_HOME", "{cuda}")', f'prepend_path("PATH", "{cuda}/bin")',
+                    f'prepend_path("LD_LIBRARY_PATH", "{cuda}/lib64")')  # fmt: skip
+
+        for version, cuda_major in versions['cudnn'].items():
+            cudnn = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/cudnn/{version}')
+            cublas = shared_library(cudnn / f'cublas/libcublas.so.{cuda_major}')
+            library = shared_library(cudnn / 'lib' / f'libcudnn.so.{version[0]}', [cublas])
+            (cudnn / 'lib/libcudnn.so').symlink_to(library.name)
+            self.module(core, f'cudnn/{version}', f'setenv("NCAR_ROOT_CUDNN", "{cudnn}")',
+                        f'prepend_path("LD_LIBRARY_PATH", "{cudnn}/lib")')  # fmt: skip
+
+        mkl = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/mkl/{versions["mkl"]}')
+        (mkl / 'lib').mkdir(parents=True)
+        self.module(core, f'mkl/{versions["mkl"]}', f'setenv("MKLROOT", "{mkl}")',
+                    f'setenv("NCAR_ROOT_MKL", "{mkl}")')  # fmt: skip
+
+        conda = self.prefix('/glade/u/apps/opt/conda')
+        script(conda / 'bin/conda', CONDA.replace('{python}', os.path.realpath('/usr/bin/python3')))
+        self.module(core, 'conda/latest', f'prepend_path("PATH", "{conda}/bin")')
+
+    @property
+    def conda_calls(self):
+        """What conda was called with, one line for each call."""
+        path = self.prefix('/glade/u/apps/opt/conda/calls')
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def env(self):
+        """Variables of a shell on Derecho, to be put on top of those of testbed.easybuild.EasyBuild."""
+        return {
+            'MODULEPATH': str(self.modulepath),
+            'NCAR_HOST': 'derecho',
+            'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
+        }
+
+    def install(self, prefix, name, version, libraries):
+        """
+        Something that EasyBuild installed: an empty library or more below prefix, and its module.
+
+        :param prefix: the prefix of testbed.easybuild.EasyBuild
+        :param version: version with versionsuffix
+        :param libraries: names of libraries in lib/
+        """
+        root = pathlib.Path(prefix) / 'software' / name / version
+        for library in libraries:
+            shared_library(root / 'lib' / library)
+        (root / 'include').mkdir()
+        variable = re.sub('-', 'MIN', name.upper())
+        self.module(pathlib.Path(prefix) / 'modules/all', f'{name}/{version}',
+                    f'setenv("EBROOT{variable}", "{root}")',
+                    f'setenv("EBVERSION{variable}", "{version.split("-")[0]}")',
+                    f'prepend_path("LD_LIBRARY_PATH", "{root}/lib")')  # fmt: skip
+        return root
+
+
+BACKEND = """
+import glob, json, os, re, shlex, subprocess, sys, zipfile
+VERSION = os.environ['PYTORCH_BUILD_VERSION']
+
+def compile(compiler, name, source, flags):
+    command = compiler + ['-shared', '-fPIC', '-o', 'torch/lib/' + name, '-xc', '-', '-xnone'] + flags
+    print(' '.join(command), flush=True)
+    if subprocess.run(command, input=source.encode()).returncode:
+        print('FAILED: caffe2/CMakeFiles/torch_cpu.dir/' + name)
+        sys.exit('ninja: build stopped: subcommand failed.')
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    with open('variant.json') as handle:
+        variant = json.load(handle)
+    with open(os.environ['CMAKE_PROJECT_INCLUDE_BEFORE']) as handle:
+        preset = handle.read()
+    mpicc = re.search('set.MPI_C_COMPILER "(.*?)"', preset).group(1)
+    flags = shlex.split(os.environ.get('LDFLAGS', ''))
+    use_mpi = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
+    compile([variant.get('mpicc', mpicc)], 'libtorch_cpu.so', variant.get('source', use_mpi),
+            [] if variant.get('without_ldflags') else flags)
+    if 'gloo' in variant:
+        compile([variant['gloo']], 'libgloo.so', use_mpi, [])
+    nccl = os.environ.get('NCCL_LIB_DIR')
+    if nccl:
+        compile(['gcc'], 'libtorch_cuda.so', '',
+                ['-Wl,--no-as-needed', '-Wl,-rpath,' + nccl, variant.get('nccl', nccl + '/libnccl.so')] + flags)
+    with open('torch/environment.json', 'w') as handle:
+        json.dump({'environ': dict(os.environ), 'preset': preset}, handle)
+    with open('torch/built.py', 'w') as handle:
+        handle.write('version = %r\\nnccl_version = %r\\nmpi = %r\\n' % (
+            variant.get('version', VERSION), variant.get('nccl_version', '2.21.5'), variant.get('mpi', True)))
+    name = 'torch-%s.dist-info' % VERSION
+    with zipfile.ZipFile(os.path.join(wheel_directory, 'torch-%s-py3-none-any.whl' % VERSION), 'w',
+                         strict_timestamps=False) as wheel:
+        for path in glob.glob('torch/*.py') + glob.glob('torch/*.json') + glob.glob('torch/lib/*'):
+            wheel.write(path)
+        wheel.writestr(name + '/METADATA', 'Metadata-Version: 2.1\\nName: torch\\nVersion: %s\\n' % VERSION)
+        wheel.writestr(name + '/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+        wheel.writestr(name + '/RECORD', '')
+    return 'torch-%s-py3-none-any.whl' % VERSION
+"""
+
+TORCH = {
+    'torch/__init__.py': """
+import ctypes, glob, os
+from .built import version as __version__
+for path in sorted(glob.glob(os.path.join(os.path.dirname(__file__), 'lib', '*.so'))):
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+from . import __config__, cuda, distributed
+""",
+    'torch/__config__.py': """
+from .built import mpi
+def show():
+    return 'Build settings: USE_CUDA=ON, USE_MPI=%s, USE_NCCL=1, ' % ('ON' if mpi else 'OFF')
+""",
+    'torch/cuda.py': """
+from .built import nccl_version
+class nccl:
+    version = staticmethod(lambda: tuple(int(part) for part in nccl_version.split('.')))
+""",
+    'torch/distributed.py': """
+from .built import mpi
+def is_available(): return True
+def is_nccl_available(): return True
+def is_mpi_available(): return mpi
+""",
+}
+
+
+def preimages(patch):
+    """The files that a patch wants, as far as it shows them: {path: text}."""
+    files = {}
+    for line in pathlib.Path(patch).read_text().splitlines():
+        if line.startswith('--- a/'):
+            path = line[6:].split('\t')[0]
+            files[path] = ''
+        elif files and line[:1] in (' ', '-') and not line.startswith('--- '):
+            files[path] += line[1:] + '\n'
+    return files
+
+
+class ToySources:
+    """A release tarball of a PyTorch that is two empty libraries, in a directory to be EasyBuild's source path.
+
+    :ivar directory: the directory
+    """
+
+    def __init__(self, directory):
+        self.directory = pathlib.Path(directory)
+
+    def write(self, version, replace=(), **variant):
+        """
+        Write the tarball.
+
+        :param replace: pairs of strings to be replaced in the files that patches are for
+        :param variant: what is to be wrong with it: mpicc, gloo (compilers), nccl (a library), version, mpi, source,
+                        without_ldflags, nccl_version
+        """
+        files = {}
+        for patch in (ROOT / 'patches/p/PyTorch').glob('*.patch'):
+            files.update(preimages(patch))
+        for old, new in replace:
+            files = {path: text.replace(old, new) for path, text in files.items()}
+        files.update(TORCH)
+        files['backend.py'] = BACKEND
+        files['torch/lib/empty'] = ''
+        files['variant.json'] = json.dumps(variant)
+        files['pyproject.toml'] = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        path = self.directory / f'p/PyTorch/pytorch-v{version}.tar.gz'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, 'w:gz') as tar:
+            for name, text in files.items():
+                info = tarfile.TarInfo(f'pytorch-v{version}/{name}')
+                info.size = len(text.encode())
+                tar.addfile(info, io.BytesIO(text.encode()))
+        return path
