@@ -358,9 +358,11 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: the plugin would silently not "
                                  "be loaded where modules are not. What it is linked with must be a dependency",
                                  path, ', '.join(absent))
-        root = os.path.realpath(self.root('libfabric') or '/')
-        found = [os.path.realpath(linked[name]) for name in linked if name.startswith('libfabric.so')]
-        if found and root not in SYSTEM_PREFIXES and not found[0].startswith(root + os.sep):
+        root = self.root('libfabric') or '/'
+        found = [linked[name] for name in linked if name.startswith('libfabric.so')]
+        below = [path for path in found if path.startswith(root + os.sep)
+                 or os.path.realpath(path).startswith(os.path.realpath(root) + os.sep)]
+        if found and not below and os.path.realpath(root) not in SYSTEM_PREFIXES:
             raise EasyBuildError("%s takes libfabric from %s, and not from %s", path, found[0], root)
 
     def sanity_check_step(self, custom_paths=None, **kwargs):

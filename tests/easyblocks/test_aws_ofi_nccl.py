@@ -432,6 +432,14 @@ def test_library_found_through_ld_library_path_only(bench):
     assert 'needs libodd.so.1, not found when $LD_LIBRARY_PATH is empty' in printed
 
 
+def test_another_libfabric_is_linked(bench):
+    library(bench.dir / 'other/libfabric.so', 'libfabric.so.1')
+    os.symlink('libfabric.so', bench.dir / 'other/libfabric.so.1')
+    printed = bench.error(bench.easyconfig(), '--disable-rpath', env={
+        'LDFLAGS': f'-Wl,-rpath,{bench.dir}/other'})
+    assert f'takes libfabric from {bench.dir}/other/libfabric.so.1, and not from {bench.site.libfabric}' in printed
+
+
 def test_run_path_without_the_wrappers_of_easybuild(bench):
     bench.run(bench.easyconfig(), '--disable-rpath')
 
