@@ -308,6 +308,14 @@ class SingularityImage(ImageTransfer):
         if definition:
             write_file(os.path.join(directory, re.sub(r'\.sif$', '', self.image_name) + '.def'), definition)
 
+    def find_image(self):
+        """Path of the image as the module finds it, the own copy or a central one; None if there is none to be read."""
+        for directory in [self.installdir] + self.cfg['central_image_dirs']:
+            path = os.path.join(directory, self.image_name)
+            if os.path.isfile(path) and os.access(path, os.R_OK):
+                return path
+        return None
+
     def recorded_facts(self):
         """What image.json says; {} where nothing is installed."""
         path = os.path.join(self.installdir, 'image.json')

@@ -13,7 +13,8 @@ import re
 
 from easybuild.easyblocks.generic.singularityimage import SingularityImage
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.config import update_build_option
 from easybuild.tools.filetools import convert_name
 from easybuild.tools.module_generator import ModuleGeneratorLua
 
@@ -277,6 +278,19 @@ class SingularityModule(SingularityImage):
                                         for name, value in sorted(self.environment_inside().items())),
             'sif_variable': 'SIF' + convert_name(self.name, upper=True),
         } + '\n'
+
+    def make_module_step(self, fake=False):
+        """Make the module file also when there is no image yet."""
+        if fake or self.dry_run or self.find_image():
+            return super().make_module_step(fake=fake)
+        # 'eb --module-only --force': the devel module would need a module that can be loaded
+        print_warning("The module can be loaded once the image %s is there (eb --rebuild %s)"
+                      % (self.image_name, self.easyconfig_name()), log=self.log)
+        wanted = update_build_option('generate_devel_module', False)
+        try:
+            return super().make_module_step(fake=fake)
+        finally:
+            update_build_option('generate_devel_module', wanted)
 
     def easyconfig_name(self):
         """File name of the easyconfig, for messages."""

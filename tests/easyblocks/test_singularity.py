@@ -431,3 +431,10 @@ def test_no_spython(site):
     site.env['PYTHONPATH'] = str(pathlib.Path(broken).parent)
     out = site.fails(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
     assert 'python3 -m pip install spython' in out
+
+
+def test_module_only_by_force_without_an_image(site):
+    """As EasyBuild's own test suite asks of every easyblock: there is a module, and what is missing is said."""
+    out = ' '.join(site.eb('--module-only', '--force').split())
+    assert site.module.exists()
+    assert f'The module can be loaded once the image {NAME} is there (eb --rebuild Small-1.0.eb)' in out
