@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """
-How long `module load` of an installed PyTorch takes, against loading an empty module with the same Lmod in the same run.
+How long `module load` of an installed PyTorch takes, against loading an empty module with the same Lmod in the
+same run.
 
     benchmarks/module_load.py --modulepath PREFIX/modules/all --module PyTorch/2.13.0-local-cpu --json result.json
 
@@ -26,12 +27,13 @@ def load_milliseconds(lmod_cmd, modulepath, module, repeats):
 
     :return: list of milliseconds, one for each of `repeats` runs after one that warms the caches
     """
-    env = {'PATH': os.environ['PATH'], 'HOME': os.environ.get('HOME', '/'), 'MODULEPATH': modulepath, 'LMOD_CMD': lmod_cmd}
+    env = {'PATH': os.environ['PATH'], 'HOME': os.environ.get('HOME', '/'), 'MODULEPATH': modulepath,
+           'LMOD_CMD': lmod_cmd}
     times = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
-        done = subprocess.run([lmod_cmd, 'bash', 'load', module], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              universal_newlines=True)
+        done = subprocess.run([lmod_cmd, 'bash', 'load', module], env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True)
         times.append((time.perf_counter() - started) * 1000)
         if done.returncode != 0 or module not in done.stdout:
             sys.exit('%s: loading %s failed:\n%s' % (pathlib.Path(__file__).name, module, done.stderr))

@@ -28,8 +28,9 @@ from easybuild.tools.run import run_shell_cmd
 # lines of a requirements file that send pip to an address; left out where nothing may be downloaded
 INDEX_OPTION_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
 
-# For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages elsewhere.
-# pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that $PIP_CONFIG_FILE names.
+# For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
+# elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
+# $PIP_CONFIG_FILE names.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
 # what pip prints when a file has none of the hashes that the lock file allows
@@ -116,7 +117,7 @@ class PythonVenv(RunScripts):
 
     @contextlib.contextmanager
     def dependencies_loaded(self):
-        """Load the modules of the dependencies for as long as the context lasts: pip picks wheels for its own Python."""
+        """Load the modules of the dependencies while the context lasts: pip picks wheels for its own Python."""
         module_names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
         saved_env = copy.deepcopy(os.environ)
         if module_names:
@@ -315,8 +316,8 @@ class PythonVenv(RunScripts):
         python = os.path.join(self.installdir, 'bin', 'python')
         paths = {
             'files': ['bin/activate', 'bin/python', 'packages.lock'],
-            'dirs': ['lib/python%s/site-packages' % ver for ver in installed_python_versions(self.installdir)]
-                    or ['lib/python3*/site-packages'],
+            'dirs': ['lib/python%s/site-packages' % version
+                     for version in installed_python_versions(self.installdir) or ['3*']],
         }
         commands = ['"%s" -m pip --disable-pip-version-check check' % python]
         for name in self.cfg['sanity_check_imports']:

@@ -291,6 +291,10 @@ def test_metadata(path):
     metadata = parse_external_modules_metadata([str(path)])
     assert metadata
     for module, entry in metadata.items():
+        if module == 'conda/latest':
+            # another one every few months: neither its version nor its prefix is known beforehand
+            assert sorted(entry) == ['name', 'version']
+            continue
         assert sorted(entry) == ['name', 'prefix', 'version'], module
         version = module.split('/')[1]
         assert module.startswith('rccl-net-plugin/') or entry['version'] in ([version], [version.split('-')[0]])
