@@ -6,7 +6,8 @@
 
 Without --installation: installs a file of that size, a SIF by its header and random data, with `eb` (which must be in
 the PATH), by copying and by the links; against `cp` of the same file on the same file system, and against `eb` with a
-small file, which is what EasyBuild itself costs.
+small file, which is what EasyBuild itself costs. The file is dropped from memory before each run, as an image that is
+being installed was seldom read just before; with --warm it is not.
 With --installation (an installed image with Python): `python -c pass` through the wrapper against `singularity exec`;
 with --srun the start of ranks through conda-python-distributed against plain Python in the same container.
 All by turns in the same run, medians. --json FILE writes the figures, --runs N sets how many.
@@ -74,7 +75,7 @@ def make_sif(path, size):
     return subprocess.check_output(['sha256sum', path]).split()[0].decode()
 
 
-def installing(directory, size, runs):
+def installing(directory, size, runs, warm):
     """Times of installing by copying and by links, of cp, and of `eb` with a small file."""
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
         place = pathlib.Path(temporary)
@@ -96,6 +97,9 @@ def installing(directory, size, runs):
             (place / 'copy').unlink(missing_ok=True)
             shutil.rmtree(place / 'eb/software', ignore_errors=True)
             subprocess.run(['sync', place / 'large.sif'], check=True)
+            if not warm:
+                with open(place / 'large.sif', 'rb') as stream:
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
         return by_turns(commands, runs, env, prepare)
 
@@ -137,6 +141,7 @@ def main():
     parser.add_argument('--runs', type=int)
     parser.add_argument('--size', type=float, default=2, help='in GB (default: %(default)s)')
     parser.add_argument('--srun')
+    parser.add_argument('--warm', action='store_true')
     options = parser.parse_args()
 
     figures = {}
@@ -148,7 +153,7 @@ def main():
             figures['rank, more than python (ms)'] = more * 1000 / options.ranks
             figures['whole step, more than python (ms)'] = more * 1000
     else:
-        times = installing(options.directory, int(options.size * 1e9), options.runs or 3)
+        times = installing(options.directory, int(options.size * 1e9), options.runs or 3, options.warm)
         copied = times['eb, large, copy'] - times['eb, small, copy']
         figures['copy, times cp'] = copied / times['cp']
         figures['copy, times cp and fsync'] = copied / times['cp and fsync']

@@ -241,7 +241,12 @@ def copy_and_hash(source, target, label):
         worker.start()
         try:
             while done < size and not errors:
-                count = copy_range(src, dst, done) if dst else min(BLOCK_SIZE, size - done)
+                if dst:
+                    count = copy_range(src, dst, done)
+                else:
+                    count = min(BLOCK_SIZE, size - done)
+                    # the kernel reads ahead while the thread computes
+                    os.posix_fadvise(src.fileno(), done, count, os.POSIX_FADV_WILLNEED)
                 if not count:
                     break
                 done += count
