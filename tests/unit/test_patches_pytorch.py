@@ -12,12 +12,11 @@ import pytest
 
 from easybuild.tools.filetools import apply_patch
 from easybuild.tools.options import set_up_configuration
-from testbed import DIR, ROOT, derecho, locked, missing, run
+from testbed import DIR, ROOT, apptainer, derecho, locked, missing, run
 
 PATCHES = ROOT / 'patches/p/PyTorch'
 AWARE = PATCHES / 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch'
 SOURCE = 'torch/csrc/distributed/c10d/ProcessGroupMPI.cpp'
-MIRROR = os.environ.get('SLINGTORCH_DEBIAN_MIRROR', 'http://deb.debian.org/debian')
 DEBIAN = 'pytorch=2.6.0+dfsg-7'
 TARBALL = 'pytorch_2.6.0+dfsg.orig.tar.xz'
 
@@ -45,7 +44,7 @@ def download(target):
     apt = target.parent / 'apt'
     for sub in ('lists/partial', 'cache/archives/partial'):
         (apt / sub).mkdir(parents=True, exist_ok=True)
-    (apt / 'sources.list').write_text(f'deb-src {MIRROR} trixie main\n')
+    (apt / 'sources.list').write_text(f'deb-src {apptainer.debian_mirror()} trixie main\n')
     (apt / 'apt.conf').write_text(
         f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "-";\nDir::State::lists "{apt}/lists";\n'
         f'Dir::Cache "{apt}/cache";\nAPT::Sandbox::User "";\n')
