@@ -284,6 +284,10 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             else:
                 targets = ['amd_' + arch for arch in
                            build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']]
+            if not targets:
+                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb",
+                                     *{'cuda': ('CUDA compute capabilities', 'cuda_compute_capabilities'),
+                                       'hsa': ('AMD GPU architectures', 'amdgcn_capabilities')}[kind])
             variables = ['PE_MPICH_GTL_DIR_' + target for target in targets]
             values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
             if not values:
@@ -291,7 +295,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                                      "where it is: %s not set. Is cray-mpich among the dependencies? Otherwise set "
                                      "mpi_gtl_dir to the directory of libmpi_gtl_%s.so (in Cray's own layout "
                                      "gtl/lib in the directory of cray-mpich's version)", kind,
-                                     ' and '.join('$' + name for name in variables) or '$PE_MPICH_GTL_DIR_* is', kind)
+                                     ' and '.join('$' + name for name in variables), kind)
             path = re.sub('^-L', '', values[0].split()[0])
         library = os.path.join(path, 'libmpi_gtl_%s.so' % kind)
         if not os.path.exists(library):
@@ -450,8 +454,9 @@ def check_process(process, expected):
                      % (expected['mpi'], ' and '.join(mapped) or 'none'))
     for path in mapped:
         if path != expected['mpi'] and (expected['mpi'] or len(mapped) > 1):
-            names = [os.path.basename(other) for other in [path] + [key for key in real if real[key] == path]]
-            users = [other for other in sorted(real) if set(needed_libraries(other)).intersection(names)]
+            # the process maps libmpi.so.40.30.4 where a library needs libmpi.so.40
+            users = [other for other in sorted(real) if any(os.path.basename(path).startswith(needed)
+                                                            for needed in needed_libraries(other))]
             wrong.append("Another MPI is in the same process: %s, which %s needs"
                          % (path, ' and '.join(users) or 'no library of the process'))
     torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]

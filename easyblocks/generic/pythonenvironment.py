@@ -102,10 +102,10 @@ class PythonEnvironment(EasyBlock):
 
     def fetch_step(self, *args, **kwargs):
         """Download the packages besides the sources: build nodes may have no network."""
-        super().fetch_step(*args, **kwargs)
         if not self.dry_run:
             with self.python_modules_loaded():
                 self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
+        super().fetch_step(*args, **kwargs)
 
     def make_environment(self, path, fetch=False):
         """

@@ -69,6 +69,13 @@ def shared_library(path, needs=(), source='', soname=None):
     return path
 
 
+def openmpi_library():
+    """The library of Open MPI, the second MPI of this machine."""
+    cache = run(['/sbin/ldconfig', '-p']).stdout
+    found = re.search(r'libmpi\.so\.40 .*=> (\S+)', cache) or missing('libmpi.so.40 (package openmpi-bin)')
+    return found.group(1)
+
+
 def script(path, text):
     """Write an executable file; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,19 +223,17 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     mpicc = re.search('set.MPI_C_COMPILER "(.*?)"', preset).group(1)
     flags = shlex.split(os.environ.get('LDFLAGS', ''))
     use_mpi = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
-    compile([variant.get('mpicc', mpicc)], 'libtorch_cpu.so', variant.get('source', use_mpi),
-            [] if variant.get('without_ldflags') else flags)
+    compile([mpicc], 'libtorch_cpu.so', variant.get('source', use_mpi), flags)
     if 'gloo' in variant:
-        compile([variant['gloo']], 'libgloo.so', use_mpi, [])
+        compile(['gcc'], 'libgloo.so', use_mpi, [variant['gloo']])
     nccl = os.environ.get('NCCL_LIB_DIR')
     if nccl:
         compile(['gcc'], 'libtorch_cuda.so', '',
-                ['-Wl,--no-as-needed', '-Wl,-rpath,' + nccl, variant.get('nccl', nccl + '/libnccl.so')] + flags)
+                ['-Wl,--no-as-needed', '-Wl,-rpath,' + nccl, nccl + '/libnccl.so'] + flags)
     with open('torch/environment.json', 'w') as handle:
         json.dump({'environ': dict(os.environ), 'preset': preset}, handle)
     with open('torch/built.py', 'w') as handle:
-        handle.write('version = %r\\nnccl_version = %r\\nmpi = %r\\n' % (
-            variant.get('version', VERSION), variant.get('nccl_version', '2.21.5'), variant.get('mpi', True)))
+        handle.write('version = %r\\nnccl_version = %r\\nmpi = True\\n' % (VERSION, '2.21.5'))
     name = 'torch-%s.dist-info' % VERSION
     with zipfile.ZipFile(os.path.join(wheel_directory, 'torch-%s-py3-none-any.whl' % VERSION), 'w',
                          strict_timestamps=False) as wheel:
@@ -288,20 +293,22 @@ class ToySources:
     def __init__(self, directory):
         self.directory = pathlib.Path(directory)
 
-    def write(self, version, replace=(), **variant):
+    def write(self, version, replace=(), files=None, **variant):
         """
         Write the tarball.
 
         :param replace: pairs of strings to be replaced in the files that patches are for
-        :param variant: what is to be wrong with it: mpicc, gloo (compilers), nccl (a library), version, mpi, source,
-                        without_ldflags, nccl_version
+        :param files: more files, {path: text}
+        :param variant: what is to be wrong with it: source (of libtorch_cpu.so), gloo (an MPI library that another
+                        library of it is linked with)
         """
-        files = {}
+        more, files = files or {}, {}
         for patch in (ROOT / 'patches/p/PyTorch').glob('*.patch'):
             files.update(preimages(patch))
         for old, new in replace:
             files = {path: text.replace(old, new) for path, text in files.items()}
         files.update(TORCH)
+        files.update(more)
         files['backend.py'] = BACKEND
         files['torch/lib/empty'] = ''
         files['variant.json'] = json.dumps(variant)

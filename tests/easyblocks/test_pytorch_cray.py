@@ -1,0 +1,289 @@
+"""EB_PyTorch_Cray through real `eb` on the emulated Derecho: real gcc, MPICH, Lmod and pip, and a toy PyTorch."""
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+from testbed import ROOT, derecho, run
+from testbed.easybuild import EasyBuild
+
+NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
+MODULE = 'PyTorch/2.4.0-derecho-cray-mpich'
+
+
+class Site:
+    """Derecho, `eb` on it, and what is installed there already."""
+
+    def __init__(self, path, lmod):
+        self.derecho = derecho.Derecho(path / 'derecho')
+        self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
+        self.eb.env.update(self.derecho.env)
+        self.sources = derecho.ToySources(path / 'sources')
+        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
+        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+        self.root = self.eb.prefix / 'software' / MODULE
+        self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
+
+    def __call__(self, *args, easyconfig=NAME, **kwargs):
+        """Install; sources are a toy's, so that checksums are not asked for."""
+        return self.eb(easyconfig, '--ignore-checksums', f'--sourcepath={self.sources.directory}:{ROOT}/patches:'
+                       f'{ROOT}/runscripts', *args, **kwargs)
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory, lmod):
+    """The toy, installed by the easyconfig of the bundle."""
+    site = Site(tmp_path_factory.mktemp('derecho'), lmod)
+    site.sources.write('2.4.0')
+    site.done = site()
+    site.built = json.loads(next(site.root.glob('lib/python3*/site-packages/torch/environment.json')).read_text())
+    return site
+
+
+def test_options_of_the_build(installed):
+    environ = installed.built['environ']
+    cuda = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cuda/12.2.1')
+    cudnn = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.8.1.3-12')
+    expected = {
+        'USE_MPI': '1', 'USE_DISTRIBUTED': '1', 'USE_IBVERBS': '0', 'BUILD_TEST': '0',
+        'USE_CUDA': '1', 'TORCH_CUDA_ARCH_LIST': '8.0', 'USE_ROCM': '0',
+        'USE_CUDNN': '1', 'CUDNN_LIB_DIR': f'{cudnn}/lib', 'CUDNN_LIBRARY': f'{cudnn}/lib',
+        'CUDNN_INCLUDE_DIR': f'{cudnn}/include',
+        'USE_NCCL': '1', 'USE_SYSTEM_NCCL': '1', 'NCCL_ROOT': str(installed.nccl),
+        'NCCL_LIB_DIR': f'{installed.nccl}/lib', 'NCCL_INCLUDE_DIR': f'{installed.nccl}/include',
+        'BLAS': 'MKL', 'INTEL_MKL_DIR': environ['MKLROOT'], 'USE_STATIC_MKL': '1', 'USE_MKLDNN': '1',
+        'USE_CUSPARSELT': '1',
+        'PYTORCH_BUILD_VERSION': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27', 'PYTORCH_BUILD_NUMBER': '1',
+        'CMAKE_PREFIX_PATH': str(installed.root), 'CMAKE_BUILD_TYPE': 'Release',
+        'CFLAGS': '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull',
+    }
+    assert {name: environ.get(name) for name in expected} == expected
+    assert f'set(MPI_C_COMPILER "{installed.mpich}/bin/mpicc" CACHE FILEPATH "")' in installed.built['preset']
+    assert f'set(MPI_CXX_COMPILER "{installed.mpich}/bin/mpicxx" CACHE FILEPATH "")' in installed.built['preset']
+    gtl = installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib')
+    assert environ['LDFLAGS'] == (
+        f'-Wl,--disable-new-dtags -Wl,-rpath,{installed.nccl}/lib -Wl,-rpath,{installed.plugin}/lib '
+        f'-Wl,--no-as-needed -L{gtl} -lmpi_gtl_cuda -Wl,-rpath,{gtl} -Wl,--allow-shlib-undefined '
+        # this one does not name the CUDA libraries that it needs
+        f'-L{cuda}/lib64 -lcudart -Wl,-rpath,{cuda}/lib64 -L{cuda}/lib64/stubs -lcuda')
+
+
+def test_environment_is_made_by_conda_offline(installed):
+    fetch, make = installed.derecho.conda_calls
+    assert '--offline --download-only' in fetch
+    assert '--offline --download-only' not in make and '--offline' in make and str(installed.root) in make
+    for call in (fetch, make):
+        assert f'CONDA_PKGS_DIRS={installed.sources.directory}/p/PyTorch/conda ' in call
+        assert '--override-channels --channel conda-forge' in call
+        for package in ('python=3.11', 'cusparselt', 'numpy<2', 'pytorch::magma-cuda121', 'ninja', 'sympy'):
+            assert package in call
+
+
+def test_libraries_hold_the_transport_layer(installed):
+    library = next(installed.root.glob('lib/python3*/site-packages/torch/lib/libtorch_cpu.so'))
+    dynamic = run(['readelf', '-d', library]).stdout
+    needed = re.findall(r'NEEDED.*\[(.*)\]', dynamic)
+    assert needed[0] == 'libmpi_gtl_cuda.so' and any(name.startswith('libmpich.so') for name in needed)
+    assert '(RPATH)' in dynamic and 'RUNPATH' not in dynamic and '/gtl/lib' in dynamic and '/stubs' not in dynamic
+
+
+def test_module_gives_the_environment_of_derecho(installed, lmod):
+    """The variables that NCAR's own activation script sets, as far as the site file takes them over."""
+    env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
+    own = 'MPICH|FI|NCCL|CUDA_VISIBLE|SLINGTORCH_[GM]|RUNSCRIPTS|CONDA_PREFIX|PYTHONNO|PYTHONPATH'
+    assert {name: value for name, value in env.items() if re.match(own, name)} == {
+        'CONDA_PREFIX': str(installed.root),
+        'FI_CXI_DEFAULT_CQ_SIZE': '131072',
+        'FI_CXI_DISABLE_HOST_REGISTER': '1',
+        'FI_MR_CACHE_MONITOR': 'userfaultfd',
+        'MPICH_GPU_SUPPORT_ENABLED': '1',
+        'MPICH_OFI_NIC_POLICY': 'GPU',
+        'NCCL_CROSS_NIC': '1',
+        'NCCL_SOCKET_IFNAME': 'hsn',
+        'PYTHONNOUSERSITE': '1',
+        'RUNSCRIPTS': f'{installed.root}/runscripts',
+        'RUNSCRIPTSPYTORCH': f'{installed.root}/runscripts',
+        'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+    }
+    loaded = env['LOADEDMODULES'].split(':')
+    assert loaded[:7] == ['ncarenv/23.09', 'gcc/12.2.0', 'cray-mpich/8.1.27', 'cuda/12.2.1', 'cudnn/8.8.1.3-12',
+                          'mkl/2024.0.0', 'conda/latest']
+    assert f'{installed.plugin}/lib' in env['LD_LIBRARY_PATH'].split(':')
+    assert env['PATH'].split(':')[0] == f'{installed.root}/bin'
+    assert not {'CPATH', 'PKG_CONFIG_PATH'}.intersection(env)
+
+
+def test_activating_gives_the_same_and_takes_it_back(installed, lmod):
+    """As conda does it: it reads the scripts in etc/conda."""
+    names = ['FI_MR_CACHE_MONITOR', 'MPICH_GPU_SUPPORT_ENABLED', 'NCCL_SOCKET_IFNAME', 'RUNSCRIPTS',
+             'SLINGTORCH_MULTINODE_NCCL_NET']
+    show = ' '.join(f'"${{{name}-unset}}"' for name in names)
+    directory = installed.root / 'etc/conda'
+    script = f"""
+        export NCCL_SOCKET_IFNAME=eth7 LD_LIBRARY_PATH=/own
+        . {directory}/activate.d/slingtorch.sh; . {directory}/activate.d/slingtorch.sh
+        printf '%s\\n' {show} "$LD_LIBRARY_PATH"
+        . {directory}/deactivate.d/slingtorch.sh
+        printf '%s\\n' {show} "$LD_LIBRARY_PATH" "$(env | grep -c SLINGTORCH)"
+    """
+    env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
+    done = run(['bash', '--noprofile', '--norc', '-euc', script], env={'PATH': '/usr/bin:/bin'})
+    assert done.stdout.splitlines() == [
+        *[env[name] for name in names], f'{installed.nccl}/lib:{installed.plugin}/lib:/own',
+        'unset', 'unset', 'eth7', 'unset', 'unset', '/own', '0']
+
+
+def test_sanity_check_only(installed):
+    """Also later, without the variables that exist while building."""
+    installed('--sanity-check-only')
+
+
+def test_number_of_jobs_has_its_reason_in_the_log(installed):
+    log = next(installed.root.glob('easybuild/*.log')).read_text(errors='replace')
+    jobs = re.search(r'(\d+) compile jobs at a time: ([\d.]+) GiB of memory are available, one job may take 4 GiB', log)
+    assert int(jobs.group(1)) == int(installed.built['environ']['MAX_JOBS']) <= max(1, float(jobs.group(2)) / 4)
+
+
+# --- checks that cannot pass wrongly: the installed toy, with other libraries in place of its own
+
+CHECK = """
+import json, os, sys
+from easybuild.tools.options import set_up_configuration
+set_up_configuration(args=sys.argv[1:], silent=True)
+from easybuild.easyblocks.pytorch_cray import check_process
+process, expected = json.load(sys.stdin)
+json.dump(check_process(process, expected), sys.stdout)
+"""
+USE_MPI = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
+
+
+@pytest.fixture
+def process(installed, lmod, tmp_path):
+    """What the probe finds in the installed toy, and how to link, expect and judge."""
+    return Process(installed, lmod, tmp_path)
+
+
+class Process:
+    """One copy of the toy's package, to be spoilt."""
+
+    def __init__(self, installed, lmod, tmp_path):
+        self.installed = installed
+        self.tmp_path = tmp_path
+        self.torch = tmp_path / 'prefix/torch'
+        shutil.copytree(next(installed.root.glob('lib/python3*/site-packages/torch')), self.torch)
+        self.env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
+        self.flags = installed.built['environ']['LDFLAGS'].split()
+        self.expected = {
+            'version': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27',
+            'prefix': str(tmp_path / 'prefix'),
+            'mpi': os.path.realpath(re.search(r'=> (/\S*libmpich\S*)', run(
+                ['ldd', self.torch / 'lib/libtorch_cpu.so']).stdout).group(1)),
+            'gtl': str(installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib/libmpi_gtl_cuda.so')),
+            'nccl': str(installed.nccl),
+            'nccl_version': '2.21.5',
+            'plugin': str(installed.plugin),
+            'settings': ['USE_MPI', 'USE_CUDA', 'USE_NCCL'],
+        }
+
+    def link(self, name, compiler, source='', flags=()):
+        """Make one of the toy's libraries anew."""
+        run([compiler, '-shared', '-fPIC', '-o', self.torch / 'lib' / name, '-xc', '-', '-xnone', *flags],
+            input=source + '\n')
+
+    def built(self, name, value):
+        """Change what the toy says of itself."""
+        path = self.torch / 'built.py'
+        path.write_text(re.sub(f'^{name} = .*$', f'{name} = {value!r}', path.read_text(), flags=re.M))
+
+    def wrong(self, env=None):
+        """Import it in a process of its own, and judge that; all that is wrong in one line."""
+        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/pytorch_cray.py').read_text(), re.M | re.S)
+        env = {**self.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
+        done = run([self.installed.root / 'bin/python', '-c', probe.group(1)], env=env, cwd=self.tmp_path)
+        found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
+        options = ['--include-easyblocks=%s/easyblocks/*.py,%s/easyblocks/generic/*.py' % (ROOT, ROOT)]
+        done = run([sys.executable, '-c', CHECK, *options], input=json.dumps([found, self.expected]),
+                   env={**self.installed.eb.env, 'LD_LIBRARY_PATH': env['LD_LIBRARY_PATH']}, cwd=self.tmp_path)
+        return ' '.join(json.loads(done.stdout))
+
+
+def test_right_process(process):
+    assert process.wrong() == ''
+
+
+def test_another_mpi_than_asked_for(process):
+    process.link('libtorch_cpu.so', 'gcc', USE_MPI, [*process.flags, derecho.openmpi_library()])
+    wrong = process.wrong()
+    assert 'PyTorch is not linked with the MPI that it was built for' in wrong and 'libmpi.so.40' in wrong
+
+
+def test_two_mpis_in_one_process(process):
+    process.link('libgloo.so', 'gcc', USE_MPI, [derecho.openmpi_library()])
+    wrong = process.wrong()
+    assert re.search(r'^Another MPI is in the same process: /\S*libmpi.so.40\S*, which /\S*libgloo.so needs', wrong)
+
+
+def test_transport_layer_not_linked(process):
+    process.link('libtorch_cpu.so', 'mpicc.mpich', USE_MPI)
+    process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'{process.installed.nccl}/lib/libnccl.so'])
+    wrong = process.wrong()
+    assert 'libmpi_gtl_cuda.so is not in the process: MPI_Init would abort' in wrong
+
+
+def test_no_mpi_linked(process):
+    process.built('mpi', False)
+    process.link('libtorch_cpu.so', 'gcc', '', process.flags)
+    wrong = process.wrong()
+    assert 'torch.distributed has no MPI: CMake did not find it' in wrong
+    assert 'torch.__config__ does not say USE_MPI=ON' in wrong
+    assert 'No library of PyTorch says that it needs MPI' in wrong and 'but with none' in wrong
+
+
+def test_wrong_versions(process):
+    process.built('version', '2.4.0')
+    process.built('nccl_version', '2.18.3')
+    wrong = process.wrong()
+    assert 'PyTorch says that it is 2.4.0, not 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27' in wrong
+    assert 'NCCL says that it is 2.18.3, not 2.21.5' in wrong
+
+
+def test_nccl_of_a_python_package(process):
+    other = derecho.shared_library(process.tmp_path / 'wheel/libnccl.so')
+    process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'-Wl,-rpath,{other.parent}', str(other)])
+    wrong = process.wrong({'LD_LIBRARY_PATH': ''})
+    assert f'The NCCL in {process.installed.nccl} is not in the process' in wrong
+    assert f'Another NCCL is in the same process: {other}' in wrong
+    assert 'NCCL would not take the network plugin' in wrong
+
+
+def test_plugin_of_another_directory(process):
+    other = derecho.shared_library(process.tmp_path / 'other/libnccl-net.so')
+    wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.env["LD_LIBRARY_PATH"]}'})
+    assert f'NCCL would not take the network plugin in {process.installed.plugin} but {other}' in wrong
+
+
+def test_imported_from_elsewhere(process):
+    process.expected['prefix'] = '/nowhere'
+    assert re.search('PyTorch was imported from .*, not from the installation', process.wrong())
+
+
+# --- real eb, when it goes wrong
+
+def test_compile_error_and_wrong_library_leave_no_module(tmp_path, lmod):
+    """The log tells where; what is mended installs with the same command."""
+    site = Site(tmp_path, lmod)
+    site.sources.write('2.4.0', source='int broken(void) { return missing; }')
+    done = site(check=False)
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and re.search(r"error: .missing. undeclared", said)
+    assert 'FAILED: caffe2/CMakeFiles/torch_cpu.dir/libtorch_cpu.so' in said
+    assert 'the same command' in said
+    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
+
+    site.sources.write('2.4.0', gloo=derecho.openmpi_library())
+    done = site(check=False)
+    assert done.returncode != 0 and 'Another MPI is in the same process' in done.stdout + done.stderr
+    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()

@@ -1,0 +1,277 @@
+"""EB_PyTorch_Cray with wrong input, and with other input than Derecho's: its steps up to configure, in one process."""
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from testbed import ROOT, derecho, run
+from testbed.easybuild import EasyBuild
+
+NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
+WORKER = ROOT / 'tests/easyblocks/pytorch_cray_worker.py'
+WITHOUT_PATCH = [("    'PyTorch-2.2.2_cray-mpich-gpu-aware.patch',\n", '')]
+NO_GPU = ["('cuda", "('cudnn", "('NCCL", "('aws", 'mpi_gtl', 'cuda_compute']
+
+
+@pytest.fixture(scope='module')
+def worker():
+    """A process that takes one easyconfig after the other through EasyBuild's steps."""
+    with subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, universal_newlines=True, cwd='/') as process:
+        yield process
+        process.stdin.close()
+
+
+class Site:
+    """Derecho, as the session's worker sees it."""
+
+    def __init__(self, path, lmod, worker):
+        self.worker = worker
+        self.path = path
+        self.derecho = derecho.Derecho(path / 'derecho')
+        self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
+        self.eb.env.update(self.derecho.env)
+        self.sources = derecho.ToySources(path / 'sources')
+        self.sources.write('2.4.0')
+        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
+        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+        self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
+
+    def easyconfig(self, *lines, drop=(), replace=()):
+        """A copy of the easyconfig with more lines, and without those that contain a word; its path."""
+        path = self.path / 'mine' / NAME
+        path.parent.mkdir(exist_ok=True)
+        text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
+        for old, new in replace:
+            assert old in text
+            text = text.replace(old, new)
+        kept = [line for line in text.splitlines() if not any(word in line for word in drop)]
+        path.write_text('\n'.join(kept + list(lines)) + '\n')
+        return path
+
+    def configure(self, *lines, env=None, options=('--ignore-checksums',), **kwargs):
+        """What the worker says of such an easyconfig."""
+        job = {
+            'easyconfig': str(self.easyconfig(*lines, **kwargs)),
+            'environ': {**self.eb.env, **(env or {})},
+            'options': [f'--sourcepath={self.sources.directory}:{ROOT}/patches:{ROOT}/runscripts', '--disable-debug',
+                        *options],
+        }
+        self.worker.stdin.write(json.dumps(job) + '\n')
+        self.worker.stdin.flush()
+        return json.loads(self.worker.stdout.readline())
+
+    def fails(self, *args, **kwargs):
+        """The error that it ends with, in one line."""
+        answer = self.configure(*args, **kwargs)
+        assert answer['error'] is not None, 'it was configured'
+        return ' '.join(answer['error'].split())
+
+    def works(self, *args, **kwargs):
+        """Options of the build command ({name: value}), and the environment."""
+        answer = self.configure(*args, **kwargs)
+        assert answer['error'] is None, answer['error']
+        return dict(re.findall(r"(\w+)='?(.*?)'?(?= \w+=| *$)", answer['opts'])), answer['environ']
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory, lmod, worker):
+    """One Derecho for all tests that leave it as it is."""
+    return Site(tmp_path_factory.mktemp('derecho'), lmod, worker)
+
+
+@pytest.fixture
+def own_site(tmp_path, lmod, worker):
+    """A Derecho to be spoilt."""
+    return Site(tmp_path, lmod, worker)
+
+
+def test_nothing_wrong(site):
+    options, environ = site.works()
+    assert options['USE_MPI'] == '1' and options['NCCL_ROOT'] == str(site.nccl)
+    assert environ['LDFLAGS'].startswith('-Wl,--disable-new-dtags')
+
+
+def test_module_missing_on_the_system(own_site):
+    (own_site.derecho.path / 'modules/23.09/core/mkl/2024.0.0.lua').unlink()
+    assert f'There is no module mkl/2024.0.0 on this system, which {NAME} needs' in own_site.fails()
+
+
+def test_no_transport_layer_variables(own_site):
+    path = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
+    path.write_text(re.sub('setenv."PE_MPICH.*\n', '', path.read_text()))
+    said = own_site.fails()
+    assert '$PE_MPICH_GTL_DIR_nvidia80 not set' in said and 'mpi_gtl_dir' in said
+    gtl = own_site.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib')
+    assert f'-L{gtl} -lmpi_gtl_cuda' in own_site.works(f"mpi_gtl_dir = '{gtl}'")[1]['LDFLAGS']
+
+
+def test_transport_layer_not_there(site):
+    assert 'there is no /nowhere/libmpi_gtl_cuda.so' in site.fails("mpi_gtl_dir = '/nowhere'")
+
+
+def test_unknown_transport_layer(site):
+    assert "mpi_gtl is 'opencl': it must be 'cuda', 'hsa', or None" in \
+        site.fails("mpi_gtl = 'opencl'", drop=['mpi_gtl'])
+
+
+def test_transport_layer_that_names_what_it_needs(site):
+    """Then CUDA's libraries are not linked besides."""
+    gtl = site.derecho.prefix('/opt/cray/pe/mpich/8.1.29/gtl/lib')
+    assert '-lcuda' not in site.works(f"mpi_gtl_dir = '{gtl}'")[1]['LDFLAGS']
+
+
+def test_two_mpis_in_path(site):
+    """Without an MPI among the dependencies nobody says which is meant; with one, that is taken."""
+    fake = f'#!/bin/sh\nexec gcc "$@" {derecho.openmpi_library()} -I{site.path}/include\n'
+    (site.path / 'include').mkdir()
+    (site.path / 'include/mpi.h').write_text('int MPI_Init(int *, char ***);\n')
+    for name in ('mpicc', 'mpicxx'):
+        derecho.script(site.path / 'first' / name, f'#!/bin/sh\nexec /usr/bin/{name}.mpich "$@"\n')
+        derecho.script(site.path / 'second' / name, fake)
+    env = {'PATH': f'{site.path}/second:{site.path}/first:{site.eb.env["PATH"]}'}
+    said = site.fails(drop=["('cray-mpich", 'mpi_gtl'], env=env)
+    assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
+    assert 'libmpich.so' in said and 'mpi_compilers' in said
+    answer = site.configure(env=env)
+    assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
+
+
+def test_no_mpi(own_site):
+    (own_site.mpich / 'bin/mpicxx').unlink()
+    assert f'mpicc and mpicxx were not found in {own_site.mpich}/bin' in own_site.fails()
+
+
+def test_mpi_named_by_its_compilers(site):
+    """As on Debian, where several MPIs are in one directory."""
+    answer = site.configure("mpi_compilers = ['mpicc.mpich', 'mpicxx.mpich']", drop=["('cray-mpich", 'mpi_gtl'])
+    assert answer['error'] is None and 'MPI_C_COMPILER "/usr/bin/mpicc.mpich"' in answer['preset']
+    assert '-rpath,/usr/lib' not in answer['environ']['LDFLAGS']
+
+
+def test_cudnn_of_another_cuda(own_site):
+    metadata = own_site.derecho.metadata
+    cudnn = own_site.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.7.0.84-11.8')
+    entry = f'\n[cudnn/8.7.0.84-11.8]\nname = cuDNN\nversion = 8.7.0.84\nprefix = {cudnn}\n'
+    metadata.write_text(metadata.read_text() + entry)
+    assert 'is for CUDA 11, and PyTorch is built with CUDA 12.2.1. Take the cuDNN module for CUDA 12' in \
+        own_site.fails(replace=[('cudnn/8.8.1.3-12', 'cudnn/8.7.0.84-11.8')])
+
+
+def test_cudnn_in_lib64(own_site):
+    cudnn = own_site.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.8.1.3-12')
+    (cudnn / 'lib').rename(cudnn / 'lib64')
+    assert own_site.works()[0]['CUDNN_LIB_DIR'] == f'{cudnn}/lib64'
+    (cudnn / 'lib64').rename(cudnn / 'elsewhere')
+    assert f'There is no libcudnn.so in {cudnn}/lib64 or {cudnn}/lib' in own_site.fails()
+
+
+def test_no_blas(site):
+    assert 'Did not find a supported BLAS' in site.fails(drop=["('mkl/"])
+
+
+def test_no_cuda_architectures(site):
+    assert 'List of CUDA compute capabilities must be specified' in site.fails(drop=['cuda_compute', 'mpi_gtl'])
+    assert 'List of CUDA compute capabilities must be specified' in site.fails(drop=['cuda_compute'])
+
+
+def test_wrong_checksum(site):
+    said = site.fails(options=())
+    assert 'hecksum verification for' in said and 'pytorch-v2.4.0.tar.gz' in said
+
+
+def test_patch_does_not_apply(own_site):
+    own_site.sources.write('2.4.0', replace=[('defined(MPIX_CUDA_AWARE_SUPPORT)', 'defined(SOMETHING_ELSE)')])
+    said = own_site.fails()
+    assert 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch' in said and 'apply' in said
+
+
+def test_patch_forgotten(site):
+    said = site.fails(replace=WITHOUT_PATCH)
+    assert 'does not know Cray MPICH' in said and 'Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch' in said
+
+
+def test_upstream_form_of_the_check(own_site):
+    """Newer sources ask for a macro: it is defined where mpi.h does not."""
+    old, new = '#else // !defined(MPIX', '#elif defined(MPIX_GPU_SUPPORT_CUDA)\n#else //'
+    own_site.sources.write('2.4.0', replace=[(old, new)])
+    flags = own_site.works(replace=WITHOUT_PATCH)[1]['CXXFLAGS'].split()
+    header = run([own_site.mpich / 'bin/mpicc', '-E', '-dM', '-include', 'mpi.h', '-x', 'c', '/dev/null']).stdout
+    assert ('-DMPIX_GPU_SUPPORT_CUDA=1' in flags) == ('MPIX_GPU_SUPPORT_CUDA' not in header)
+
+
+def test_other_site(site):
+    said = site.fails("site_name = 'lumi'")
+    assert f"{NAME} is for the site 'derecho', and this is the site 'lumi'" in said
+
+
+def test_ccache(site):
+    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True')
+    ccache = derecho.script(site.path / 'bin/ccache', '#!/bin/sh\nexec "$@"\n')
+    env = {'PATH': f'{ccache.parent}:{site.eb.env["PATH"]}'}
+    options = site.works(env=env)[0]
+    assert options['USE_CCACHE'] == '1'
+    assert {options[f'CMAKE_{name}_COMPILER_LAUNCHER'] for name in ('C', 'CXX', 'CUDA')} == {str(ccache)}
+    assert site.works('ccache = False', env=env)[0]['USE_CCACHE'] == '0'
+
+
+def test_little_memory(site):
+    options = site.works('memory_per_job = 100000')[0]
+    assert options['MAX_JOBS'] == '1'
+
+
+def test_custom_opts_win(site):
+    options = site.works("custom_opts = ['USE_MPI=0', 'CUDNN_LIB_DIR=/mine']", drop=['custom_opts'])[0]
+    assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
+
+
+def test_no_conda(own_site):
+    (own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda').unlink()
+    assert 'there is no conda in $PATH: does the module conda/latest bring it?' in own_site.fails()
+
+
+def test_conda_without_network(own_site):
+    derecho.script(own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda',
+                   '#!/bin/sh\necho "CondaHTTPError: HTTP 000 CONNECTION FAILED" >&2; exit 1\n')
+    said = own_site.fails()
+    assert "run 'eb --fetch PyTorch-2.4.0-derecho-cray-mpich.eb' where there is one first" in said
+    assert 'CondaHTTPError' in said
+
+
+def test_extra_packages(site):
+    site.works("extra_packages += ['einops']")
+    assert site.derecho.conda_calls[-1].endswith(' einops')
+
+
+# --- other flavours
+
+def test_processors_alone(site):
+    options, environ = site.works(drop=NO_GPU)
+    assert {name: options[name] for name in ('USE_CUDA', 'USE_NCCL', 'USE_CUDNN', 'USE_MPI', 'USE_ROCM')} == {
+        'USE_CUDA': '0', 'USE_NCCL': '0', 'USE_CUDNN': '0', 'USE_MPI': '1', 'USE_ROCM': '0'}
+    assert 'gtl' not in environ['LDFLAGS']
+
+
+def test_rocm(own_site):
+    """Options, hipify, and the list of architectures, which has to be there."""
+    rocm = own_site.derecho.prefix('/opt/rocm-6.4.1')
+    rocm.mkdir(parents=True)
+    gtl = derecho.shared_library(own_site.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib') / 'libmpi_gtl_hsa.so')
+    own_site.derecho.module(own_site.derecho.modulepath, 'rocm/6.4.1', f'setenv("ROCM_PATH", "{rocm}")')
+    cray = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
+    cray.write_text(cray.read_text() + f'setenv("PE_MPICH_GTL_DIR_amd_gfx90a", "-L{gtl.parent}")\n')
+    metadata = own_site.derecho.metadata
+    metadata.write_text(metadata.read_text() + f'\n[rocm/6.4.1]\nname = ROCm\nversion = 6.4.1\nprefix = {rocm}\n')
+    lines = ["mpi_gtl = 'hsa'", "dependencies += [('rocm/6.4.1', EXTERNAL_MODULE)]"]
+    assert 'List of AMD GPU architectures must be specified' in own_site.fails(*lines, drop=NO_GPU)
+    lines.append("amdgcn_capabilities = ['gfx90a', 'gfx942']")
+    assert 'tools/amd_build/build_amd.py' in own_site.fails(*lines, drop=NO_GPU)  # the toy has none
+
+    own_site.sources.write('2.4.0', files={'tools/amd_build/build_amd.py': 'open("hipified", "w")'})
+    options, environ = own_site.works(*lines, drop=NO_GPU)
+    assert (options['USE_ROCM'], options['USE_CUDA'], options['USE_NCCL']) == ('1', '0', '1')
+    assert (environ['PYTORCH_ROCM_ARCH'], environ['ROCM_PATH']) == ('gfx90a;gfx942', str(rocm))
+    assert f'-L{gtl.parent} -lmpi_gtl_hsa' in environ['LDFLAGS']
+    assert list(own_site.path.rglob('hipified'))

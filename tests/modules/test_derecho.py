@@ -1,0 +1,155 @@
+"""Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
+import re
+
+import pytest
+
+from testbed import ROOT, derecho
+from testbed.easybuild import EasyBuild
+
+EASYCONFIGS = ROOT / 'easyconfigs'
+PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
+ON_TOP = sorted(path.name for pattern in ('t/torchvision/*-derecho*.eb', 'm/mpi4py/*-derecho*.eb')
+                for path in EASYCONFIGS.glob(pattern))
+RUN_TIME = {
+    'FI_CXI_DEFAULT_CQ_SIZE': '131072',
+    'FI_CXI_DISABLE_HOST_REGISTER': '1',
+    'FI_MR_CACHE_MONITOR': 'userfaultfd',
+    'MPICH_GPU_SUPPORT_ENABLED': '1',
+    'MPICH_OFI_NIC_POLICY': 'GPU',
+    'NCCL_CROSS_NIC': '1',
+    'NCCL_SOCKET_IFNAME': 'hsn',
+    'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+}
+"""What NCAR sets (benkirk/derecho-pytorch-mpi@1adc9e4 and later), with NCCL_NET left to the runscript."""
+
+
+def module_name(easyconfig):
+    """Name of the module of an easyconfig file."""
+    return re.sub('-', '/', re.sub(r'\.eb$', '', re.sub('^aws-ofi-nccl', 'aws_ofi_nccl', easyconfig)), count=1)
+
+
+class Site:
+    """Derecho with the modules of all its easyconfigs."""
+
+    def __init__(self, path, lmod):
+        self.lmod = lmod
+        self.derecho = derecho.Derecho(path / 'derecho')
+        self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
+        self.eb.env.update(self.derecho.env)
+
+    def generation(self, name):
+        """Which ncarenv an easyconfig is for."""
+        text = next(EASYCONFIGS.rglob(name)).read_text()
+        found = re.search(r"'ncarenv/([\d.]+)'", text)
+        if found:
+            return found.group(1)
+        return self.generation('PyTorch-%s-derecho-cray-mpich.eb' % re.search(r"'PyTorch', '([\d.]+)'", text).group(1))
+
+    def run_eb(self, *args):
+        """Run eb for all easyconfigs, once in each ncarenv, which is loaded before."""
+        output = ''
+        for generation in derecho.GENERATIONS:
+            names = [name for name in PYTORCH + ON_TOP if self.generation(name) == generation]
+            modulepath = f'{self.derecho.path}/modules/{generation}/core:{self.derecho.modulepath}'
+            output += self.eb(*names, *args, env={'MODULEPATH': modulepath}).stdout
+        return output
+
+    def load(self, *modules):
+        """The environment after `module load`, in a shell as after login."""
+        return self.lmod.load(*modules, modulepath=[self.eb.modulepath, self.derecho.modulepath])
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory, lmod):
+    return Site(tmp_path_factory.mktemp('derecho'), lmod)
+
+
+@pytest.fixture(scope='module')
+def modules(site):
+    """The site after `eb --module-only` of everything."""
+    site.run_eb('--robot', '--module-only', '--force')
+    return site
+
+
+def test_there_is_every_version():
+    versions = [name.split('-')[1] for name in PYTORCH]
+    assert set(versions) >= {'2.2.2', '2.3.1', '2.4.0', '2.4.1', '2.5.1', '2.6.0', '2.7.0', '2.8.0'}
+    for version in versions:
+        assert any(name.endswith(f'-PyTorch-{version}.eb') for name in ON_TOP), f'no mpi4py for {version}'
+    assert len([name for name in ON_TOP if name.startswith('torchvision')]) == len(versions)
+
+
+def test_robot_finds_the_whole_stack(site):
+    """Nothing is missing: all that is to be built is listed, each with its file."""
+    listed = re.findall(r'^ \* \[ \] \S+/([^/]+\.eb) \(module:', site.run_eb('--dry-run', '--robot'), re.M)
+    assert set(listed) >= {*PYTORCH, *ON_TOP}
+    assert {name for name in listed if name.startswith('NCCL')} == {'NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb'}
+    assert len([name for name in listed if name.startswith('aws-ofi-nccl')]) == 2
+    assert listed.index('NCCL-2.21.5-derecho.eb') < listed.index('PyTorch-2.4.0-derecho-cray-mpich.eb')
+
+
+@pytest.mark.parametrize('name', PYTORCH)
+def test_pytorch_module(modules, name):
+    """It loads from a fresh login, brings the modules it was built with, and the run-time environment."""
+    env = modules.load(module_name(name))
+    ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
+    assert {key: value for key, value in env.items() if ours.match(key)} == RUN_TIME
+    text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
+    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
+    own = re.findall(r"^    \('(\S+)', '(\S+)', '(\S+)'\),$", text, re.M)
+    wanted += [f'{software}/{version}{suffix}' for software, version, suffix in own]
+    assert len(wanted) == 9 and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
+
+
+def test_users_own_values_come_back(modules):
+    """After unloading; and what the user sets after loading stays."""
+    script = f"""
+        module load {module_name(PYTORCH[0])} || exit 1
+        echo "$NCCL_SOCKET_IFNAME"
+        module unload {module_name(PYTORCH[0])}
+        echo "$NCCL_SOCKET_IFNAME ${{MPICH_GPU_SUPPORT_ENABLED-unset}}"
+    """
+    done = modules.lmod.bash(script, modulepath=[modules.eb.modulepath, modules.derecho.modulepath],
+                             env={'NCCL_SOCKET_IFNAME': 'eth7'})
+    assert done.stdout.splitlines() == ['hsn', 'eth7 unset']
+
+
+@pytest.mark.parametrize('name', ON_TOP)
+def test_module_on_top(modules, name):
+    """It brings its PyTorch, and with that the same environment."""
+    env = modules.load(module_name(name))
+    assert RUN_TIME.items() <= env.items()
+    text = next(EASYCONFIGS.rglob(name)).read_text()
+    version = re.search(r"'PyTorch', '([\d.]+)'", text).group(1)
+    assert f'PyTorch/{version}-derecho-cray-mpich' in env['LOADEDMODULES'].split(':')
+
+
+def test_two_generations_do_not_mix(modules):
+    """Each version has the modules of its own generation of the programming environment."""
+    for name in PYTORCH:
+        env = modules.load(module_name(name))
+        generation = next(item for item in env['LOADEDMODULES'].split(':') if item.startswith('ncarenv/')).split('/')[1]
+        versions = derecho.GENERATIONS[generation]
+        loaded = env['LOADEDMODULES'].split(':')
+        for software in ('gcc', 'cuda', 'mkl'):
+            assert [item for item in loaded if item.startswith(software + '/')] == [f'{software}/{versions[software]}']
+        assert f'cray-mpich/{versions["cray-mpich"][0]}' in loaded
+
+
+def test_tcl_modules(tmp_path, lmod, site):
+    """The same in Tcl syntax."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    eb.env.update(site.derecho.env)
+    eb.env['MODULEPATH'] = f'{site.derecho.path}/modules/23.09/core:{site.derecho.modulepath}'
+    eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--robot', '--module-only', '--force', '--module-syntax=Tcl')
+    env = lmod.load('PyTorch/2.4.0-derecho-cray-mpich', modulepath=[eb.modulepath, site.derecho.modulepath])
+    assert RUN_TIME.items() <= env.items()
+
+
+def test_on_another_system(tmp_path, lmod):
+    """Where there are none of these modules, that is what is said."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    done = eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--stop=fetch', check=False,
+              env={'EASYBUILD_SOURCEPATH': f'{tmp_path}:{ROOT}/patches:{ROOT}/runscripts'})
+    assert done.returncode != 0
+    assert 'There is no module ncarenv/23.09 on this system' in done.stdout + done.stderr
