@@ -66,7 +66,8 @@ class Site:
         """Start `eb` in a process group of its own and wait until it copies."""
         process = subprocess.Popen([easybuild.BIN / 'eb', self.easyconfig(**parameters), *args],
                                    env={**self.eb_.env, **self.env}, cwd=self.prefix, start_new_session=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True)
         deadline = time.monotonic() + 60
         while not self.parts():
             if time.monotonic() > deadline or process.poll() is not None:
@@ -102,7 +103,7 @@ def test_installs_and_records(site):
     # no runtime is there: said, with what to do, and not an error
     assert 'The inside of the image is not checked: no container runtime is here' in out
     assert 'eb --sanity-check-only Small-1.0.eb' in out
-    for name in ('in-container', 'list-packages', 'make-squashfs', 'unmake-squashfs', 'start-shell', 'python', 'torchrun'):
+    for name in ('in-container', 'list-packages', 'make-squashfs', 'unmake-squashfs', 'start-shell', 'torchrun'):
         assert os.access(site.root / 'bin' / name, os.X_OK), name
     assert os.readlink(site.root / 'bin/torchrun') == 'in-container'
 
@@ -138,8 +139,8 @@ def test_progress_bar_moves(site, monkeypatch):
     site.image = smallimage.fake_sif(site.image, GIGABYTE, holes=True)
     script = shutil.which('script') or missing('script (package bsdutils)')
     command = f'{easybuild.BIN}/eb {site.easyconfig()}'
-    done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'}, cwd=site.prefix,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'},
+                          cwd=site.prefix, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     out = done.stdout.decode(errors='replace')
     assert done.returncode == 0, out
     assert f'Downloading {NAME}' in out
@@ -260,8 +261,8 @@ def test_disk_full(site):
     site.image = smallimage.fake_sif(site.image, 8_000_000)
     place = site.prefix / 'software'
     place.mkdir(parents=True)
-    script = ('mount -t tmpfs -o size=3m tmpfs "$0" && { "$@"; status=$?; find "$0" -name "*.sif*" -printf "left: %p\\n"; '
-              'exit $status; }')
+    script = ('mount -t tmpfs -o size=3m tmpfs "$0" && { "$@"; status=$?; '
+              'find "$0" -name "*.sif*" -printf "left: %p\\n"; exit $status; }')
     out = site.fails(wrap=['unshare', '--mount', 'bash', '-c', script, place])
     assert 'No space left on device' in out and 'The disk is full. Make room for 8000000 bytes' in out
     assert "image_transfer = 'hardlink'" in out
@@ -278,7 +279,7 @@ def test_killed_while_copying_and_again(site):
     process.communicate()
     assert not site.module.exists() and not (site.root / NAME).exists()
     assert site.parts()
-    site.image = smallimage.fake_sif(site.image)        # what is asked for is another one: no part of the first may remain
+    site.image = smallimage.fake_sif(site.image)    # another one is asked for now: no part of the first may remain
     out = site.eb()
     assert 'removing the lock of an installation that was killed' in out
     assert 'left by an installation that was killed' in out
@@ -312,7 +313,8 @@ def test_two_installations_at_once(site):
 def test_two_installations_at_once_without_locks(site):
     """The one that is done first is not damaged by the other one."""
     processes = [subprocess.Popen([easybuild.BIN / 'eb', site.easyconfig(), '--ignore-locks', '--rebuild',
-                                   f'--tmpdir={site.directory}/tmp{number}', f'--buildpath={site.directory}/build{number}'],
+                                   f'--tmpdir={site.directory}/tmp{number}',
+                                   f'--buildpath={site.directory}/build{number}'],
                                   env={**site.eb_.env, **site.env}, cwd=site.prefix, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(2)]
     outs = [process.communicate()[0] for process in processes]
@@ -342,7 +344,8 @@ def test_module_only_after_the_own_image_was_removed(site):
     assert 'copying' not in out
     site.eb('--sanity-check-only', central_image_dirs=central)
     (site.central / NAME).unlink()
-    assert "'eb --rebuild Small-1.0.eb' installs it again" in site.fails('--sanity-check-only', central_image_dirs=central)
+    out = site.fails('--sanity-check-only', central_image_dirs=central)
+    assert "'eb --rebuild Small-1.0.eb' installs it again" in out
 
 
 def test_module_only_keeps_wrappers_and_module_together(site):
@@ -362,7 +365,7 @@ def test_extended_dry_run(site):
     out = site.eb('-x', sanity_check_imports=['torch'], preset_venv='pytorch')
     assert 'in-container python -c "import torch"' in out
     assert 'setenv("SIF", image)' in out
-    # EasyBuild's own, with every easyblock: a dry run does not make its compiler wrappers, and wants to change their mode
+    # EasyBuild's own, with every easyblock: a dry run makes no compiler wrappers, and wants to change their mode
     assert not [line for line in out.splitlines() if 'ignoring error' in line.lower() and 'rpath_wrappers' not in line]
     assert not site.root.exists()
 

@@ -125,8 +125,8 @@ def test_what_the_user_sets_after_loading_stays(modules):
 
 def test_paths_that_come_and_go_between_loading_and_unloading(modules):
     squashfs = modules.root / 'user-software.squashfs'
-    script = f'module load Small; mv "{modules.directory}/with space" "{modules.directory}/away"; echo x > {squashfs}; ' \
-             'module unload Small'
+    script = f'module load Small; mv "{modules.directory}/with space" "{modules.directory}/away"; ' \
+             f'echo x > {squashfs}; module unload Small'
     try:
         assert modules.after(script) == {}
     finally:

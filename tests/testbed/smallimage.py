@@ -1,4 +1,4 @@
-"""Small container images: one that is a SIF by its header only, and a real one of some megabytes that is made in seconds."""
+"""Small container images: a file that is a SIF by its header only, and a real one that is made in seconds."""
 
 import hashlib
 import os
@@ -12,8 +12,9 @@ import tempfile
 
 from . import DIR, locked, missing, run
 
-COMMANDS = ('bash', 'sh', 'env', 'cat', 'ls', 'mkdir', 'rm', 'sleep', 'touch', 'true', 'false', 'id', 'kill')
-RECIPE = 2
+COMMANDS = ('bash', 'sh', 'env', 'cat', 'chmod', 'false', 'id', 'kill', 'ls', 'mkdir', 'mktemp', 'mv', 'readlink', 'rm',
+            'rmdir', 'sed', 'sleep', 'stat', 'touch', 'true', 'uname')
+RECIPE = 3
 """Raised when images made by an earlier version of this file must be made anew."""
 
 
@@ -23,8 +24,8 @@ def fake_sif(path, size=100_000, holes=False):
     :param size: of the file in bytes
     :param holes: leave the data out on the disk: for sizes of gigabytes
     """
-    header = struct.pack('<32s10s3s3s16s8q', b'#!/usr/bin/env run-singularity\n', b'SIF_MAGIC\0', b'01\0', b'02\0', b'i' * 16,
-                         0, 0, 45, 48, 4096, 28080, 32176, size - 32176)
+    header = struct.pack('<32s10s3s3s16s8q', b'#!/usr/bin/env run-singularity\n', b'SIF_MAGIC\0', b'01\0', b'02\0',
+                         b'i' * 16, 0, 0, 45, 48, 4096, 28080, 32176, size - 32176)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'wb') as stream:
         stream.write(header)
@@ -70,7 +71,8 @@ def add(root, program, name=None):
 
 def file_system(root, python=True):
     """Fill a directory with a file system: a shell, some commands, and this machine's /usr/bin/python3 with pip."""
-    for name in ('bin', 'etc', 'home', 'opt', 'proc', 'root', 'sys', 'dev', 'tmp', 'var/tmp', 'usr/bin', 'usr/local/bin'):
+    for name in ('bin', 'dev', 'etc', 'home', 'opt', 'proc', 'root', 'sys', 'tmp', 'usr/bin', 'usr/local/bin',
+                 'var/tmp'):
         (root / name).mkdir(parents=True, exist_ok=True)
     for command in COMMANDS:
         found = shutil.which(command, path='/usr/bin:/bin') or missing(f'command {command}')
@@ -88,7 +90,8 @@ def file_system(root, python=True):
         (root / 'usr/bin' / name).symlink_to(version)
     library = root / f'usr/lib/{version}'
     shutil.copytree(f'/usr/lib/{version}', library, symlinks=True, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns('__pycache__', 'test', 'idlelib', 'tkinter', 'config-*', 'dist-packages'))
+                    ignore=shutil.ignore_patterns('__pycache__', 'test', 'idlelib', 'tkinter', 'config-*',
+                                                  'dist-packages'))
     for module in (library / 'lib-dynload').glob('*.so'):
         for source in libraries(module):
             add(root, source)
@@ -100,7 +103,8 @@ def file_system(root, python=True):
     wheel = next(iter(sorted(pathlib.Path('/usr/share/python-wheels').glob('pip-*.whl'))), None) \
         or missing('the wheel of pip (package python3-venv)')
     shutil.unpack_archive(wheel, packages, 'zip')
-    (root / 'usr/bin/pip').write_text('#!/usr/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n')
+    (root / 'usr/bin/pip').write_text('#!/usr/bin/python3\nimport sys\nfrom pip._internal.cli.main import main\n'
+                                      'sys.exit(main())\n')
     (root / 'usr/bin/pip').chmod(0o755)
     package(packages, 'imagepkg', '1.5+local')
 
@@ -124,7 +128,8 @@ def wheel(directory, name, version, requires=()):
         with open(info / 'METADATA', 'a') as stream:
             stream.writelines(f'Requires-Dist: {required}\n' for required in requires)
         (info / 'WHEEL').write_text('Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
-        (info / 'RECORD').write_text(''.join(f'{path.relative_to(tree)},,\n' for path in tree.rglob('*') if path.is_file()))
+        files = [path.relative_to(tree) for path in tree.rglob('*') if path.is_file()]
+        (info / 'RECORD').write_text(''.join(f'{path},,\n' for path in files))
         archive = shutil.make_archive(pathlib.Path(directory) / f'{name}-{version}-py3-none-any', 'zip', tree)
     path = pathlib.Path(archive).with_suffix('.whl')
     os.rename(archive, path)
