@@ -14,26 +14,6 @@ from testbed.easybuild import BIN, EasyBuild
 
 PYTHON_VERSION = '%d.%d' % sys.version_info[:2]
 
-EASYCONFIG = """
-easyblock = 'PythonVenv'
-
-name = 'PyTorch'
-version = '0.1'
-versionsuffix = '-tiny'
-
-homepage = 'https://example.org'
-description = "Tiny"
-
-toolchain = SYSTEM
-
-sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
-checksums = ['{checksum}']
-
-{options}
-
-moduleclass = 'ai'
-"""
-
 
 class Tiny:
     """An easyconfig with its lock file and an index (a directory) to download from."""
@@ -52,7 +32,7 @@ class Tiny:
     def write(self, lock=None, options=''):
         """Write lock file and easyconfig."""
         self.lock_file.write_text(wheels.lock_text(self.wheels) if lock is None else lock)
-        self.easyconfig.write_text(EASYCONFIG.format(checksum=wheels.sha256(self.lock_file), options=options))
+        self.easyconfig.write_text(wheels.tiny_easyconfig(self.lock_file, options))
 
 
 @pytest.fixture
@@ -79,11 +59,12 @@ def test_installs_and_module_works(tiny, modulestool, tmp_path):
     assert {path.name for path in (root / 'runscripts').iterdir()} == \
         {'conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master'}
     assert all(os.access(path, os.X_OK) for path in (root / 'runscripts').iterdir())
-    done = subprocess.run(['python', '-c', 'import alpha, sys; print(alpha.__version__, sys.prefix)'], env=env, text=True,
-                          stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(['python', '-c', 'import alpha, sys; print(alpha.__version__, sys.prefix)'], env=env,
+                          text=True, stdout=subprocess.PIPE, check=True)
     assert done.stdout.split() == ['1.0', str(root)]
-    done = subprocess.run([f'{env["RUNSCRIPTS"]}/conda-python-distributed', '-c', 'import os; print(os.environ["WORLD_SIZE"])'],
-                          env=env, text=True, stdout=subprocess.PIPE, check=True)
+    code = 'import os; print(os.environ["WORLD_SIZE"])'
+    done = subprocess.run([f'{env["RUNSCRIPTS"]}/conda-python-distributed', '-c', code], env=env, text=True,
+                          stdout=subprocess.PIPE, check=True)
     assert done.stdout.strip() == '1'
 
 

@@ -13,18 +13,6 @@ pytestmark = pytest.mark.real
 
 ROOMS = ['easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscripts']
 
-EASYCONFIG = """
-easyblock = 'PythonVenv'
-name = 'PyTorch'
-version = '0.1'
-versionsuffix = '-tiny'
-homepage = 'https://example.org'
-description = "Tiny"
-toolchain = SYSTEM
-sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
-moduleclass = 'ai'
-"""
-
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
@@ -58,7 +46,7 @@ def test_eb_from_an_installed_wheel(wheel, lmod, tmp_path):
     work.mkdir()
     made = wheels.make_wheel(index, 'alpha', '1.0')
     (work / 'PyTorch-0.1-tiny.lock').write_text(wheels.lock_text([made]))
-    (work / 'PyTorch-0.1-tiny.eb').write_text(EASYCONFIG)
+    (work / 'PyTorch-0.1-tiny.eb').write_text(wheels.tiny_easyconfig(work / 'PyTorch-0.1-tiny.lock'))
 
     env = {**lmod.env, 'PATH': f'{venv}/bin:/usr/bin:/bin', 'EASYBUILD_PREFIX': str(tmp_path / 'prefix'), 'HOME': str(tmp_path),
            'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1', 'EASYBUILD_OUTPUT_STYLE': 'no_color'}

@@ -40,3 +40,29 @@ def lock_text(wheels):
         name, version = wheel.name.split('-')[:2]
         lines.append(f'{name}=={version} \\\n    --hash=sha256:{sha256(wheel)}\n')
     return ''.join(lines)
+
+
+def tiny_easyconfig(lock_file, options=''):
+    """Text of PyTorch-0.1-tiny.eb: a virtual environment from this lock file, which must lie beside it.
+
+    :param options: more lines for the easyconfig
+    """
+    return f"""
+easyblock = 'PythonVenv'
+
+name = 'PyTorch'
+version = '0.1'
+versionsuffix = '-tiny'
+
+homepage = 'https://example.org'
+description = "Tiny"
+
+toolchain = SYSTEM
+
+sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
+checksums = ['{sha256(lock_file)}']
+
+{options}
+
+moduleclass = 'ai'
+"""

@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
@@ -1129,19 +1128,3 @@ def test_processes_started(job, tmp_path):
     env = pals(4, 8, 0, 4, PALS_APINFO=str(table))
     assert processes(job, env, tmp_path) <= 3  # od, mkdir, stat
     assert processes(job, hydra(1, 4), tmp_path) == 1  # mkdir: the directory of another job
-
-
-def test_start_is_cheap(job):
-    job.python("#!/bin/true\n")
-    env = job.environment(slurm(3))
-
-    def best(command):
-        times = []
-        for _ in range(15):
-            begin = time.perf_counter()
-            subprocess.run(command, env=env, stdout=subprocess.DEVNULL)
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    extra = best([str(RUNSCRIPTS / "conda-python-distributed"), "x"]) - best([str(job.bin / "python"), "x"])
-    assert extra < 0.025

@@ -6,7 +6,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 
 import pytest
 
@@ -221,14 +220,9 @@ def test_sourced_it_defines_functions_and_changes_nothing():
 
 
 @pytest.mark.parametrize("form", ["range", "single"])
-def test_ten_thousand_hosts_are_cheap(form):
+def test_ten_thousand_hosts(form):
     numbers = "0000-0099" if form == "range" else ",".join("%04d" % number for number in range(100))
     hostlist = ",".join("rack%02dnode[%s]" % (rack, numbers) for rack in range(100))
-    times = []
-    for _ in range(15):
-        begin = time.perf_counter()
-        assert first(hostlist) == "rack00node0000"
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.020
+    assert first(hostlist) == "rack00node0000"     # how long it takes: benchmarks/runscripts.py
     before = hostlist.rindex("]")
     assert "never closed" in error(hostlist[:before])
