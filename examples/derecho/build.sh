@@ -12,8 +12,8 @@
 #PBS -j oe
 set -eu
 
-default='PyTorch-2.4.0-derecho-cray-mpich.eb torchvision-0.19.0-derecho-cray-mpich.eb
-    mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb'
+default=(PyTorch-2.4.0-derecho-cray-mpich.eb torchvision-0.19.0-derecho-cray-mpich.eb
+    mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb)
 generation=${NCARENV:-23.09}    # 24.12 for PyTorch 2.5.1 and newer
 
 # a batch shell may not have the command module
@@ -25,7 +25,8 @@ fi
 if [[ -z ${PBS_JOBID-} ]]; then
     : "${PBS_ACCOUNT:?name the project to charge: PBS_ACCOUNT=<project> $0}"
     here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-    EASYCONFIGS="${*:-$default}"
+    [[ $# -gt 0 ]] || set -- "${default[@]}"
+    EASYCONFIGS=$*
     prefix=${EASYBUILD_PREFIX:-$HOME/.local/easybuild}
     variables="EASYCONFIGS='$EASYCONFIGS',NCARENV=$generation,EASYBUILD_PREFIX='$prefix',SLINGTORCH='$(command -v slingtorch)'"
     module --force purge
