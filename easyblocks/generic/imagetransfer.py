@@ -215,7 +215,7 @@ def copy_and_hash(source, target, label):
     """
     digest = hashlib.sha256()
     # what was copied and not read yet has a limit, so that it is still in memory
-    ranges = queue.Queue(maxsize=8)
+    ranges = queue.Queue(maxsize=32)
     errors = []
 
     def compute():

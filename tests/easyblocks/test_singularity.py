@@ -140,7 +140,8 @@ def test_progress_bar_moves(site, monkeypatch):
     script = shutil.which('script') or missing('script (package bsdutils)')
     command = f'{easybuild.BIN}/eb {site.easyconfig()}'
     done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'},
-                          cwd=site.prefix, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+                          cwd=site.prefix, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=300)
     out = done.stdout.decode(errors='replace')
     assert done.returncode == 0, out
     assert f'Downloading {NAME}' in out
