@@ -333,9 +333,10 @@ class PythonVenv(RunScripts):
     def make_module_extra(self, *args, **kwargs):
         """Set what activating the environment would set; packages in ~/.local stay out of the job."""
         txt = super().make_module_extra(*args, **kwargs)
-        txt += self.module_generator.set_environment('VIRTUAL_ENV', '', relpath=True)
         # an environment that sees system packages would see ~/.local as well, before its own
-        txt += self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
+        for name, value in [('VIRTUAL_ENV', self.installdir), ('PYTHONNOUSERSITE', '1')]:
+            # unloading gives back what somebody who works in another environment had
+            txt += self.module_generator.set_environment(name, {'value': value, 'pushenv': True})
         return txt
 
 

@@ -68,6 +68,14 @@ def test_installs_and_module_works(tiny, modulestool, tmp_path):
     assert done.stdout.strip() == '1'
 
 
+def test_unloading_gives_back_what_the_user_had(tiny, modulestool, tmp_path):
+    eb = EasyBuild(tmp_path / 'eb', modulestool)
+    eb(tiny.easyconfig, env=tiny.pip_env)
+    script = 'module load PyTorch; module unload PyTorch; echo "$VIRTUAL_ENV $PYTHONNOUSERSITE"'
+    done = modulestool.bash(script, modulepath=[eb.modulepath], env={'VIRTUAL_ENV': '/mine', 'PYTHONNOUSERSITE': '0'})
+    assert done.stdout.split() == ['/mine', '0']
+
+
 def test_fetch_then_install_without_network(tiny, eb_env):
     eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     found = sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir())

@@ -75,6 +75,9 @@ def test_from_clone_to_training_and_again(tmp_path):
     assert len(commands.strip().splitlines()) == 3
     by_hand = run(['bash', '--noprofile', '--norc', '-ec', commands], env=env, cwd=tmp_path, timeout=300)
     assert 'on 360 test images, 2 ranks' in by_hand.stdout
+    # eb goes on working after the module is loaded, whose Python has no EasyBuild
+    eb_after = commands.splitlines()[0] + '\n' + commands.splitlines()[1] + '\neb --version'
+    assert 'EasyBuild 5.4' in run(['bash', '--noprofile', '--norc', '-ec', eb_after], env=env, cwd=tmp_path).stdout
 
     again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '3'], env=env, timeout=300, cwd=tmp_path).stdout
     assert 'already installed' in again and 'nothing is missing' in again
@@ -93,6 +96,9 @@ def test_help_tells_all_options():
     (['--ranks', 'many'], ['--ranks many will not do']),
     (['--ranks'], ['--ranks needs a value']),
     (['--prefix', ''], ['--prefix needs a value']),
+    (['--prefix='], ['--prefix needs a value']),
+    (['--python='], ['--python needs a value']),
+    (['--prefix=~/somewhere'], ['has not replaced the ~', '$HOME']),
     (['--prefix', '/tmp/with space'], ['will not do', 'blanks']),
     (['--prefix', '/tmp/with:colon'], ['will not do', 'colons']),
     (['--nonsense'], ["unknown argument '--nonsense'"]),
@@ -134,6 +140,13 @@ def test_python_too_old(tmp_path):
     done = quickstart('--prefix', str(tmp_path / 'prefix'), '--python', str(python))
     assert done.returncode == 1
     assert f'{python} is 3.6; it must be one of 3.11, 3.12, 3.13, 3.14' in done.stderr and '--python /path/to' in done.stderr
+
+
+@pytest.mark.parametrize('python', ['/nonexistent', 'true'])
+def test_no_python_by_that_name(tmp_path, python):
+    done = quickstart('--prefix', str(tmp_path / 'prefix'), '--python', python)
+    assert done.returncode == 1 and f'--python {python} will not do' in done.stderr
+    assert 'installed now' not in done.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='hiding the modules tool of this machine needs root')
