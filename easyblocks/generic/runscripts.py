@@ -72,6 +72,9 @@ class RunScripts(EasyBlock):
         """Copy the runscripts beside the installation, executable for everyone who can read them."""
         super().post_processing_step()
         target_dir = os.path.join(self.installdir, RUNSCRIPTS_DIR)
+        if self.dry_run:
+            self.dry_run_msg("  * runscripts will be copied to %s: %s", target_dir, ', '.join(self.cfg['runscripts']))
+            return
         mkdir(target_dir, parents=True)
         for path in self.runscript_paths:
             target = os.path.join(target_dir, os.path.basename(path))

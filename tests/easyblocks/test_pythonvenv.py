@@ -112,6 +112,7 @@ def test_users_pip_configuration_cannot_send_packages_elsewhere(tiny, eb_env, tm
 
 def test_dry_run_module_only_and_sanity_check_only(tiny, eb_env):
     dry = output(eb_env('-x', tiny.easyconfig, env=tiny.pip_env))
+    assert 'runscripts will be copied to' in dry
     assert 'packages named in' in dry and not (eb_env.prefix / 'sources/p/PyTorch/wheels').exists()
     eb_env('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
     module = eb_env.modulepath / 'PyTorch/0.1-tiny.lua'
