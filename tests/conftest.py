@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -62,6 +63,18 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section('skipped, which is a failure in CI', red=True)
         for line in config.stash[skipped]:
             terminalreporter.line(line)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_directory():
+    """EasyBuild configured inside a test moves Python's temporary directory: not for the tests after it."""
+    tempdir, variable = tempfile.tempdir, os.environ.get('TMPDIR')
+    yield
+    tempfile.tempdir = tempdir
+    if variable is None:
+        os.environ.pop('TMPDIR', None)
+    else:
+        os.environ['TMPDIR'] = variable
 
 
 # --- the components
