@@ -26,6 +26,12 @@ def pytest_configure(config):
     bin_dir = str(easybuild.BIN)
     if bin_dir not in os.environ['PATH'].split(os.pathsep):
         os.environ['PATH'] = bin_dir + os.pathsep + os.environ['PATH']
+    # a runner in the background hands on ignored signals, and what the tests start would ignore them too
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for ignored in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(ignored) == signal.SIG_IGN:
+            signal.signal(ignored, signal.SIG_DFL)
     # a polite kill stops what the fixtures started, as Ctrl-C does
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
