@@ -7,7 +7,7 @@ import shutil
 import pytest
 from testbed import easybuild, missing, modulestools, parse_env0, smallimage
 
-OWN = re.compile(r'^(SIF|CONTAINERROOT|SINGULARITY|APPTAINER|SLINGTORCH|RUNSCRIPTS)')
+OWN = re.compile(r'^(SIF|CONTAINERROOT|SINGULARITY|APPTAINER|SLINGTORCH_(?!TEST_DIR|CI)|RUNSCRIPTS)')
 
 
 class Modules:
