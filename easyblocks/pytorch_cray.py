@@ -114,13 +114,24 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
-    def check_readiness_step(self):
-        """Refuse an easyconfig of one site on another before anything is done."""
+    def check_site(self):
+        """Refuse an easyconfig of one site on another."""
         here, meant = self.cfg['site_name'], self.cfg['only_site']
-        if here and meant and here != meant:
+        if here and meant and here != meant and not self.dry_run:
             raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take "
                                  "an easyconfig of this site ('eb --search PyTorch'), or copy this one, change its "
-                                 "dependencies and only_site", os.path.basename(self.cfg.path), meant, here)
+                                 "dependencies and only_site. If this is '%s' and was not recognised, say so: "
+                                 "export SLINGTORCH_SITE=%s", os.path.basename(self.cfg.path), meant, here, meant,
+                                 meant)
+
+    def fetch_step(self, *args, **kwargs):
+        """Check first that this is the right site: what follows would end in a module that is missing."""
+        self.check_site()
+        super().fetch_step(*args, **kwargs)
+
+    def check_readiness_step(self):
+        """Check the same where nothing is fetched."""
+        self.check_site()
         super().check_readiness_step()
 
     def prepare_step(self, *args, **kwargs):
@@ -176,6 +187,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         # CMake has no environment variable for MPI's compilers, but PyTorch hands on every variable called CMAKE_*
         lines = ['set(MPI_%s_COMPILER "%s" CACHE FILEPATH "")' % (language, path) for
                  language, path in zip(['C', 'CXX'], self.mpi_compilers)]
+        # PyTorch's FindBLAS.cmake uses this before anything includes it
+        lines.append('include(CheckFunctionExists)')
         # NNPACK would download this package, and build nodes have no network
         lines += ['file(GLOB SLINGTORCH_SIX "%s/lib/python3*/site-packages/six.py")' % self.installdir,
                   'if(SLINGTORCH_SIX)',
@@ -184,6 +197,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         preset = os.path.join(self.builddir, 'preset.cmake')
         write_file(preset, '\n'.join(lines) + '\n')
         options.append('CMAKE_PROJECT_INCLUDE_BEFORE=' + shlex.quote(preset))
+        # besides what the modules of dependencies say
+        own_prefix += [path for path in os.environ.get('CMAKE_PREFIX_PATH', '').split(os.pathsep) if path]
         options.append('CMAKE_PREFIX_PATH=' + shlex.quote(';'.join(own_prefix)))
 
         names = [option.split('=', 1)[0] for option in self.cfg['custom_opts']]

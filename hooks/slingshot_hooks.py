@@ -105,7 +105,8 @@ def add_site_values(ec):
     Add the site's values to an easyconfig; what the easyconfig says itself stays.
 
     Environment values become entries of modextravars, with pushenv: unloading the module then gives the user's own
-    value back. Other values become the easyconfig parameter of their name, if the easyblock knows it.
+    value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. The name of the
+    site becomes the parameter site_name.
 
     :return: names of the variables and parameters that were added
     """
@@ -120,6 +121,9 @@ def add_site_values(ec):
     added = []
     easyblocks = easyblock_names(ec)
     said = ec.parser.get_config_dict(validate=False)
+    if 'site_name' in ec and 'site_name' not in said:
+        # lets an easyblock refuse an easyconfig that is for another site
+        ec['site_name'] = site.name
     for name, value in parameter_values.items():
         if name in said:
             ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
@@ -318,7 +322,7 @@ def check_lock_owner(self):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# which software: function
+# which software, or which easyblock whatever it installs: function
 
 PARSE_HOOKS = {
     'PyTorch': parse_hook_pytorch_site_values,
@@ -328,6 +332,7 @@ PRE_EASYBLOCK_HOOKS = {
     'Horovod': check_lock_owner,
     'NCCL': check_lock_owner,
     'PyTorch': check_lock_owner,
+    'Singularity': check_lock_owner,
     'aws-ofi-nccl': check_lock_owner,
     'aws-ofi-rccl': check_lock_owner,
 }
@@ -340,6 +345,13 @@ PRE_READY_HOOKS = dict(PRE_FETCH_HOOKS)
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
+def call_function_of(table, easyblock, *args, **kwargs):
+    """Run the function that a table has for the software that is installed, else for its easyblock."""
+    function = table.get(easyblock.name) or table.get(type(easyblock).__name__)
+    if function:
+        function(easyblock, *args, **kwargs)
+
+
 def parse_hook(ec, *args, **kwargs):
     """Run for every easyconfig that is parsed."""
     if ec.name in PARSE_HOOKS:
@@ -348,17 +360,14 @@ def parse_hook(ec, *args, **kwargs):
 
 def pre_easyblock_hook(self, *args, **kwargs):
     """Run before an installation, and before EasyBuild looks at its lock."""
-    if self.name in PRE_EASYBLOCK_HOOKS:
-        PRE_EASYBLOCK_HOOKS[self.name](self, *args, **kwargs)
+    call_function_of(PRE_EASYBLOCK_HOOKS, self, *args, **kwargs)
 
 
 def pre_fetch_hook(self, *args, **kwargs):
     """Run before the fetch step."""
-    if self.name in PRE_FETCH_HOOKS:
-        PRE_FETCH_HOOKS[self.name](self, *args, **kwargs)
+    call_function_of(PRE_FETCH_HOOKS, self, *args, **kwargs)
 
 
 def pre_ready_hook(self, *args, **kwargs):
     """Run before the ready step."""
-    if self.name in PRE_READY_HOOKS:
-        PRE_READY_HOOKS[self.name](self, *args, **kwargs)
+    call_function_of(PRE_READY_HOOKS, self, *args, **kwargs)

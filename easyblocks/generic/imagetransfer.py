@@ -22,7 +22,7 @@ import threading
 from easybuild.easyblocks.generic.containerruntime import ContainerRuntime
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import det_lock_path, remove, remove_dir, remove_file, verify_checksum, write_file
+from easybuild.tools.filetools import remove, remove_file, verify_checksum
 from easybuild.tools.output import (PROGRESS_BAR_DOWNLOAD_ONE, start_progress_bar, stop_progress_bar,
                                     update_progress_bar)
 
@@ -145,32 +145,6 @@ class ImageTransfer(ContainerRuntime):
                 remove_file(path)
             self.staged = None
             raise
-
-    def lock_owner_file(self):
-        """File in EasyBuild's lock (a directory) that says who holds it; EasyBuild removes it with the lock."""
-        return os.path.join(det_lock_path(self.installdir.replace('/', '_')), 'owner')
-
-    def run_all_steps(self, *args, **kwargs):
-        """Remove the lock of an installation on this host that was killed: the same command can just be run again."""
-        path = self.lock_owner_file()
-        try:
-            with open(path) as handle:
-                dead = is_dead(*handle.read().split())
-        except (OSError, TypeError):
-            dead = False
-        if dead and not self.dry_run and not build_option('ignore_locks'):
-            taken = '%s.dead-%d' % (os.path.dirname(path), os.getpid())
-            with contextlib.suppress(OSError):  # another process was faster
-                os.rename(os.path.dirname(path), taken)
-                print_msg("removing the lock of an installation that was killed", log=self.log, silent=self.silent)
-                remove_dir(taken)
-        return super().run_all_steps(*args, **kwargs)
-
-    def post_init(self):
-        """Note in EasyBuild's lock which process holds it."""
-        super().post_init()
-        if os.path.isdir(os.path.dirname(self.lock_owner_file())) and not build_option('ignore_locks'):
-            write_file(self.lock_owner_file(), '%s %d' % (socket.gethostname(), os.getpid()))
 
 
 def is_dead(host, pid):

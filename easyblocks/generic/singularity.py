@@ -17,7 +17,7 @@ from easybuild.easyblocks.generic.singularitymodule import SingularityModule
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, symlink, write_file
+from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, remove_dir, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 # files beside an image (runscripts/container of the bundle), and the commands that are links to them
@@ -89,6 +89,10 @@ class Singularity(SingularityModule):
         if self.cfg['preset_venv'] and not self.cfg['container_python']:
             raise EasyBuildError("preset_venv is '%s', but container_python is None: an environment needs Python",
                                  self.cfg['preset_venv'])
+        for name in ['preset_venv_packages', 'preset_venv_squashfs']:
+            if self.cfg[name] and not self.cfg['preset_venv']:
+                raise EasyBuildError("%s is for a virtual environment, and preset_venv names none: add "
+                                     "preset_venv = 'NAME'", name)
         self.bind_mounts()
 
         for name in CONTAINER_SCRIPTS:
@@ -165,6 +169,32 @@ class Singularity(SingularityModule):
             raise EasyBuildError("Making the virtual environment %s in the container failed:\n%s\nIf the image has no "
                                  "'%s' or no venv for it, set container_python, or preset_venv = None", name,
                                  res.output.strip(), self.cfg['container_python'])
+        self.fill_preset_venv(inside)
+
+    def fill_preset_venv(self, inside):
+        """
+        Install the packages of the easyconfig into the virtual environment that was just made; the user may add more.
+
+        :param inside: path of the virtual environment inside the container
+        """
+        packages = ' '.join(shlex.quote(package) for package in self.cfg['preset_venv_packages'])
+        steps = []
+        if packages:
+            pip = '%s %s/bin/python -m pip install --no-input --progress-bar off ' % (self.in_container, inside)
+            steps.append(('Installing %s into the virtual environment' % packages, pip + packages,
+                          "Nodes without network cannot install packages: run eb where there is one, or remove "
+                          "preset_venv_packages from the easyconfig"))
+        if self.cfg['preset_venv_squashfs']:
+            steps.append(('Packing the virtual environment', os.path.join(self.installdir, 'bin', 'make-squashfs'),
+                          "Without preset_venv_squashfs in the easyconfig it stays a directory"))
+        for what, command, remedy in steps:
+            print_msg('%s...', what[0].lower() + what[1:], log=self.log, silent=self.silent)
+            res = run_shell_cmd(command, fail_on_error=False, hidden=True)
+            if res.exit_code != EasyBuildExit.SUCCESS:
+                # else the next attempt would keep it as the user's own
+                remove_dir(os.path.join(self.installdir, inside[1:]))
+                raise EasyBuildError("%s failed:\n%s\n%s", what, '\n'.join(res.output.strip().splitlines()[-15:]),
+                                     remedy)
 
     # --- checks
 

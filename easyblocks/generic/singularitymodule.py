@@ -231,6 +231,10 @@ class SingularityModule(SingularityImage):
                                CUSTOM],
             'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
                                   "/user-software/venv/<name>, on top of the packages of the image", CUSTOM],
+            'preset_venv_packages': [[], "Packages to install into preset_venv when it is made, as pip takes them",
+                                     CUSTOM],
+            'preset_venv_squashfs': [False, "Pack preset_venv into one file when it is made; unmake-squashfs is the "
+                                            "way back", CUSTOM],
         })
         return extra_vars
 

@@ -446,3 +446,32 @@ def test_scripts_are_plain_bash():
     subprocess.run([shellcheck, *scripts], check=True)
     for script in scripts:
         assert script.stat().st_mode & 0o111
+
+
+# --- a preset virtual environment with packages
+
+
+def test_preset_venv_with_packages(tmp_path, lmod, runtime):
+    """They are installed on top of the image's, packed, and not installed again over what the user has."""
+    wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3', requires=['imagepkg>=1'])
+    small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)],
+                      preset_venv_squashfs=True, sanity_check_packages={'newpkg': '0.3', 'imagepkg': '1.5'})
+    assert small('python', '-c', 'import newpkg, imagepkg, sys; print(sys.prefix)').stdout == '/user-software/venv/mine\n'
+    assert (small.root / 'user-software.squashfs').stat().st_size > 0
+    assert not list((small.root / 'user-software').iterdir())
+    wheel.unlink()
+    done = small.eb('--rebuild')
+    assert done.returncode == 0, done.stdout
+    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+
+
+def test_package_of_preset_venv_cannot_be_had(tmp_path, lmod, runtime):
+    """An error, and the next attempt starts anew instead of keeping what is half there."""
+    parameters = {'preset_venv': 'mine', 'preset_venv_packages': ['/nowhere/newpkg-0.3-py3-none-any.whl']}
+    small = Installed(tmp_path, lmod, runtime, check=False, **parameters)
+    out = ' '.join(small.out.split())
+    assert small.status != 0 and 'run eb where there is one, or remove preset_venv_packages' in out
+    assert not (small.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
+    wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
+    small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)])
+    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'

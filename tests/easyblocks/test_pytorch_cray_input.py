@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, derecho, run
+from testbed import ROOT, derecho, path_without, run
 from testbed.easybuild import EasyBuild
 
 NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
@@ -207,8 +207,10 @@ def test_other_site(site):
     assert f"{NAME} is for the site 'derecho', and this is the site 'lumi'" in said
 
 
-def test_ccache(site):
-    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True')
+def test_ccache(site, tmp_path):
+    env = {'PATH': path_without('ccache', tmp_path / 'bin')}
+    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True', env=env)
+    assert site.works(env=env)[0]['USE_CCACHE'] == '0'
     ccache = derecho.script(site.path / 'bin/ccache', '#!/bin/sh\nexec "$@"\n')
     env = {'PATH': f'{ccache.parent}:{site.eb.env["PATH"]}'}
     options = site.works(env=env)[0]

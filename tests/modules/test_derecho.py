@@ -10,6 +10,9 @@ EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 ON_TOP = sorted(path.name for pattern in ('t/torchvision/*-derecho*.eb', 'm/mpi4py/*-derecho*.eb')
                 for path in EASYCONFIGS.glob(pattern))
+# 1.19.2 is for those who ask for it: no PyTorch brings it
+LIBRARIES = ['NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb', 'aws-ofi-nccl-1.6.0-derecho.eb',
+             'aws-ofi-nccl-1.20.0-derecho.eb']
 RUN_TIME = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
     'FI_CXI_DISABLE_HOST_REGISTER': '1',
@@ -124,6 +127,15 @@ def test_module_on_top(modules, name):
     assert f'PyTorch/{version}-derecho-cray-mpich' in env['LOADEDMODULES'].split(':')
 
 
+@pytest.mark.parametrize('name', LIBRARIES)
+def test_libraries_load_from_a_fresh_login(modules, name):
+    """NCCL and its plugin by themselves, as one who tests the network loads them: their modules are behind ncarenv."""
+    env = modules.load(module_name(name).replace('aws_ofi_nccl', 'aws-ofi-nccl'))
+    text = next(EASYCONFIGS.rglob(name)).read_text()
+    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
+    assert len(wanted) >= 3 and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
+
+
 def test_two_generations_do_not_mix(modules):
     """Each version has the modules of its own generation of the programming environment."""
     for name in PYTORCH:
@@ -153,3 +165,13 @@ def test_on_another_system(tmp_path, lmod):
               env={'EASYBUILD_SOURCEPATH': f'{tmp_path}:{ROOT}/patches:{ROOT}/runscripts'})
     assert done.returncode != 0
     assert 'There is no module ncarenv/23.09 on this system' in done.stdout + done.stderr
+
+
+def test_on_another_site(tmp_path, lmod):
+    """An error that names both, before anything is fetched or looked for."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
+    done = eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--stop=fetch', check=False)
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert "PyTorch-2.4.0-derecho-cray-mpich.eb is for the site 'derecho', and this is the site 'lumi'" in said
+    assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said

@@ -117,3 +117,23 @@ def locked(name):
     with open(DIR / f'.{name}.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def path_without(command, directory):
+    """
+    A search path in which one command is not, and all others are.
+
+    :param directory: where to make what it needs; it must not exist
+    """
+    directory.mkdir()
+    entries = []
+    for number, entry in enumerate(os.environ['PATH'].split(os.pathsep)):
+        if os.path.exists(os.path.join(entry, command)):
+            links = directory / str(number)
+            links.mkdir()
+            for name in os.listdir(entry):
+                if name != command:
+                    (links / name).symlink_to(os.path.join(entry, name))
+            entry = str(links)
+        entries.append(entry)
+    return os.pathsep.join(entries)

@@ -1,7 +1,7 @@
 """
 The patches of PyTorch: on the real sources that Debian holds, and what the patched check answers.
 
-The sources are downloaded once by apt (28 MB) with a list of sources of this test's own; the machine's is not changed.
+The sources are downloaded once by apt (28 and 22 MB) with a list of sources of this test's own; the machine's is not changed.
 """
 import os
 import re
@@ -17,40 +17,50 @@ from testbed import DIR, ROOT, apptainer, derecho, locked, missing, run
 PATCHES = ROOT / 'patches/p/PyTorch'
 AWARE = PATCHES / 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch'
 SOURCE = 'torch/csrc/distributed/c10d/ProcessGroupMPI.cpp'
-DEBIAN = 'pytorch=2.6.0+dfsg-7'
-TARBALL = 'pytorch_2.6.0+dfsg.orig.tar.xz'
+CAFFE2 = 'caffe2/mpi/mpi_ops_gpu.cc'
+SUITES = {'2.6.0': 'trixie', '1.13.1': 'bookworm'}
+"""Releases of PyTorch whose sources Debian has."""
+
+
+def from_debian(version, name, directory):
+    """One file of the sources of a release, in a directory."""
+    kept = DIR / 'sources/debian' / f'pytorch_{version}+dfsg.orig.tar.xz'
+    with locked('debian-sources'):
+        if not kept.exists():
+            download(kept, SUITES[version])
+    with tarfile.open(kept) as tar:
+        for member in tar:
+            if member.name.endswith('/' + name):
+                tar.extract(member, directory)
+                return next(directory.rglob(os.path.basename(name)))
+    pytest.fail(f'no {name} in {kept}')
 
 
 @pytest.fixture(scope='module')
 def upstream_source(tmp_path_factory):
     """ProcessGroupMPI.cpp of PyTorch 2.6.0."""
-    kept = DIR / 'sources/debian' / TARBALL
-    with locked('debian-sources'):
-        if not kept.exists():
-            download(kept)
-    directory = tmp_path_factory.mktemp('pytorch')
-    with tarfile.open(kept) as tar:
-        for member in tar:
-            if member.name.endswith('/' + SOURCE):
-                tar.extract(member, directory)
-                return next(directory.rglob('ProcessGroupMPI.cpp'))
-    pytest.fail(f'no {SOURCE} in {kept}')
+    return from_debian('2.6.0', SOURCE, tmp_path_factory.mktemp('pytorch'))
 
 
-def download(target):
+def download(target, suite):
     """Let apt download and verify the source package."""
     if not shutil.which('apt-get'):
         missing('apt-get')
     apt = target.parent / 'apt'
     for sub in ('lists/partial', 'cache/archives/partial'):
         (apt / sub).mkdir(parents=True, exist_ok=True)
-    (apt / 'sources.list').write_text(f'deb-src {apptainer.debian_mirror()} trixie main\n')
+    (apt / 'sources.list').write_text(f'deb-src {apptainer.debian_mirror()} {suite} main\n')
     (apt / 'apt.conf').write_text(
         f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "-";\nDir::State::lists "{apt}/lists";\n'
         f'Dir::Cache "{apt}/cache";\nAPT::Sandbox::User "";\n')
     env = {**os.environ, 'APT_CONFIG': str(apt / 'apt.conf')}
     run(['apt-get', '-qq', 'update'], env=env, timeout=300)
-    run(['apt-get', '-qq', 'source', '--download-only', DEBIAN], env=env, timeout=300, cwd=target.parent)
+    uris = run(['apt-get', '-qq', 'source', '--print-uris', 'pytorch'], env=env).stdout
+    for address, name, digest in re.findall(r"^'(\S+)' (\S+) \d+ (SHA256:\w+)$", uris, re.M):
+        if name == target.name:
+            # appears under its name when it has this digest
+            run(['/usr/lib/apt/apt-helper', 'download-file', address, f'{target}.part', digest], env=env, timeout=300)
+            os.rename(f'{target}.part', target)
     shutil.rmtree(apt)
 
 
@@ -144,6 +154,18 @@ def test_caffe2(tmp_path, apply):
     text = '#if OPEN_MPI\n#if 1\n#if 0\n' + path.read_text() + no + '#endif\n' + ' '.join(names) + '\n'
     for define, expected in ((['-DCRAY_MPICH_VERSION=8.1.27'], '1 1'), ([], '0 0')):
         assert run(['g++', '-E', '-P', *define, '-xc++', '-'], input=text).stdout.splitlines()[-1] == expected
+
+
+def test_caffe2_applies_to_the_real_source(tmp_path, apply):
+    """To that of 1.13.1, the last release with Caffe2 of which Debian has the sources."""
+    source = from_debian('1.13.1', CAFFE2, tmp_path / 'debian')
+    path = tmp_path / 'source' / CAFFE2
+    path.parent.mkdir(parents=True)
+    shutil.copy(source, path)
+    apply(PATCHES / 'PyTorch-2.2.2_cray-mpich-caffe2.patch', tmp_path / 'source')
+    before, after = source.read_text().splitlines(), path.read_text().splitlines()
+    assert sum('CRAY_MPICH_VERSION' in line for line in after) == 1
+    assert [line for line in before if line not in after] == []
 
 
 def test_every_easyconfig_takes_the_patches_it_needs():
