@@ -9,14 +9,13 @@ EasyBuild support for PyTorch from source with MPI as a backend of torch.distrib
 GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
 """
 import glob
-import json
 import os
 import re
 import shlex
-import tempfile
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
+from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_library, needed_libraries
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
@@ -30,32 +29,13 @@ from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 NCCL_NAMES = ['NCCL', 'RCCL']
 PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
-# file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
-MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-
 # what the build and a running PyTorch need besides what modules bring, as pip and conda call it
 PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'filelock', 'fsspec', 'jinja2', 'networkx',
                    'ninja', 'packaging', 'pip', 'psutil', 'pyyaml', 'requests', 'setuptools<80', 'six', 'sympy',
                    'typing-extensions>=4.8.0', 'wheel']
 
-# prints what a process is made of that imported PyTorch; it initialises neither MPI nor a GPU
-PROBE = """
-import json, torch, torch.distributed as dist
-nccl = dist.is_available() and dist.is_nccl_available()
-lines = [line.split(None, 5) for line in open("/proc/self/maps")]
-print("PROBE " + json.dumps({
-    "file": torch.__file__,
-    "version": str(torch.__version__),
-    "config": torch.__config__.show(),
-    "mpi": dist.is_available() and dist.is_mpi_available(),
-    "nccl": nccl,
-    "nccl_version": torch.cuda.nccl.version() if nccl else None,
-    "libraries": sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]}),
-}))
-"""
 
-
-class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
+class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch):
     """
     Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
 
@@ -420,90 +400,13 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Check what the installed PyTorch is made of, besides what the other easyblocks check."""
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
-        # a probe that imports the sources in the current directory would not be one of the installation
-        res = run_shell_cmd('%s -c %s' % (shlex.quote(self.own_python), shlex.quote(PROBE)), fail_on_error=False,
-                            hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
-        if not self.dry_run:
-            found = re.search('^PROBE (.*)$', res.output, re.M)
-            if found:
-                wrong = check_process(json.loads(found.group(1)), self.expected or self.expectations())
-            else:
-                wrong = ["PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:])]
-            self.sanity_check_fail_msgs.extend(wrong)
+        self.sanity_check_fail_msgs.extend(self.check_pytorch_process(self.own_python, lambda: self.expected
+                                                                      or self.expectations()))
         paths = {
             'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
             'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],
         }
         return super().sanity_check_step(*args, custom_paths=paths, **kwargs)
-
-
-def check_process(process, expected):
-    """
-    Compare what a process that imported PyTorch is made of with what it should be.
-
-    :param process: what PROBE printed
-    :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
-                     (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
-                     asked for
-    :return: list of what is wrong, each a sentence
-    """
-    wrong = []
-    real = {path: os.path.realpath(path) for path in process['libraries']}
-
-    def below(path, prefix):
-        return os.path.realpath(path).startswith(os.path.realpath(prefix) + os.sep)
-
-    if not below(process['file'], expected['prefix']):
-        wrong.append("PyTorch was imported from %s, not from the installation" % process['file'])
-    if process['version'] != expected['version']:
-        wrong.append("PyTorch says that it is %s, not %s" % (process['version'], expected['version']))
-    for name in expected['settings']:
-        if not re.search(r'\b%s=(ON|1)\b' % name, process['config']):
-            wrong.append("torch.__config__ does not say %s=ON" % name)
-
-    if not process['mpi']:
-        wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
-    mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
-    if expected['mpi'] and expected['mpi'] not in mapped:
-        wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
-                     % (expected['mpi'], ' and '.join(mapped) or 'none'))
-    for path in mapped:
-        if path != expected['mpi'] and (expected['mpi'] or len(mapped) > 1):
-            # the process maps libmpi.so.40.30.4 where a library needs libmpi.so.40
-            users = [other for other in sorted(real) if any(os.path.basename(path).startswith(needed)
-                                                            for needed in needed_libraries(other))]
-            wrong.append("Another MPI is in the same process: %s, which %s needs"
-                         % (path, ' and '.join(users) or 'no library of the process'))
-    torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
-    needed = sum((needed_libraries(path) for path in torch_libraries), [])
-    if not any(MPI_LIBRARY_REGEX.match(name) for name in needed):
-        wrong.append("No library of PyTorch says that it needs MPI")
-
-    if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
-        wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort, or GPU buffers would "
-                     "crash" % expected['gtl'])
-
-    nccls = sorted({path for path in real.values() if re.match(r'lib(nccl|rccl)\.so', os.path.basename(path))})
-    if expected['nccl']:
-        if not process['nccl']:
-            wrong.append("torch.distributed has no NCCL")
-        if not any(below(path, expected['nccl']) for path in nccls):
-            wrong.append("The NCCL in %s is not in the process: PyTorch uses %s" % (
-                expected['nccl'], ' and '.join(nccls) or 'one that was compiled into it'))
-        version = '.'.join(str(part) for part in process['nccl_version'] or [])
-        if expected['nccl_version'] and version and version != expected['nccl_version']:
-            wrong.append("NCCL says that it is %s, not %s" % (version, expected['nccl_version']))
-        wrong += ["Another NCCL is in the same process: %s (from a Python package?)" % path for path in nccls
-                  if not below(path, expected['nccl'])]
-    if expected['plugin']:
-        names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
-        places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
-        plugins = [os.path.join(place, name) for place in places for name in names
-                   if place and os.path.exists(os.path.join(place, name))]
-        if not plugins or not below(plugins[0], expected['plugin']):
-            wrong.append("NCCL would not take the network plugin in %s but %s: is its directory in $LD_LIBRARY_PATH?"
-                         % (expected['plugin'], plugins[0] if plugins else 'none'))
-    return wrong
 
 
 def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
@@ -517,29 +420,6 @@ def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
                 if os.path.exists(path) and read_file(path).strip().isdigit():
                     limits.append(int(read_file(path)))
     return min(limits) / 2.0 ** 30
-
-
-def needed_libraries(path):
-    """Names of the libraries that a library or program says it needs."""
-    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    return re.findall(r'\(NEEDED\).*\[(.+)\]', res.output)
-
-
-def mpi_library(mpicc):
-    """
-    The MPI library that a compiler wrapper links, as its real path; None if it cannot be told.
-
-    :param mpicc: full path of MPI's compiler for C
-    """
-    work_dir = tempfile.mkdtemp()
-    source, program = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'mpi')
-    write_file(source, '#include <mpi.h>\nint main(int argc, char **argv) { return MPI_Init(&argc, &argv); }\n')
-    res = run_shell_cmd('%s -o %s %s && ldd %s' % (shlex.quote(mpicc), program, source, program),
-                        fail_on_error=False, hidden=True, in_dry_run=True)
-    for name, path in re.findall(r'^\s*(\S+) => (/\S+)', res.output, re.M):
-        if MPI_LIBRARY_REGEX.match(name):
-            return os.path.realpath(path)
-    return None
 
 
 def library_dir(root, name):

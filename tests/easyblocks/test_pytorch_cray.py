@@ -153,7 +153,7 @@ CHECK = """
 import json, os, sys
 from easybuild.tools.options import set_up_configuration
 set_up_configuration(args=sys.argv[1:], silent=True)
-from easybuild.easyblocks.pytorch_cray import check_process
+from easybuild.easyblocks.generic.pytorchprocess import check_process
 process, expected = json.load(sys.stdin)
 json.dump(check_process(process, expected), sys.stdout)
 """
@@ -200,7 +200,7 @@ class Process:
 
     def wrong(self, env=None):
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
-        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/pytorch_cray.py').read_text(), re.M | re.S)
+        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/generic/pytorchprocess.py').read_text(), re.M | re.S)
         env = {**self.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
         done = run([self.installed.root / 'bin/python', '-c', probe.group(1)], env=env, cwd=self.tmp_path)
         found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
