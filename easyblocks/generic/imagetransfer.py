@@ -103,7 +103,9 @@ class ImageTransfer(ContainerRuntime):
                           "--installpath-software, or share the space with image_transfer = 'hardlink' or 'symlink' in "
                           "the easyconfig"
                           % (size, ", for example by removing the image of the earlier installation" if old else ''),
-            errno.EACCES: "User %s may not read it, or not write to the installation directory: ask the owner" % user,
+            errno.EACCES: "User %s may not read it, or not write to the installation directory. What was installed "
+                          "with --read-only-installdir is replaced with that option, or after 'chmod -R u+w %s'. What "
+                          "belongs to others: ask the owner" % (user, self.installdir),
             errno.EXDEV: "A hard link cannot lead to another file system: use image_transfer = 'copy' or 'symlink'",
             errno.EOPNOTSUPP: "This file system cannot share data between files: use image_transfer = 'copy', "
                               "'hardlink' or 'symlink'",

@@ -17,7 +17,7 @@ from easybuild.easyblocks.generic.singularitymodule import SingularityModule
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, remove_dir, symlink, write_file
+from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, remove_dir, remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 # files beside an image (runscripts/container of the bundle), and the commands that are links to them
@@ -28,6 +28,20 @@ CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squas
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
 CONTAINER_CHECKS = ['warn', 'require']
+
+# easyconfig parameters that are lists of strings, and dictionaries
+LISTS = ['bind_paths', 'build_options', 'central_image_dirs', 'container_path', 'docker_defs', 'preset_venv_packages',
+         'sanity_check_files_in_container', 'sanity_check_imports', 'wrappers']
+DICTIONARIES = ['container_environment', 'sanity_check_packages']
+
+# what 'module help' says besides the description
+USAGE = """
+Commands that run in the container: %s, and any other with in-container COMMAND; start-shell is a shell in it.
+Packages: list-packages; pip install (where the module has an environment for yours); make-squashfs, unmake-squashfs.
+The image itself is $SIF: singularity exec $SIF COMMAND. Scripts for jobs: /runscripts inside, $RUNSCRIPTS outside."""
+
+# beside a virtual environment while it is being made: /user-software/venv/NAME.unfinished
+UNFINISHED = '.unfinished'
 
 # what a runtime prints that cannot run containers on this host -> what to do
 HOST_PROBLEMS = [
@@ -75,9 +89,12 @@ class Singularity(SingularityModule):
         """Initialise: the paths of the scripts are found in the fetch step."""
         super().__init__(*args, **kwargs)
         self.container_script_paths = []
+        if not self.cfg['usage']:
+            self.cfg['usage'] = USAGE % ', '.join(self.cfg['wrappers'] or ['none'])
 
     def fetch_step(self, *args, **kwargs):
         """Check the easyconfig parameters, and find the scripts besides the image."""
+        self.check_types()
         if self.cfg['container_checks'] not in CONTAINER_CHECKS:
             raise EasyBuildError("Easyconfig parameter container_checks is '%s': it must be one of %s",
                                  self.cfg['container_checks'], ', '.join(CONTAINER_CHECKS))
@@ -86,6 +103,9 @@ class Singularity(SingularityModule):
             if name in own or not re.match(r'^[\w.+-]+$', name):
                 raise EasyBuildError("Easyconfig parameter wrappers has '%s': it must be the name of a command, and "
                                      "not one of %s", name, ', '.join(own))
+        if self.cfg['preset_venv'] and not re.match(r'^[\w.-]*\w$', self.cfg['preset_venv']):
+            raise EasyBuildError("preset_venv is '%s': it must be a name of letters, digits, '.', '-' and '_'",
+                                 self.cfg['preset_venv'])
         if self.cfg['preset_venv'] and not self.cfg['container_python']:
             raise EasyBuildError("preset_venv is '%s', but container_python is None: an environment needs Python",
                                  self.cfg['preset_venv'])
@@ -103,6 +123,23 @@ class Singularity(SingularityModule):
                                      "\"$(slingtorch env)\"', or add it with --sourcepath", name)
             self.container_script_paths.append(path)
         super().fetch_step(*args, **kwargs)
+
+    def check_types(self):
+        """Check that parameters which are lists or dictionaries of strings are that, and what the path may be."""
+        for name in LISTS:
+            value = self.cfg[name]
+            if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a list of strings: %s = ['...']", name,
+                                     value, name)
+        for name in DICTIONARIES:
+            value = self.cfg[name]
+            if not isinstance(value, dict) or not all(isinstance(item, (str, int)) for item in value.values()):
+                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a dictionary of strings: "
+                                     "%s = {'name': 'value'}", name, value, name)
+        if re.search(r'[,:$"\n]', self.installdir):
+            raise EasyBuildError("The installation directory is %s: a container cannot be given a directory with a "
+                                 "comma, a colon, a quote or a dollar in its name. Install elsewhere: --prefix or "
+                                 "--installpath", self.installdir)
 
     @property
     def in_container(self):
@@ -145,56 +182,82 @@ class Singularity(SingularityModule):
     def make_preset_venv(self):
         """Make the virtual environment for the user's own packages, unless an earlier installation has it."""
         name = self.cfg['preset_venv']
-        inside, python = '/user-software/venv/%s' % name, shlex.quote(self.cfg['container_python'])
-        exists = (os.path.lexists(os.path.join(self.installdir, inside[1:]))
-                  or os.path.exists(os.path.join(self.installdir, 'user-software.squashfs')))
-        command = '%s -m venv --system-site-packages %s' % (python, inside)
+        inside = '/user-software/venv/%s' % name
+        path = os.path.join(self.installdir, inside[1:])
+        unfinished = path + UNFINISHED
+        squashfs = os.path.join(self.installdir, 'user-software.squashfs')
         problem = self.container_problem()
-        if problem:
-            if not exists:
-                self.container_warning("The virtual environment %s is not made: %s. Where containers run, this makes "
-                                       "it: in-container %s" % (name, problem, command))
+        if os.path.exists(unfinished) and not problem:
+            # an earlier installation was interrupted while making it: nothing of the user's is in it
+            remove_dir(path)
+        if os.path.lexists(path) or os.path.exists(squashfs):
+            self.keep_preset_venv(inside, problem)
             return
-        if exists:
+        if problem:
+            self.container_warning("The virtual environment %s is not made: %s. Where containers run, 'eb --rebuild "
+                                   "%s' makes it" % (name, problem, self.easyconfig_name()))
+            return
+        print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
+        mkdir(os.path.dirname(path), parents=True)
+        write_file(unfinished, '')
+        try:
+            self.fill_preset_venv(inside)
+        except BaseException:
+            # else the next attempt would keep it as the user's own
+            remove_dir(path)
+            raise
+        finally:
+            if not os.path.lexists(path):
+                remove_file(unfinished)
+        remove_file(unfinished)
+        if self.cfg['preset_venv_squashfs']:
+            self.run_or_fail('Packing the virtual environment', os.path.join(self.installdir, 'bin', 'make-squashfs'),
+                             "Without preset_venv_squashfs in the easyconfig it stays a directory")
+
+    def keep_preset_venv(self, inside, problem):
+        """
+        Say what is left as it is, and whether it works.
+
+        :param inside: path of the virtual environment inside the container
+        :param problem: why no container can be run on this host
+        """
+        renew = "To have it made anew: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
+            os.path.join(self.installdir, 'user-software'), self.easyconfig_name())
+        if not problem:
             res = run_shell_cmd('%s %s/bin/python -c pass' % (self.in_container, inside), fail_on_error=False,
                                 hidden=True)
             if res.exit_code != EasyBuildExit.SUCCESS:
-                print_warning("The virtual environment %s/user-software/venv/%s was kept, but does not work with this "
-                              "image (another Python?). Move it away, and make it anew: in-container %s"
-                              % (self.installdir, name, command), log=self.log)
-            return
-        print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
-        res = run_shell_cmd('%s %s' % (self.in_container, command), fail_on_error=False, hidden=True)
-        if res.exit_code != EasyBuildExit.SUCCESS:
-            raise EasyBuildError("Making the virtual environment %s in the container failed:\n%s\nIf the image has no "
-                                 "'%s' or no venv for it, set container_python, or preset_venv = None", name,
-                                 res.output.strip(), self.cfg['container_python'])
-        self.fill_preset_venv(inside)
+                print_warning("The virtual environment %s%s was kept, but does not work with this image (another "
+                              "Python?). %s" % (self.installdir, inside, renew), log=self.log)
+                return
+        if self.cfg['preset_venv_packages'] or self.cfg['preset_venv_squashfs']:
+            print_msg("the virtual environment %s is kept as it is: preset_venv_packages are not installed again, "
+                      "nothing is packed. %s", self.cfg['preset_venv'], renew, log=self.log, silent=self.silent)
 
     def fill_preset_venv(self, inside):
         """
-        Install the packages of the easyconfig into the virtual environment that was just made; the user may add more.
+        Make the virtual environment, with the packages of the easyconfig.
 
-        :param inside: path of the virtual environment inside the container
+        :param inside: its path inside the container
         """
+        self.run_or_fail('Making the virtual environment %s' % self.cfg['preset_venv'],
+                         '%s %s -m venv --system-site-packages %s'
+                         % (self.in_container, shlex.quote(self.cfg['container_python']), inside),
+                         "If the disk is not full: the image may have no '%s' or no venv for it. Then set "
+                         "container_python, or preset_venv = None" % self.cfg['container_python'])
         packages = ' '.join(shlex.quote(package) for package in self.cfg['preset_venv_packages'])
-        steps = []
         if packages:
             pip = '%s %s/bin/python -m pip install --no-input --progress-bar off ' % (self.in_container, inside)
-            steps.append(('Installing %s into the virtual environment' % packages, pip + packages,
-                          "Nodes without network cannot install packages: run eb where there is one, or remove "
-                          "preset_venv_packages from the easyconfig"))
-        if self.cfg['preset_venv_squashfs']:
-            steps.append(('Packing the virtual environment', os.path.join(self.installdir, 'bin', 'make-squashfs'),
-                          "Without preset_venv_squashfs in the easyconfig it stays a directory"))
-        for what, command, remedy in steps:
-            print_msg('%s...', what[0].lower() + what[1:], log=self.log, silent=self.silent)
-            res = run_shell_cmd(command, fail_on_error=False, hidden=True)
-            if res.exit_code != EasyBuildExit.SUCCESS:
-                # else the next attempt would keep it as the user's own
-                remove_dir(os.path.join(self.installdir, inside[1:]))
-                raise EasyBuildError("%s failed:\n%s\n%s", what, '\n'.join(res.output.strip().splitlines()[-15:]),
-                                     remedy)
+            self.run_or_fail('Installing %s into the virtual environment' % packages, pip + packages,
+                             "Nodes without network cannot install packages: run eb where there is one, or remove "
+                             "preset_venv_packages from the easyconfig")
+
+    @staticmethod
+    def run_or_fail(what, command, remedy):
+        """Run a command; EasyBuildError with the end of what it printed and the remedy if it fails."""
+        res = run_shell_cmd(command, fail_on_error=False, hidden=True)
+        if res.exit_code != EasyBuildExit.SUCCESS:
+            raise EasyBuildError("%s failed:\n%s\n%s", what, '\n'.join(res.output.strip().splitlines()[-15:]), remedy)
 
     # --- checks
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -116,7 +117,7 @@ def test_image_without_python(tmp_path, lmod, runtime):
     assert done.status != 0 and 'python": executable file not found' in done.out
     done = Installed(tmp_path, lmod, runtime, image=image, check=False, preset_venv='mine')
     assert done.status != 0
-    assert "If the image has no 'python' or no venv for it, set container_python" in ' '.join(done.out.split())
+    assert "the image may have no 'python' or no venv for it. Then set container_python" in ' '.join(done.out.split())
     done = Installed(tmp_path, lmod, runtime, image=image, container_python=None, wrappers=['cat'])
     assert done('in-container', 'cat', '/etc/passwd').stdout.startswith('root:')
 
@@ -179,6 +180,40 @@ def test_binds_of_the_user_are_kept(small, tmp_path):
     assert 'different values' not in done.stderr
 
 
+def test_what_is_added_after_loading_is_kept(small, tmp_path):
+    """The module makes the variables of both runtimes alike; an export line of a job script changes one of them."""
+    (tmp_path / 'seen').touch()
+    both = {f'{name}_BINDPATH': f'{small.root}/runscripts:/runscripts' for name in ('SINGULARITY', 'APPTAINER')}
+    both.update({f'{name}ENV_PREPEND_PATH': '/runscripts' for name in ('SINGULARITY', 'APPTAINER')})
+    both.update({f'{name}ENV_COLOUR': 'dark blue' for name in ('SINGULARITY', 'APPTAINER')})
+    for name in ('SINGULARITY', 'APPTAINER'):
+        env = {**both, f'{name}_BINDPATH': f'{both[name + "_BINDPATH"]},{tmp_path}:/data',
+               f'{name}ENV_PREPEND_PATH': '/my/tools:/runscripts', f'{name}ENV_COLOUR': 'red'}
+        done = small('in-container', 'sh', '-c', 'ls /data/seen /runscripts/get-master; echo $COLOUR $PATH', env=env)
+        assert '/data/seen' in done.stdout and '/runscripts/get-master' in done.stdout
+        colour, path = done.stdout.split()[-2:]
+        assert colour == 'red' and '/my/tools' in path.split(':')[:3]
+
+
+def test_another_container_module_is_loaded(small, tmp_path, lmod, runtime):
+    """Neither eb nor the commands of one installation touch the packages, binds and variables of the other one."""
+    other = Installed(tmp_path, lmod, runtime, name='Other', preset_venv='mine',
+                      container_environment={'ONLY': 'other', 'COLOUR': 'green'}, container_path=['/other/path'])
+    loaded = lmod.load('Other/1.0', modulepath=[other.eb_env.modulepath])
+    env = {name: value for name, value in loaded.items()
+           if name.startswith(('APPTAINER', 'SINGULARITY', 'CONTAINERROOT', 'SLINGTORCH_C', 'SIF'))}
+    assert env['CONTAINERROOT'] == str(other.root)
+    done = small('in-container', 'sh', '-c', 'echo x > /user-software/who; echo "$COLOUR-$ONLY-$PATH"', env=env)
+    assert (small.root / 'user-software/who').exists() and not (other.root / 'user-software/who').exists()
+    assert done.stdout.startswith('dark blue--') and '/other/path' not in done.stdout
+    before = (other.root / 'user-software/venv/mine/pyvenv.cfg').stat().st_mtime_ns
+    third = tmp_path / 'third'
+    third.mkdir()
+    made = Installed(third, lmod, runtime, name='Third', preset_venv='mine', env=env)
+    assert (made.root / 'user-software/venv/mine/bin/python').is_symlink()
+    assert (other.root / 'user-software/venv/mine/pyvenv.cfg').stat().st_mtime_ns == before
+
+
 def test_exit_status(small):
     assert small('python', '-c', 'raise SystemExit(7)', check=False).returncode == 7
     assert small('python', '-c', 'import os; os.kill(os.getpid(), 15)', check=False).returncode in (143, -15)
@@ -230,6 +265,8 @@ def test_start_shell(small):
 def test_usage(small):
     done = small('in-container', check=False)
     assert done.returncode == 2 and 'in-container COMMAND' in done.stderr
+    assert 'in-container COMMAND' in small('in-container', '--help').stderr
+    assert 'NAME==VERSION' in small('list-packages', '--help').stderr
 
 
 def test_missing_image(small):
@@ -263,6 +300,45 @@ def test_list_packages(small):
     assert done.returncode == 1
     assert 'imagepkg is 1.5+local, not 2' in done.stderr
     assert 'torch is neither in the image nor in user-software' in done.stderr
+
+
+def test_signals_reach_pip(small, tmp_path):
+    """It runs beside its wrapper, which has more to say afterwards."""
+    server = subprocess.Popen([sys.executable, '-c', 'import socket, time; s = socket.create_server(("127.0.0.1", 0)); '
+                               'print(s.getsockname()[1], flush=True); c = s.accept(); print("asked", flush=True); '
+                               'time.sleep(120)'], stdout=subprocess.PIPE, text=True)
+    try:
+        port = server.stdout.readline().strip()
+        command = [small.root / 'bin/pip', 'install', '--index-url', f'http://127.0.0.1:{port}/', 'nosuchthing']
+        process = subprocess.Popen(command, env=small.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert server.stdout.readline() == 'asked\n'
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+        deadline = time.monotonic() + 20
+        while subprocess.run(['pgrep', '-f', f'127.0.0.1:{port}/'], stdout=subprocess.DEVNULL).returncode == 0:
+            assert time.monotonic() < deadline, 'pip runs on'
+            time.sleep(0.2)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_pip_where_nothing_can_be_installed(small, tmp_path, lmod, runtime):
+    """A module without environment, and one of another user: a remedy, not pip's advice or traceback."""
+    plain = Installed(tmp_path, lmod, runtime)
+    done = plain('pip', 'install', 'x', check=False)
+    assert done.returncode == 1 and 'no environment for packages of yours' in done.stderr
+    assert '-m venv --system-site-packages /user-software/venv/mine' in done.stderr
+    if os.geteuid() != 0:
+        missing('root, which becomes another user')
+    os.chmod(small.root / 'user-software', 0o755)
+    for directory in [small.root, *small.root.parents]:
+        if directory != directory.parent and str(directory).startswith('/tmp/'):
+            os.chmod(directory, directory.stat().st_mode | 0o055)
+    other = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups']
+    done = small('pip', 'install', 'x', check=False, wrap=other, cwd='/')
+    assert done.returncode == 1 and 'is not yours' in done.stderr and "image_transfer = 'symlink'" in done.stderr
 
 
 @pytest.mark.parametrize('pip', [['pip'], ['python', '-m', 'pip']])
@@ -456,13 +532,31 @@ def test_preset_venv_with_packages(tmp_path, lmod, runtime):
     wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3', requires=['imagepkg>=1'])
     small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)],
                       preset_venv_squashfs=True, sanity_check_packages={'newpkg': '0.3', 'imagepkg': '1.5'})
-    assert small('python', '-c', 'import newpkg, imagepkg, sys; print(sys.prefix)').stdout == '/user-software/venv/mine\n'
+    prefix = small('python', '-c', 'import newpkg, imagepkg, sys; print(sys.prefix)').stdout
+    assert prefix == '/user-software/venv/mine\n'
     assert (small.root / 'user-software.squashfs').stat().st_size > 0
     assert not list((small.root / 'user-software').iterdir())
     wheel.unlink()
     done = small.eb('--rebuild')
     assert done.returncode == 0, done.stdout
+    assert 'preset_venv_packages are not installed again' in ' '.join(done.stdout.split())
     assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+
+
+def test_interrupted_while_making_preset_venv(tmp_path, lmod, runtime):
+    """What SIGKILL leaves is not taken for the user's own."""
+    wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
+    small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)])
+    venv = small.root / 'user-software/venv'
+    assert not (venv / 'mine.unfinished').exists()
+    shutil.rmtree(venv / 'mine/lib')
+    (venv / 'mine.unfinished').touch()
+    done = small.eb('--rebuild')
+    assert done.returncode == 0, done.stdout
+    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+    # what is whole is kept, and that is said
+    done = small.eb('--rebuild')
+    assert 'preset_venv_packages are not installed again' in ' '.join(done.stdout.split())
 
 
 def test_package_of_preset_venv_cannot_be_had(tmp_path, lmod, runtime):
