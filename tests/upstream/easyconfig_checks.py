@@ -252,7 +252,8 @@ def dump_round_trip(context):
         dumped = EasyConfig(dumped_path)
         for ec in (context.ec, dumped):
             # known when something is built only
-            ec.template_values.setdefault('installdir', '/installdir')
+            for name in ('installdir', 'start_dir'):
+                ec.template_values.setdefault(name, '/' + name)
         yield from differences(context.ec, dumped, names)
 
 
