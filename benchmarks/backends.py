@@ -86,6 +86,8 @@ class Backend:
         return float(tensor[0])
 
     def close(self):
+        # without a last barrier the backend mpi was seen to hang when it ends
+        self.dist.barrier()
         self.dist.destroy_process_group()
 
 

@@ -83,6 +83,8 @@ def main():
         with open(options.json, 'w') as handle:
             json.dump(result, handle, indent=1)
             handle.write('\n')
+    # without a last barrier the backend mpi was seen to hang when it ends
+    dist.barrier()
     dist.destroy_process_group()
 
 
