@@ -390,7 +390,7 @@ def test_required_checks_without_runtime(site):
 def test_preset_venv_without_runtime(site):
     out = ' '.join(site.eb(preset_venv='pytorch').split())
     assert 'The virtual environment pytorch is not made' in out
-    assert 'in-container python -m venv --system-site-packages /user-software/venv/pytorch' in out
+    assert "Where containers run, 'eb --rebuild Small-1.0.eb' makes it" in out
 
 
 @pytest.mark.parametrize('parameters, message', [
