@@ -86,7 +86,7 @@ class Backend:
         return float(tensor[0])
 
     def close(self):
-        # without a last barrier the backend mpi was seen to hang when it ends
+        # without a last barrier the backend mpi was seen to hang here (docs/verification.md)
         self.dist.barrier()
         self.dist.destroy_process_group()
 

@@ -83,7 +83,7 @@ def main():
         with open(options.json, 'w') as handle:
             json.dump(result, handle, indent=1)
             handle.write('\n')
-    # without a last barrier the backend mpi was seen to hang when it ends
+    # a program that ended without it was seen to hang with the backend mpi (docs/verification.md)
     dist.barrier()
     dist.destroy_process_group()
 
