@@ -83,7 +83,8 @@ def main():
         with open(options.json, 'w') as handle:
             json.dump(result, handle, indent=1)
             handle.write('\n')
-    # a program that ended without it was seen to hang with the backend mpi (docs/verification.md)
+    # without it, PyTorch before 2.8.0 may hang here with the backend mpi (pytorch/pytorch issue 76760), unless it has
+    # the patch process-group-gil of this bundle
     dist.barrier()
     dist.destroy_process_group()
 

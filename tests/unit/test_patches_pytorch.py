@@ -3,6 +3,7 @@ The patches of PyTorch: on the real sources that Debian holds, and what the patc
 
 The sources are downloaded once by apt (28 and 22 MB) with a list of sources of this test's own; the machine's is not changed.
 """
+import collections
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ PATCHES = ROOT / 'patches/p/PyTorch'
 AWARE = PATCHES / 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch'
 SOURCE = 'torch/csrc/distributed/c10d/ProcessGroupMPI.cpp'
 CAFFE2 = 'caffe2/mpi/mpi_ops_gpu.cc'
+BINDINGS = 'torch/csrc/distributed/c10d/init.cpp'
 SUITES = {'2.6.0': 'trixie', '1.13.1': 'bookworm'}
 """Releases of PyTorch whose sources Debian has."""
 
@@ -156,24 +158,37 @@ def test_caffe2(tmp_path, apply):
         assert run(['g++', '-E', '-P', *define, '-xc++', '-'], input=text).stdout.splitlines()[-1] == expected
 
 
-def test_caffe2_applies_to_the_real_source(tmp_path, apply):
-    """To that of 1.13.1, the last release with Caffe2 of which Debian has the sources."""
-    source = from_debian('1.13.1', CAFFE2, tmp_path / 'debian')
-    path = tmp_path / 'source' / CAFFE2
+@pytest.mark.parametrize('patch, version, name, added, removed', [
+    # the last release with Caffe2 of which Debian has the sources
+    ('PyTorch-2.2.2_cray-mpich-caffe2.patch', '1.13.1', CAFFE2, 'CRAY_MPICH_VERSION', 0),
+    # the declaration was written so up to 2.5.1, and otherwise since
+    ('PyTorch-2.2.2_process-group-gil.patch', '1.13.1', BINDINGS, 'IntrusivePtrNoGilDestructor<::c10d::ProcessGroup>', 1),
+    ('PyTorch-2.6.0_process-group-gil.patch', '2.6.0', BINDINGS, 'IntrusivePtrNoGilDestructor<::c10d::ProcessGroup>', 1),
+])
+def test_applies_to_a_real_source(patch, version, name, added, removed, tmp_path, apply):
+    """One line says something new, and no more was taken away than should be."""
+    source = from_debian(version, name, tmp_path / 'debian')
+    path = tmp_path / 'source' / name
     path.parent.mkdir(parents=True)
     shutil.copy(source, path)
-    apply(PATCHES / 'PyTorch-2.2.2_cray-mpich-caffe2.patch', tmp_path / 'source')
+    apply(PATCHES / patch, tmp_path / 'source')
     before, after = source.read_text().splitlines(), path.read_text().splitlines()
-    assert sum('CRAY_MPICH_VERSION' in line for line in after) == 1
-    assert [line for line in before if line not in after] == []
+    assert sum(added in line for line in after) == 1 and not any(added in line for line in before)
+    gone = collections.Counter(before) - collections.Counter(after)
+    assert sum(gone.values()) == removed
 
 
 def test_every_easyconfig_takes_the_patches_it_needs():
-    """Up to 2.11 the check is to be patched, Caffe2's up to 2.3, cuSPARSELt's up to 2.2; newer ones need none."""
+    """
+    Up to 2.11 the check is to be patched, the end of a process group up to 2.7, Caffe2's check up to 2.3, cuSPARSELt's
+    types up to 2.2; newer ones need none.
+    """
     seen = {}
     for path in (ROOT / 'easyconfigs/p/PyTorch').glob('*-derecho-cray-mpich.eb'):
         version = tuple(int(part) for part in path.name.split('-')[1].split('.'))
         expected = {'PyTorch-2.2.2_cray-mpich-gpu-aware.patch': version < (2, 12),
+                    'PyTorch-2.2.2_process-group-gil.patch': version < (2, 6),
+                    'PyTorch-2.6.0_process-group-gil.patch': (2, 6) <= version < (2, 8),
                     'PyTorch-2.2.2_cray-mpich-caffe2.patch': version < (2, 4),
                     'PyTorch-2.2.2_cusparselt-0.5.2.patch': version < (2, 3)}
         names = set(re.findall(r"^    '(PyTorch-\S*\.patch)',$", path.read_text(), re.M))
