@@ -128,6 +128,7 @@ if __name__ == '__main__':
     main()
     # Training is over: leave without the destructors of torch's C++ globals. With torch 2.13 and gloo, on a busy node,
     # one of them now and then finds a thread still running and aborts the process ("terminate called without an
-    # active exception"), and the launcher then reports a job as failed that has done all its work.
+    # active exception"), and the launcher then reports a job as failed that has done all its work
+    # (https://github.com/pytorch/pytorch/pull/179291).
     sys.stdout.flush()
     os._exit(0)
