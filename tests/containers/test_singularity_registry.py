@@ -6,6 +6,7 @@ import http.server
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -279,6 +280,68 @@ def test_signature_of_somebody_else(site, signed):
     subprocess.run([openssl, 'pkey', '-in', other, '-pubout', '-out', site.sources / 'publisher.pem'], check=True)
     out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key='publisher.pem')
     assert 'The image is not signed by the key publisher.pem. Do not use it' in out
+
+
+@pytest.fixture
+def keyring(site, runtime, tmp_path_factory):
+    """Two PGP keys in a keyring of the runtime: function that signs a group of an image, and their fingerprints."""
+    site.env['APPTAINER_KEYSDIR'] = str(tmp_path_factory.mktemp('keys'))
+
+    def call(*args):
+        done = subprocess.run([runtime / 'apptainer', *args], env=site.env, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    for name in ('publisher', 'somebody'):
+        call('key', 'newpair', '--name', name, '--email', f'{name}@example.org', '--comment', 'test', '--password', '',
+             '--bit-length', '2048', '--push=false')
+    keys = re.findall(r'Fingerprint:\s+(\w+)', call('key', 'list'))
+    assert len(keys) == 2
+    image = site.sources / 'small-1.0.sif'
+    shutil.copy(smallimage.image(runtime, python=False), image)
+    call.sign = lambda key, group=1: call('sign', '--keyidx', str(key), '--group-id', str(group), image)
+    call.image, call.fingerprints = image, keys
+    return call
+
+
+def test_pgp_signature(site, keyring):
+    keyring.sign(0)
+    # as 'key list' of other programs prints it
+    spaced = ' '.join(re.findall('....', keyring.fingerprints[0].lower()))
+    site.eb(sources=['small-1.0.sif'], checksums=[None], verify_key=spaced)
+    assert site.module.exists()
+
+
+def test_pgp_signature_of_somebody_else(site, keyring):
+    keyring.sign(1)
+    out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key=keyring.fingerprints[0])
+    assert f'The image is not signed by the key {keyring.fingerprints[0]}' in out and keyring.fingerprints[1] in out
+    assert not site.module.exists()
+
+
+def test_pgp_signature_of_a_part_only(site, keyring):
+    """Something of the publisher, with his signature, was put into an image of somebody else."""
+    (site.directory / 'published').write_text('published\n')
+    keyring('sif', 'add', '--datatype', '1', '--groupid', '2', keyring.image, site.directory / 'published')
+    keyring.sign(0, group=2)
+    keyring.sign(1, group=1)
+    out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key=keyring.fingerprints[0])
+    assert f'What is in it was signed by {keyring.fingerprints[1]}' in ' '.join(out.split())
+    assert not site.module.exists()
+
+
+def test_pgp_signature_of_another_content(site, keyring):
+    keyring.sign(0)
+    middle = keyring.image.stat().st_size // 2
+    with open(keyring.image, 'r+b') as stream:
+        stream.seek(middle)
+        byte = stream.read(1)[0]
+        stream.seek(middle)
+        stream.write(bytes([byte ^ 1]))
+    out = site.fails(sources=['small-1.0.sif'], checksums=[None], verify_key=keyring.fingerprints[0])
+    assert 'data object integrity compromised' in out
+    assert not site.module.exists()
 
 
 def test_no_signature(site, runtime):

@@ -161,12 +161,51 @@ def test_links_are_verified_too(site):
     assert not (site.root / NAME).exists() and not site.parts() and not site.module.exists()
 
 
-def test_reflink_or_the_remedy(site):
-    """On a file system that can share data it works; elsewhere (ext4, tmpfs) the message names the other ways."""
+@pytest.fixture
+def sharing(tmp_path, lmod):
+    """A site on a file system whose files can share data: XFS in a file, mounted until the test ends."""
+    if os.geteuid() != 0:
+        missing('root, which mounting a file system needs')
+    mkfs = shutil.which('mkfs.xfs', path=os.environ['PATH'] + ':/usr/sbin') or missing('mkfs.xfs (package xfsprogs)')
+    disk, place = tmp_path / 'disk', tmp_path / 'xfs'
+    place.mkdir()
+    with open(disk, 'wb') as stream:
+        stream.truncate(320 << 20)
+    subprocess.run([mkfs, '-q', '-m', 'reflink=1', disk], check=True)
+    subprocess.run(['mount', '-o', 'loop', disk, place], check=True)
+    try:
+        yield Site(place, lmod)
+    finally:
+        subprocess.run(['umount', '--lazy', place], check=True)
+
+
+@pytest.mark.parametrize('transfer', ['reflink', 'copy'])
+def test_shared_data(sharing, transfer):
+    """The image is there twice and takes its space once; plain copying shares where the file system can, too."""
+    size = 64 << 20
+    smallimage.fake_sif(sharing.image, size)
+    os.sync()
+    before = shutil.disk_usage(sharing.prefix).free
+    sharing.eb(image_transfer=transfer, checksums=[smallimage.sha256(sharing.image)])
+    os.sync()
+    assert before - shutil.disk_usage(sharing.prefix).free < size / 4
+    image = sharing.root / NAME
+    assert not image.is_symlink() and not os.path.samefile(image, sharing.image)
+    assert smallimage.sha256(image) == smallimage.sha256(sharing.image)
+    # and yet they are two files
+    with open(sharing.image, 'r+b') as stream:
+        stream.write(b'changed')
+    assert image.read_bytes()[:7] != b'changed'
+
+
+def test_reflink_elsewhere(site, tmp_path):
+    """On a file system that cannot share data (ext4, tmpfs) the message names the other ways."""
+    probe = subprocess.run(['cp', '--reflink=always', site.image, tmp_path / 'probe'], stderr=subprocess.DEVNULL)
     out = site.eb(image_transfer='reflink', check=False)
-    if site.status == 0:
-        assert (site.root / NAME).read_bytes() == site.image.read_bytes()
+    if probe.returncode == 0:
+        assert site.status == 0 and (site.root / NAME).read_bytes() == site.image.read_bytes()
     else:
+        assert site.status != 0
         assert "use image_transfer = 'copy', 'hardlink' or 'symlink'" in ' '.join(out.split())
         assert not site.module.exists() and not site.parts()
 
