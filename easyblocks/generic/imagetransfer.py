@@ -47,6 +47,7 @@ class ImageTransfer(ContainerRuntime):
         """Initialise: nothing is there yet."""
         super().__init__(*args, **kwargs)
         self.staged = None  # the image under its hidden name
+        self.flush = None  # a copy that is on its way to the disk
 
     @property
     def image_name(self):
@@ -93,7 +94,21 @@ class ImageTransfer(ContainerRuntime):
                              "ask who published it, and only then change 'checksums'. What was installed is untouched",
                              path, digest, checksum, exit_code=EasyBuildExit.FAIL_CHECKSUM)
 
-    def raise_copy_error(self, err, source):
+    def finish_flush(self):
+        """
+        Wait until a copy is on the disk. No module is made before: one that is there after a crash of the machine has
+        its image.
+        """
+        flush, self.flush = self.flush, None
+        if not flush:
+            return
+        # then its name
+        error = flush.wait() or Flush(self.installdir).wait()
+        if error:
+            remove_file(os.path.join(self.installdir, self.image_name))
+            self.raise_copy_error(error, self.image_name, "No image was left")
+
+    def raise_copy_error(self, err, source, left="What was installed is untouched"):
         """Turn an error of the operating system into one that says what to do."""
         user = os.environ.get('USER') or os.getuid()
         size = os.path.getsize(source) if os.path.exists(source) else 'all of its'
@@ -113,8 +128,8 @@ class ImageTransfer(ContainerRuntime):
         remedy[errno.EDQUOT] = remedy[errno.ENOSPC].replace("The disk is full", "The quota is used up")
         remedy[errno.EPERM] = remedy[errno.EACCES]
         remedy[errno.ENOTTY] = remedy[errno.EINVAL] = remedy[errno.EOPNOTSUPP]
-        raise EasyBuildError("Bringing the image %s to %s failed: %s. %s. What was installed is untouched", source,
-                             self.installdir, err.strerror, remedy.get(err.errno, "Mend that and run the same again"))
+        raise EasyBuildError("Bringing the image %s to %s failed: %s. %s. %s", source, self.installdir, err.strerror,
+                             remedy.get(err.errno, "Mend that and run the same again"), left)
 
     # --- what a killed installation leaves
 
@@ -154,13 +169,33 @@ def is_dead(host, pid):
     return host == socket.gethostname() and not os.path.exists('/proc/%s' % pid)
 
 
-def fsync_directory(path):
-    """Make a rename in a directory outlive a crash of the machine."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+class Flush(threading.Thread):
+    """
+    Writes a file, or the names in a directory, to the disk while the installation goes on. The file may get another
+    name meanwhile.
+    """
+
+    def __init__(self, path):
+        """Start at once; OSError if it cannot be opened."""
+        super().__init__(daemon=True)
+        self.handle = os.open(path, os.O_RDONLY)
+        self.error = None
+        self.start()
+
+    def run(self):
+        """Keep the error, if there is one, for the thread that waits."""
+        try:
+            os.fsync(self.handle)
+        except OSError as err:
+            # not every file system can do it with directories
+            self.error = None if err.errno == errno.EINVAL else err
+        finally:
+            os.close(self.handle)
+
+    def wait(self):
+        """Wait until it is written; the OSError, or None."""
+        self.join()
+        return self.error
 
 
 def link(transfer, source, target):
@@ -182,7 +217,8 @@ def copy_and_hash(source, target, label):
     """
     Copy a file and compute its sha256 on the way, moving EasyBuild's progress bar.
 
-    The kernel copies; a thread reads the same data from the page cache right behind it and computes.
+    The kernel copies; a thread reads the same data from the page cache right behind it and computes. That the copy is
+    on the disk is another matter: see Flush.
 
     :param source: file to read
     :param target: file to make; None: only compute
@@ -228,8 +264,6 @@ def copy_and_hash(source, target, label):
                 done += count
                 ranges.put(done)
                 update_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, progress_size=count)
-            if dst:
-                os.fsync(dst.fileno())
         finally:
             ranges.put(None)
             worker.join()

@@ -321,6 +321,8 @@ class Singularity(SingularityModule):
 
     def make_module_step(self, fake=False):
         """Keep container.conf and the module file together, with --module-only too."""
+        if not fake:
+            self.finish_flush()
         if not fake and not self.dry_run and os.access(self.installdir, os.W_OK):
             self.write_container_conf()
         return super().make_module_step(fake=fake)

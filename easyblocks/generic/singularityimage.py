@@ -12,7 +12,7 @@ import json
 import os
 import re
 
-from easybuild.easyblocks.generic.imagetransfer import ImageTransfer, copy_and_hash, fsync_directory, link
+from easybuild.easyblocks.generic.imagetransfer import Flush, ImageTransfer, copy_and_hash, link
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -212,6 +212,7 @@ class SingularityImage(ImageTransfer):
                 self.check_sif(source)
                 if transfer == 'copy':
                     digest = copy_and_hash(source, target, self.image_name)
+                    self.flush = Flush(target)
                 else:
                     if not pulled:
                         link(transfer, source, target)
@@ -284,7 +285,6 @@ class SingularityImage(ImageTransfer):
             return
         target = os.path.join(self.installdir, self.image_name)
         os.rename(self.staged, target)
-        fsync_directory(self.installdir)
         write_file(os.path.join(self.installdir, 'image.json'),
                    json.dumps(self.image_facts, indent=4, sort_keys=True) + '\n')
         write_file(target + '.sha256', '%s  %s\n' % (self.image_facts['sha256'], self.image_name))

@@ -309,6 +309,18 @@ def test_disk_full(site):
     assert 'left:' not in out and not site.module.exists()
 
 
+@pytest.mark.parametrize('kind', ['file', 'directory'])
+def test_disk_full_when_it_is_written(site, kind):
+    """File systems over a network say it late: copying succeeds, writing to the disk does not."""
+    strace = shutil.which('strace') or missing('strace')
+    # the copy comes first: each by a thread of its own, so that they cannot be told apart by number
+    which = {'file': [], 'directory': [f'--trace-path={site.root}']}[kind]
+    inject = [strace, '-f', '-o', '/dev/null', *which, '-e', 'trace=fsync', '-e', 'inject=fsync:error=ENOSPC']
+    out = site.fails(wrap=inject)
+    assert 'The disk is full. Make room for' in out and 'No image was left' in out
+    assert not site.module.exists() and not (site.root / NAME).exists() and not site.parts()
+
+
 # --- interrupted, and several at once
 
 
