@@ -27,6 +27,7 @@ from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
+BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
 # what the build and a running PyTorch need besides what modules bring, as pip and conda call it
@@ -73,6 +74,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         """Initialise: MPI's compilers, and what the finished PyTorch must be made of, are known once modules are."""
         super().__init__(*args, **kwargs)
         self.mpi_compilers = None
+        self.compiles_through_ccache = False
         self.expected = None
 
     # --- dependencies
@@ -94,23 +96,40 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
+    def check_parameters(self):
+        """Check the values of easyconfig parameters that only have an effect later."""
+        memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
+        if isinstance(memory, bool) or not isinstance(memory, (int, float)) or memory <= 0:
+            raise EasyBuildError("Easyconfig parameter memory_per_job is %r: it must be a number of GiB above 0, for "
+                                 "example 4", memory)
+        if not isinstance(compilers, (list, tuple)) or len(compilers) != 2:
+            raise EasyBuildError("Easyconfig parameter mpi_compilers is %r: it must name MPI's compilers for C and "
+                                 "C++, for example ['mpicc', 'mpicxx']", compilers)
+        # PyTorch would say for ever that it was built with something else
+        for dep in self.cfg.dependencies():
+            name, version = dep['name'], dep['version']
+            if dep['external_module']:
+                name, _, version = dep['full_mod_name'].partition('/')
+            for said in re.findall(r'(?:^|-)%s-(\d[\w.]*)' % re.escape(name), self.cfg['version_label'] or ''):
+                if said != version:
+                    raise EasyBuildError("Easyconfig parameter version_label says %s %s, and the dependency is %s %s: "
+                                         "correct one of them", name, said, name, version)
+
     def check_site(self):
-        """Refuse an easyconfig of one site on another."""
-        here, meant = self.cfg['site_name'], self.cfg['only_site']
-        if here and meant and here != meant and not self.dry_run:
-            raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take "
-                                 "an easyconfig of this site ('eb --search PyTorch'), or copy this one, change its "
-                                 "dependencies and only_site. If this is '%s' and was not recognised, say so: "
-                                 "export SLINGTORCH_SITE=%s", os.path.basename(self.cfg.path), meant, here, meant,
-                                 meant)
+        """Say so where the values of the site are missing: the hooks refuse what is for another site."""
+        if self.cfg['only_site'] and not self.cfg['site_name']:
+            print_warning("%s is for the site '%s', and EasyBuild runs without the hooks of this bundle: the module "
+                          "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
+                          "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'],
+                          log=self.log)
 
     def fetch_step(self, *args, **kwargs):
-        """Check first that this is the right site: what follows would end in a module that is missing."""
-        self.check_site()
+        """Check parameters first: downloading takes long."""
+        self.check_parameters()
         super().fetch_step(*args, **kwargs)
 
     def check_readiness_step(self):
-        """Check the same where nothing is fetched."""
+        """Check what matters with --module-only too."""
         self.check_site()
         super().check_readiness_step()
 
@@ -135,6 +154,14 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
                                  "file), or name its compilers with mpi_compilers", ' and '.join(wanted),
                                  'were' if len(wanted) > 1 else 'was', os.path.join(root, 'bin') if root else '$PATH')
         own = mpi_library(self.mpi_compilers[0])
+        if not own:
+            raise EasyBuildError("It cannot be told which MPI %s links: it makes no library from a call of MPI_Init, "
+                                 "or links none that is known as an MPI. Try it by hand: with '-shared -fPIC "
+                                 "-Wl,--trace FILE.c' it names all that it links", self.mpi_compilers[0])
+        if root and not own.startswith(os.path.realpath(root) + os.sep):
+            raise EasyBuildError("%s links another MPI than the dependency %s: %s, which is not in %s. Is a wrapper in "
+                                 "its way, or the prefix in the metadata of the external module wrong?",
+                                 self.mpi_compilers[0], name, own, root)
         others = {}
         for path in which(os.path.basename(self.mpi_compilers[0]), retain_all=True, on_error=IGNORE) or []:
             library = mpi_library(path)
@@ -151,9 +178,17 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
 
     # --- configuration
 
+    def check_blas(self):
+        """Check that there is a BLAS: without, upstream's block says no more than that it knows none."""
+        if not self.first_root(BLAS_NAMES)[0]:
+            raise EasyBuildError("No BLAS to build PyTorch with: none of %s is among the dependencies. Add one; an "
+                                 "external module needs that name and a prefix in the metadata file",
+                                 ', '.join(BLAS_NAMES))
+
     def configure_step(self):
         """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
         self.check_mpi()
+        self.check_blas()
         self.limit_jobs()
 
         own_prefix = [self.installdir]
@@ -215,7 +250,8 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         if self.cfg['ccache'] and not ccache:
             raise EasyBuildError("The easyconfig asks for ccache (ccache = True), and there is none in $PATH. Install "
                                  "or load it, or set ccache to None")
-        if self.cfg['ccache'] is False or not ccache:
+        self.compiles_through_ccache = bool(ccache) and self.cfg['ccache'] is not False
+        if not self.compiles_through_ccache:
             return ['USE_CCACHE=0']
         return ['USE_CCACHE=1'] + ['CMAKE_%s_COMPILER_LAUNCHER=%s' % (language, shlex.quote(ccache)) for language in
                                    ['C', 'CXX'] + (['CUDA'] if self.root('CUDA') else [])]
@@ -325,7 +361,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
         """
         flags = ['-Wl,--disable-new-dtags']
-        mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]) or '/usr/lib')
+        mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]))
         if not re.match(r'^/(usr/)?lib', mpi_dir):
             flags.append('-Wl,-rpath,' + mpi_dir)
         for name in NCCL_NAMES + PLUGIN_NAMES:
@@ -355,8 +391,8 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         except RunShellCmdError as err:
             lines = err.output.splitlines()
             where = [line for line in lines if re.search(r'^\s*FAILED: |:\d+: error: |Killed signal|CMake Error', line)]
-            hint = ("what is compiled is in ccache: the same command resumes" if which('ccache', on_error=IGNORE) else
-                    "with ccache in $PATH the same command would resume where it stopped")
+            hint = ("what is compiled is in ccache: the same command resumes" if self.compiles_through_ccache else
+                    "the same command starts from nothing; with ccache in $PATH, and not ccache = False, it resumes")
             raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
                                  "mean too little memory: raise memory_per_job. When it is mended, %s", err.exit_code,
                                  '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
@@ -410,15 +446,25 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
 
 
 def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
-    """Memory in GiB that this process may still take: the machine's, or the limit of its control group."""
-    text = read_file(os.path.join(proc, 'meminfo'))
-    limits = [int(re.search(r'^(?:MemAvailable|MemTotal):\s+(\d+)', text, re.M).group(1)) * 1024]
-    own = re.findall(r'^\d+:(memory|):(/.*)$', read_file(os.path.join(proc, 'self', 'cgroup')), re.M)
-    for controller, group in own:
-        for name in ['memory/%s/memory.limit_in_bytes' % group] if controller else ['%s/memory.max' % group]:
-            for path in [os.path.join(cgroup, name.lstrip('/'))]:
-                if os.path.exists(path) and read_file(path).strip().isdigit():
-                    limits.append(int(read_file(path)))
+    """
+    Memory in GiB that this process may still take: what the machine has left, or the limit of a control group that
+    this process is in, if that is less.
+    """
+    sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', read_file(os.path.join(proc, 'meminfo')), re.M))
+    # kernels before 3.14 have no MemAvailable
+    limits = [int(sizes.get('MemAvailable', sizes['MemTotal'])) * 1024]
+    own = read_file(os.path.join(proc, 'self', 'cgroup'))
+    for controller, group in re.findall(r'^\d+:(memory|):(/.*)$', own, re.M):
+        top, name = (os.path.join(cgroup, 'memory'), 'memory.limit_in_bytes') if controller else (cgroup, 'memory.max')
+        # a limit of a group is one of all groups in it
+        while True:
+            path = os.path.join(top, group.strip('/'), name)
+            text = read_file(path).strip() if os.path.exists(path) else ''
+            if text.isdigit():
+                limits.append(int(text))
+            if group in ['/', '']:
+                break
+            group = os.path.dirname(group)
     return min(limits) / 2.0 ** 30
 
 

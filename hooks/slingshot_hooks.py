@@ -5,7 +5,8 @@
 # the GNU General Public License version 2 (see the file LICENSE).
 ##
 """
-EasyBuild hooks of slingtorch: they add the values of the site that this machine is, and mend locks of killed runs.
+EasyBuild hooks of slingtorch: they add the values of the site that this machine is, refuse what is for another one, and
+mend locks of killed runs.
 
 The hook functions at the end only look up the name of the software in the dictionaries above them. Sites are data, in
 sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
@@ -167,6 +168,36 @@ def parse_hook_pytorch_site_values(ec, *args, **kwargs):
     """
     check_name(ec, 'PyTorch')
     return add_site_values(ec)
+
+
+def site_meant(ec):
+    """
+    Name of the one site that an easyconfig is for, or None.
+
+    It says so with the parameter only_site, or in its versionsuffix: '-derecho', '-derecho-cray-mpich'. Only sites that
+    are one system count, which can be detected: 'local' and 'slurm' are any machine.
+    """
+    if 'only_site' in ec and ec['only_site']:
+        return ec['only_site']
+    words = ec['versionsuffix'].split('-')
+    return next((site.name for site in slingshot_sites.load_all() if site.rules and site.name in words), None)
+
+
+def refuse_other_site(self):
+    """
+    Refuse to install what is for another site: what follows would end in modules that are missing.
+
+    Every software is looked at: with --robot the first one of a stack is not PyTorch.
+    """
+    here, meant = chosen_site().name, site_meant(self.cfg)
+    if meant in (None, here) or self.dry_run:
+        return
+    raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
+                         "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies%s. "
+                         "If this is '%s' and was not recognised, say so: export %s=%s",
+                         os.path.basename(self.cfg.path), meant, here, self.name,
+                         ' and only_site' if 'only_site' in self.cfg else ' and versionsuffix', meant,
+                         slingshot_sites.SITE_VARIABLE, meant)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -360,6 +391,7 @@ def parse_hook(ec, *args, **kwargs):
 
 def pre_easyblock_hook(self, *args, **kwargs):
     """Run before an installation, and before EasyBuild looks at its lock."""
+    refuse_other_site(self)
     call_function_of(PRE_EASYBLOCK_HOOKS, self, *args, **kwargs)
 
 

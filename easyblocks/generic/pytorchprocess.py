@@ -15,6 +15,7 @@ import shlex
 import tempfile
 
 from easybuild.framework.easyblock import EasyBlock
+from easybuild.tools.build_log import EasyBuildExit
 from easybuild.tools.filetools import write_file
 from easybuild.tools.run import run_shell_cmd
 
@@ -72,7 +73,7 @@ def check_process(process, expected):
     :param process: what PROBE printed
     :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
                      (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
-                     asked for
+                     asked for, but for mpi, where it is wrong
     :return: list of what is wrong, each a sentence
     """
     wrong = []
@@ -92,7 +93,10 @@ def check_process(process, expected):
     if not process['mpi']:
         wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
     mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
-    if expected['mpi'] and expected['mpi'] not in mapped:
+    if not expected['mpi']:
+        wrong.append("It cannot be told which MPI PyTorch should be linked with: MPI's compilers link nothing here, or "
+                     "no library that is known as an MPI")
+    elif expected['mpi'] not in mapped:
         wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
                      % (expected['mpi'], ' and '.join(mapped) or 'none'))
     for path in mapped:
@@ -144,14 +148,31 @@ def mpi_library(mpicc):
     """
     The MPI library that a compiler wrapper links, as its real path; None if it cannot be told.
 
+    The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
+    another MPI of the same file name may be.
+
     :param mpicc: full path of MPI's compiler for C
     """
     work_dir = tempfile.mkdtemp()
-    source, program = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'mpi')
-    write_file(source, '#include <mpi.h>\nint main(int argc, char **argv) { return MPI_Init(&argc, &argv); }\n')
-    res = run_shell_cmd('%s -o %s %s && ldd %s' % (shlex.quote(mpicc), program, source, program),
+    source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')
+    write_file(source, '#include <mpi.h>\nint init(int *argc, char ***argv) { return MPI_Init(argc, argv); }\n')
+    # a library, as PyTorch's are: a program would have to find all that MPI's own libraries need
+    res = run_shell_cmd('%s -shared -fPIC -Wl,--trace -o %s %s' % (shlex.quote(mpicc), library, source),
                         fail_on_error=False, hidden=True, in_dry_run=True)
-    for name, path in re.findall(r'^\s*(\S+) => (/\S+)', res.output, re.M):
-        if MPI_LIBRARY_REGEX.match(name):
-            return os.path.realpath(path)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        return None
+    linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
+              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+    # of those that the linker opened, the one that is really used
+    needed = needed_libraries(library)
+    for path in sorted(linked):
+        if library_name(path) in needed:
+            return path
     return None
+
+
+def library_name(path):
+    """The name by which a shared library is asked for."""
+    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
+    name = re.search(r'\(SONAME\).*\[(.+)\]', res.output)
+    return name.group(1) if name else os.path.basename(path)

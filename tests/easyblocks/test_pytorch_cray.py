@@ -65,7 +65,8 @@ def test_options_of_the_build(installed):
     assert f'set(MPI_CXX_COMPILER "{installed.mpich}/bin/mpicxx" CACHE FILEPATH "")' in installed.built['preset']
     gtl = installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib')
     assert environ['LDFLAGS'] == (
-        f'-Wl,--disable-new-dtags -Wl,-rpath,{installed.nccl}/lib -Wl,-rpath,{installed.plugin}/lib '
+        f'-Wl,--disable-new-dtags -Wl,-rpath,{installed.mpich}/lib -Wl,-rpath,{installed.nccl}/lib '
+        f'-Wl,-rpath,{installed.plugin}/lib '
         f'-Wl,--no-as-needed -L{gtl} -lmpi_gtl_cuda -Wl,-rpath,{gtl} -Wl,--allow-shlib-undefined '
         # this one does not name the CUDA libraries that it needs
         f'-L{cuda}/lib64 -lcudart -Wl,-rpath,{cuda}/lib64 -L{cuda}/lib64/stubs -lcuda')

@@ -1,17 +1,20 @@
 """EB_PyTorch_Cray with wrong input, and with other input than Derecho's: its steps up to configure, in one process."""
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from testbed import ROOT, derecho, path_without, run
+from testbed import ROOT, derecho, path_without, run, smallimage
 from testbed.easybuild import EasyBuild
 
 NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
 WORKER = ROOT / 'tests/easyblocks/pytorch_cray_worker.py'
-WITHOUT_PATCH = [("    'PyTorch-2.2.2_cray-mpich-gpu-aware.patch',\n", '')]
+AWARE = 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch'
+WITHOUT_PATCH = [(f"    '{AWARE}',\n", ''), (
+    f"    {{'{AWARE}':\n     '{smallimage.sha256(ROOT / 'patches/p/PyTorch' / AWARE)}'}},\n", '')]
 NO_GPU = ["('cuda", "('cudnn", "('NCCL", "('aws", 'mpi_gtl', 'cuda_compute']
 
 
@@ -139,6 +142,28 @@ def test_two_mpis_in_path(site):
     assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
 
 
+def test_library_path_of_the_user(site, tmp_path):
+    """Another MPI of the same file name in $LD_LIBRARY_PATH is not what is linked."""
+    shutil.copy(site.mpich / 'lib/libmpich.so.12', tmp_path)
+    flags = site.works(env={'LD_LIBRARY_PATH': str(tmp_path)})[1]['LDFLAGS']
+    assert f'-Wl,-rpath,{site.mpich}/lib' in flags and str(tmp_path) not in flags
+
+
+def test_compiler_links_another_mpi(own_site):
+    """One that is a script of somebody's, or a prefix that is wrong."""
+    for name in ('mpicc', 'mpicxx'):
+        derecho.script(own_site.mpich / 'bin' / name, f'#!/bin/sh\nexec {name}.mpich "$@"\n')
+    said = own_site.fails()
+    assert f'{own_site.mpich}/bin/mpicc links another MPI than the dependency MPICH: /usr/lib/' in said
+    assert f'which is not in {own_site.mpich}' in said
+
+
+def test_compiler_links_nothing(own_site):
+    derecho.script(own_site.mpich / 'bin/mpicc', '#!/bin/sh\necho "ld: cannot find -lcuda" >&2; exit 1\n')
+    said = own_site.fails()
+    assert f'It cannot be told which MPI {own_site.mpich}/bin/mpicc links' in said and '-Wl,--trace' in said
+
+
 def test_no_mpi(own_site):
     (own_site.mpich / 'bin/mpicxx').unlink()
     assert f'mpicc and mpicxx were not found in {own_site.mpich}/bin' in own_site.fails()
@@ -169,7 +194,8 @@ def test_cudnn_in_lib64(own_site):
 
 
 def test_no_blas(site):
-    assert 'Did not find a supported BLAS' in site.fails(drop=["('mkl/"])
+    said = site.fails(drop=["('mkl/"])
+    assert 'No BLAS to build PyTorch with: none of imkl, FlexiBLAS, BLIS, OpenBLAS is among the dependencies' in said
 
 
 def test_no_cuda_architectures(site):
@@ -202,9 +228,16 @@ def test_upstream_form_of_the_check(own_site):
     assert ('-DMPIX_GPU_SUPPORT_CUDA=1' in flags) == ('MPIX_GPU_SUPPORT_CUDA' not in header)
 
 
-def test_other_site(site):
-    said = site.fails("site_name = 'lumi'")
-    assert f"{NAME} is for the site 'derecho', and this is the site 'lumi'" in said
+@pytest.mark.parametrize('line, said', [
+    ('memory_per_job = 0', 'memory_per_job is 0: it must be a number of GiB above 0'),
+    ("memory_per_job = '4'", "memory_per_job is '4': it must be a number"),
+    ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name MPI's compilers for C and C++"),
+    ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must name"),
+    ("version_label = 'gcc-99-openmpi-1'", 'version_label says gcc 99, and the dependency is gcc 12.2.0'),
+    ("version_label = 'derecho-cray-mpich-8.1.29'", 'says cray-mpich 8.1.29, and the dependency is cray-mpich 8.1.27'),
+])
+def test_parameters(site, line, said):
+    assert said in ' '.join(site.fails(line, drop=[line.split()[0]]).split())
 
 
 def test_ccache(site, tmp_path):

@@ -1,9 +1,11 @@
 """Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
+import ast
 import re
+import sys
 
 import pytest
 
-from testbed import ROOT, derecho
+from testbed import ROOT, derecho, run
 from testbed.easybuild import EasyBuild
 
 EASYCONFIGS = ROOT / 'easyconfigs'
@@ -127,6 +129,23 @@ def test_module_on_top(modules, name):
     assert f'PyTorch/{version}-derecho-cray-mpich' in env['LOADEDMODULES'].split(':')
 
 
+@pytest.mark.parametrize('name', [name for name in ON_TOP if name.startswith('mpi4py')])
+def test_mpi4py_finds_what_the_transport_layer_needs(modules, name, tmp_path):
+    """What is linked with its flags can be loaded into a process that has neither MPI nor CUDA yet."""
+    text = next(EASYCONFIGS.rglob(name)).read_text()
+    options = ast.literal_eval(re.search(r'^preinstallopts = (\(.*?^\))', text, re.M | re.S).group(1))
+    env = modules.load(module_name(name))
+    env['EBROOTMPICH'] = env['CRAY_MPICH_DIR']
+    library = tmp_path / 'libuse.so'
+    source = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }\n'
+    run(['bash', '-c', f"{options} bash -c '$MPICC -shared -fPIC -o {library} -xc - -xnone $LDFLAGS'"], input=source,
+        env=env)
+    bare = {'PATH': '/usr/bin:/bin'}
+    run([sys.executable, '-c', f'import ctypes, os; ctypes.CDLL("{library}", mode=os.RTLD_NOW)'], env=bare)
+    loaded = run(['ldd', library], env=bare).stdout
+    assert 'libmpi_gtl_cuda.so =>' in loaded and f'=> {env["CRAY_MPICH_DIR"]}/lib/libmpich.so.12' in loaded
+
+
 @pytest.mark.parametrize('name', LIBRARIES)
 def test_libraries_load_from_a_fresh_login(modules, name):
     """NCCL and its plugin by themselves, as one who tests the network loads them: their modules are behind ncarenv."""
@@ -167,11 +186,28 @@ def test_on_another_system(tmp_path, lmod):
     assert 'There is no module ncarenv/23.09 on this system' in done.stdout + done.stderr
 
 
-def test_on_another_site(tmp_path, lmod):
+@pytest.mark.parametrize('name, options, first', [
+    ('PyTorch-2.4.0-derecho-cray-mpich.eb', [], ''),
+    # the first of its stack
+    ('PyTorch-2.4.0-derecho-cray-mpich.eb', ['--robot'], 'NCCL-2.21.5-derecho.eb'),
+    ('torchvision-0.19.0-derecho-cray-mpich.eb', [], ''),
+    ('NCCL-2.27.7-derecho.eb', [], ''),
+])
+def test_on_another_site(tmp_path, lmod, name, options, first):
     """An error that names both, before anything is fetched or looked for."""
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
-    done = eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--stop=fetch', check=False)
+    done = eb(name, '--stop=fetch', *options, check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0
-    assert "PyTorch-2.4.0-derecho-cray-mpich.eb is for the site 'derecho', and this is the site 'lumi'" in said
-    assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said
+    assert f"{first or name} is for the site 'derecho', and this is the site 'lumi'" in said
+    assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said and "Couldn't find file" not in said
+
+
+def test_without_the_hooks(tmp_path, lmod, site):
+    """A module without the values of the site is not made in silence."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    eb.env.update(site.derecho.env)
+    eb.env['MODULEPATH'] = f'{site.derecho.path}/modules/23.09/core:{site.derecho.modulepath}'
+    done = eb(PYTORCH[0], '--robot', '--module-only', '--force', env={'EASYBUILD_HOOKS': ''})
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert f"{PYTORCH[0]} is for the site 'derecho', and EasyBuild runs without the hooks of this bundle" in said

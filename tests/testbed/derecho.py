@@ -69,6 +69,14 @@ def shared_library(path, needs=(), source='', soname=None):
     return path
 
 
+def mpich_of_the_machine():
+    """The library of the machine's MPICH, and the flags for its headers."""
+    shown = run(['mpicc.mpich', '-show']).stdout
+    cache = run(['/sbin/ldconfig', '-p']).stdout
+    found = re.search(r'libmpich\.so\.12 .*=> (\S+)', cache) or missing('libmpich.so.12 (package libmpich-dev)')
+    return found.group(1), ' '.join(re.findall(r'-I\S+', shown))
+
+
 def openmpi_library():
     """The library of Open MPI, the second MPI of this machine."""
     cache = run(['/sbin/ldconfig', '-p']).stdout
@@ -129,18 +137,24 @@ class Derecho:
 
         version, flavour = versions['cray-mpich']
         mpich = self.prefix(f'/opt/cray/pe/mpich/{version}/{flavour}')
-        for name in ('mpicc', 'mpicxx'):
-            macro = f'-DCRAY_MPICH_VERSION={version}'
-            script(mpich / 'bin' / name, f'#!/bin/sh\nexec /usr/bin/{name}.mpich {macro} "$@"\n')
+        # the machine's own MPICH, in Cray's place: its compilers give no RPATH
+        library, headers = mpich_of_the_machine()
+        (mpich / 'lib').mkdir(parents=True)
+        shutil.copy(library, mpich / 'lib/libmpich.so.12')
+        (mpich / 'lib/libmpich.so').symlink_to('libmpich.so.12')
+        for name, compiler in (('mpicc', 'gcc'), ('mpicxx', 'g++')):
+            flags = f'-DCRAY_MPICH_VERSION={version} {headers} "$@" -L{mpich}/lib -lmpich'
+            script(mpich / 'bin' / name, f'#!/bin/sh\nexec {compiler} {flags}\n')
         cuda = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/cuda/{versions["cuda"]}')
         script(cuda / 'bin/nvcc', '#!/bin/sh\nexit 0\n')
-        cudart = shared_library(cuda / 'lib64/libcudart.so.12')
+        cudart = shared_library(cuda / 'lib64/libcudart.so.12', source='int cudaMalloc(void) { return 0; }')
         (cuda / 'lib64/libcudart.so').symlink_to('libcudart.so.12')
         shared_library(cuda / 'lib64/stubs/libcuda.so', soname='libcuda.so.1')
         shared_library(cuda / 'lib64/libcuda.so.1')
         # as that of 8.1.27 is said to be, the older one does not name what it needs
         gtl = self.prefix(f'/opt/cray/pe/mpich/{version}/gtl/lib')
-        shared_library(gtl / 'libmpi_gtl_cuda.so', [cudart] if generation == '24.12' else [])
+        shared_library(gtl / 'libmpi_gtl_cuda.so', [cudart] if generation == '24.12' else [],
+                       source='int cudaMalloc(void); int mpi_gtl_init(void) { return cudaMalloc(); }')
         self.module(behind_gcc, f'cray-mpich/{version}', f'setenv("CRAY_MPICH_DIR", "{mpich}")',
                     f'setenv("NCAR_ROOT_MPI", "{mpich}")', f'prepend_path("PATH", "{mpich}/bin")',
                     f'setenv("PE_MPICH_GTL_DIR_nvidia80", "-L{gtl}")',
@@ -278,7 +292,7 @@ def preimages(patch):
     for line in pathlib.Path(patch).read_text().splitlines():
         if line.startswith('--- a/'):
             path = line[6:].split('\t')[0]
-            files[path] = ''
+            files.setdefault(path, '')
         elif files and line[:1] in (' ', '-') and not line.startswith('--- '):
             files[path] += line[1:] + '\n'
     return files
@@ -304,7 +318,8 @@ class ToySources:
         """
         more, files = files or {}, {}
         for patch in (ROOT / 'patches/p/PyTorch').glob('*.patch'):
-            files.update(preimages(patch))
+            for path, text in preimages(patch).items():
+                files[path] = files.get(path, '') + text
         for old, new in replace:
             files = {path: text.replace(old, new) for path, text in files.items()}
         files.update(TORCH)
