@@ -187,6 +187,12 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
 
     def configure_step(self):
         """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
+        if self.dry_run:
+            self.dry_run_msg("  * MPI's compilers: %s of the dependency that is an MPI", self.cfg['mpi_compilers'])
+            self.dry_run_msg("  * GPU Transport Layer: %s", self.cfg['mpi_gtl'] or 'none')
+            self.dry_run_msg("  * options of the easyconfig: %s", ' '.join(self.cfg['custom_opts']) or 'none')
+            self.dry_run_msg("  Options that depend on the modules cannot be told without loading them")
+            return
         self.check_mpi()
         self.check_blas()
         self.limit_jobs()
@@ -385,7 +391,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
 
     def install_step(self):
         """Compile and install; an error tells where it happened and that a next run need not start from nothing."""
-        self.expected = self.expectations()
+        self.expected = None if self.dry_run else self.expectations()
         try:
             super().install_step()
         except RunShellCmdError as err:

@@ -164,6 +164,12 @@ class PythonEnvironment(EasyBlock):
 
     def prepare_python(self):
         """Take the environment's own Python once it is made, and until then the one that modules bring."""
+        if self.dry_run:
+            # nothing is loaded and nothing made: there is no Python to ask for its version
+            self.python_cmd = self.own_python
+            self.pylibdir = os.path.join('lib', 'python3.*', 'site-packages')
+            self.all_pylibdirs = [self.pylibdir]
+            return
         if self.use_own_python and os.path.exists(self.own_python):
             self.python_cmd = self.own_python
             self.set_pylibdirs()
@@ -173,6 +179,12 @@ class PythonEnvironment(EasyBlock):
 
     def install_step(self):
         """Make the environment, let the easyblock install into it, and make it one that can be activated."""
+        if self.dry_run:
+            kind = 'conda' if self.uses_conda else 'virtual'
+            packages = ' '.join(self.cfg['python_packages'] + self.cfg['extra_packages'])
+            self.dry_run_msg("  * a %s environment will be made in %s with %s", kind, self.installdir, packages)
+            self.dry_run_msg("  * pip will build and install %s into it", self.name)
+            return
         self.make_environment(self.installdir)
         self.use_own_python = True
         self.prepare_python()
@@ -183,6 +195,9 @@ class PythonEnvironment(EasyBlock):
         """Check with the environment's Python."""
         self.use_own_python = True
         self.python_cmd = None
+        if self.dry_run:
+            # the block behind this one would ask for a module that nothing has loaded
+            self.cfg['sanity_pip_check'] = False
         return super().sanity_check_step(*args, **kwargs)
 
     # --- module and activation
@@ -202,8 +217,13 @@ class PythonEnvironment(EasyBlock):
         """
         Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values.
         """
-        activate = ['if [ -z "${SLINGTORCH_ACTIVATED-}" ]; then']
-        deactivate = ['if [ -n "${SLINGTORCH_ACTIVATED-}" ]; then']
+        scripts = {kind: os.path.join(self.installdir, 'etc', 'conda', kind + '.d', 'slingtorch.sh')
+                   for kind in ['activate', 'deactivate']}
+        own = shlex.quote(scripts['deactivate'])
+        activate = ['if [ "${SLINGTORCH_ACTIVATED-}" != %s ]; then' % own,
+                    '    # another such environment takes its values back first',
+                    '    if [ -r "${SLINGTORCH_ACTIVATED-}" ]; then . "$SLINGTORCH_ACTIVATED"; fi']
+        deactivate = ['if [ "${SLINGTORCH_ACTIVATED-}" = %s ]; then' % own]
         names = sorted(self.environment_variables().items())
         paths = sorted(self.environment_search_paths().items())
         for name, value in names + paths:
@@ -216,24 +236,48 @@ class PythonEnvironment(EasyBlock):
                 activate.append('    export %s=%s' % (name, shlex.quote(value)))
             deactivate.append('    if [ -n "${%s+x}" ]; then export %s="$%s"; else unset %s; fi; unset %s'
                               % (saved, name, saved, name, saved))
-        activate += ['    export SLINGTORCH_ACTIVATED=1', 'fi']
+        activate += ['    export SLINGTORCH_ACTIVATED=' + own, 'fi']
         deactivate += ['    unset SLINGTORCH_ACTIVATED', 'fi']
 
-        scripts = {}
         for kind, lines in [('activate', activate), ('deactivate', deactivate)]:
-            scripts[kind] = os.path.join(self.installdir, 'etc', 'conda', kind + '.d', 'slingtorch.sh')
             header = '# The variables that the module of this installation sets. Read by %s.\n' % (
                 'conda ' + kind if self.uses_conda else 'bin/activate')
             write_file(scripts[kind], header + '\n'.join(lines) + '\n')
-
-        script = os.path.join(self.installdir, 'bin', 'activate')
+        # these two have another syntax
+        warning = ('slingtorch: in this shell activating does not set the variables for network and GPU: module load %s'
+                   % self.full_mod_name)
+        line = 'sh -c \'echo "%s" >&2\'\n' % warning
+        for shell in ['csh', 'fish']:
+            if self.uses_conda:
+                write_file(os.path.join(os.path.dirname(scripts['activate']), 'slingtorch.' + shell), line)
+            else:
+                self.add_to_script('activate.' + shell, line)
         if not self.uses_conda:
-            text = read_file(script)
-            start = 'deactivate () {\n'
+            self.add_to_script('activate', '. %s\n' % shlex.quote(scripts['activate']), 'deactivate () {\n',
+                               '    . %s\n' % own)
+
+    def add_to_script(self, name, at_the_end, start=None, after_start=''):
+        """
+        Add lines to a script of the virtual environment, once.
+
+        :param name: of the script in bin/
+        :param start: a line after which more is to be added, too
+        """
+        script = os.path.join(self.installdir, 'bin', name)
+        text = read_file(script)
+        if at_the_end in text:
+            return
+        if start:
             if text.count(start) != 1:
                 raise EasyBuildError("The form of %s is unknown: there is no function deactivate in it", script)
-            text = text.replace(start, start + '    . %s\n' % shlex.quote(scripts['deactivate']))
-            write_file(script, text + '\n. %s\n' % shlex.quote(scripts['activate']))
+            text = text.replace(start, start + after_start)
+        write_file(script, text + '\n' + at_the_end)
+
+    def make_module_step(self, fake=False):
+        """Keep what activating sets and the module together, with --module-only too."""
+        if not fake and not self.dry_run and os.access(os.path.join(self.installdir, 'bin'), os.W_OK):
+            self.write_activation()
+        return super().make_module_step(fake=fake)
 
     def make_module_extra(self, *args, **kwargs):
         """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""

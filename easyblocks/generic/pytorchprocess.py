@@ -15,7 +15,7 @@ import shlex
 import tempfile
 
 from easybuild.framework.easyblock import EasyBlock
-from easybuild.tools.build_log import EasyBuildExit
+from easybuild.tools.build_log import EasyBuildExit, print_msg
 from easybuild.tools.filetools import write_file
 from easybuild.tools.run import run_shell_cmd
 
@@ -63,7 +63,23 @@ class PyTorchProcess(EasyBlock):
         found = re.search('^PROBE (.*)$', res.output, re.M)
         if not found:
             return ["PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:])]
-        return check_process(json.loads(found.group(1)), expected())
+        process = json.loads(found.group(1))
+        print_msg("a process with PyTorch is made of: %s" % made_of(process), log=self.log, silent=self.silent)
+        return check_process(process, expected())
+
+
+def made_of(process):
+    """
+    What matters of a process for running on several nodes, for the user.
+
+    :param process: what PROBE printed
+    """
+    parts = ["PyTorch %s" % process['version']]
+    for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
+                        ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
+        paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
+        parts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
+    return ', '.join(parts)
 
 
 def check_process(process, expected):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, derecho, run
+from testbed import ROOT, derecho, missing, run
 from testbed.easybuild import EasyBuild
 
 NAME = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
@@ -137,9 +137,72 @@ def test_activating_gives_the_same_and_takes_it_back(installed, lmod):
         'unset', 'unset', 'eth7', 'unset', 'unset', '/own', '0']
 
 
+@pytest.fixture(scope='module')
+def venv(installed):
+    """The same without conda: a virtual environment on the machine's own Python, and nothing in it but the toy."""
+    path = installed.eb.prefix / 'PyTorch-2.4.0-derecho-venv.eb'
+    text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
+    text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = ['pip', 'setuptools<80', 'wheel']", text,
+                  flags=re.M | re.S)
+    text = text.replace("    ('conda/latest', EXTERNAL_MODULE),\n", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
+    path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\n")
+    installed(easyconfig=str(path))
+    return installed.eb.prefix / 'software/PyTorch/2.4.0-derecho-venv'
+
+
+def test_one_environment_after_the_other(installed, venv):
+    """What only the first one sets is gone in the second, and everything afterwards."""
+    first = installed.root / 'etc/conda/activate.d/slingtorch.sh'
+    script = f"""
+        show() {{ printf '%s\\n' "${{ONLY_HERE-unset}} ${{RUNSCRIPTS-unset}} ${{NCCL_SOCKET_IFNAME-unset}}"; }}
+        export NCCL_SOCKET_IFNAME=eth7
+        . {venv}/bin/activate; show
+        . {first}; show
+        . {venv}/bin/activate; show
+        deactivate; show
+        env | grep -c SLINGTORCH
+    """
+    done = run(['bash', '--noprofile', '--norc', '-c', script], env={'PATH': '/usr/bin:/bin'}, check=False)
+    assert done.stdout.splitlines() == [
+        f'yes {venv}/runscripts hsn', f'unset {installed.root}/runscripts hsn', f'yes {venv}/runscripts hsn',
+        'unset unset eth7', '0']
+
+
+def test_activating_in_another_shell_says_so(installed, venv):
+    tcsh = shutil.which('tcsh') or missing('tcsh')
+    done = run([tcsh, '-fc', f'set prompt = x; source {venv}/bin/activate.csh; which python'], env={'PATH': '/usr/bin:/bin'})
+    assert done.stdout.splitlines()[-1] == f'{venv}/bin/python'
+    assert 'activating does not set the variables' in done.stderr and 'module load PyTorch/2.4.0-derecho-venv' in done.stderr
+    for shell in ('csh', 'fish'):
+        assert f'module load {MODULE}' in (installed.root / f'etc/conda/activate.d/slingtorch.{shell}').read_text()
+
+
+def test_module_only_renews_what_activating_sets(installed, venv):
+    """And adds its lines to the script of the environment once."""
+    before = (venv / 'bin/activate').read_text()
+    path = installed.eb.prefix / 'PyTorch-2.4.0-derecho-venv.eb'
+    path.write_text(path.read_text().replace("'ONLY_HERE': 'yes'", "'ONLY_HERE': 'changed'"))
+    installed('--module-only', '--rebuild', easyconfig=str(path))
+    done = run(['bash', '-c', f'. {venv}/bin/activate; echo $ONLY_HERE'], env={'PATH': '/usr/bin:/bin'})
+    assert done.stdout == 'changed\n'
+    assert (venv / 'bin/activate').read_text() == before
+
+
 def test_sanity_check_only(installed):
-    """Also later, without the variables that exist while building."""
-    installed('--sanity-check-only')
+    """Also later, without the variables that exist while building; it says what a process is made of."""
+    said = installed('--sanity-check-only').stdout
+    assert (f'made of: PyTorch 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27, MPI {installed.mpich}/lib/libmpich.so.12, '
+            'GPU Transport Layer ') in said
+    assert f'NCCL {installed.nccl}/lib/libnccl.so' in said
+
+
+def test_extended_dry_run(installed):
+    """It shows all steps, and hides no error."""
+    said = installed('-x').stdout
+    assert 'ignoring error' not in said and 'Traceback' not in said
+    assert "MPI's compilers: ['mpicc', 'mpicxx']" in said and 'GPU Transport Layer: cuda' in said
+    for step in ('configuring', 'installing', 'sanity checking', 'creating module'):
+        assert f'{step}... [DRY RUN]' in said
 
 
 def test_number_of_jobs_has_its_reason_in_the_log(installed):
