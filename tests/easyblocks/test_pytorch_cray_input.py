@@ -257,6 +257,38 @@ def test_little_memory(site):
     assert options['MAX_JOBS'] == '1'
 
 
+MEMORY = """
+import sys
+from easybuild.tools.options import set_up_configuration
+set_up_configuration(args=sys.argv[3:], silent=True)
+from easybuild.easyblocks.pytorch_cray import available_memory
+print(available_memory(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize('own, limits, expected', [
+    # what the machine has left, and not what it has
+    ('0::/', {}, 8),
+    # a limit of the login session is one of a group above
+    ('0::/user.slice/user-1.slice/session-3.scope',
+     {'user.slice/user-1.slice/session-3.scope/memory.max': 'max', 'user.slice/user-1.slice/memory.max': 4 << 30}, 4),
+    # the older form of control groups
+    ('9:memory:/slurm/job_7\n1:cpu:/', {'memory/slurm/memory.limit_in_bytes': 2 << 30}, 2),
+    ('0::/one', {'one/memory.max': 64 << 30}, 8),
+])
+def test_memory_that_is_available(tmp_path, site, own, limits, expected):
+    (tmp_path / 'self').mkdir()
+    (tmp_path / 'meminfo').write_text('MemTotal:  536870912 kB\nMemFree:  1048576 kB\nMemAvailable:  8388608 kB\n')
+    (tmp_path / 'self/cgroup').write_text(own + '\n')
+    for name, value in limits.items():
+        path = tmp_path / 'cgroup' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'{value}\n')
+    blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
+    done = run([sys.executable, '-c', MEMORY, tmp_path, tmp_path / 'cgroup', blocks], env=site.eb.env, cwd=tmp_path)
+    assert float(done.stdout.splitlines()[-1]) == expected
+
+
 def test_custom_opts_win(site):
     options = site.works("custom_opts = ['USE_MPI=0', 'CUDNN_LIB_DIR=/mine']", drop=['custom_opts'])[0]
     assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
