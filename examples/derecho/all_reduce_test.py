@@ -20,12 +20,23 @@ WARM_UP = 2
 def parse_arguments():
     """Command line: those of ranks.parser, sizes, repetitions, file for the results."""
     parser = ranks.parser(__doc__.strip().splitlines()[0])
-    parser.add_argument('--min-bytes', type=int, default=1024, help="smallest message (default: 1024)")
+    parser.add_argument('--min-bytes', type=int, default=1024, help="smallest message, a multiple of 4, which is "
+                        "one float (default: 1024)")
     parser.add_argument('--max-bytes', type=int, default=64 * 1024 * 1024, help="largest message (default: 64 MiB)")
-    parser.add_argument('--factor', type=int, default=4, help="from one size to the next (default: 4)")
+    parser.add_argument('--factor', type=int, default=4, help="from one size to the next, 2 or more (default: 4)")
     parser.add_argument('--repeat', type=int, default=20, help="timed operations of each size (default: 20)")
     parser.add_argument('--json', metavar='FILE', help="write the results to FILE")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.min_bytes < 4 or options.min_bytes % 4:
+        parser.error("--min-bytes %s: must be a multiple of 4 and more than 0" % options.min_bytes)
+    if options.max_bytes < options.min_bytes:
+        parser.error("--max-bytes %s is less than --min-bytes %s: there is nothing to measure"
+                     % (options.max_bytes, options.min_bytes))
+    if options.factor < 2:
+        parser.error("--factor %s: sizes only grow with 2 or more" % options.factor)
+    if options.repeat < 1:
+        parser.error("--repeat %s: must be 1 or more" % options.repeat)
+    return options
 
 
 def measure(operation, count, device, repeat):
@@ -51,7 +62,7 @@ def measure(operation, count, device, repeat):
         if index >= WARM_UP:
             times.append(time.perf_counter() - start)
         expected = size * (size + 1) / 2 if operation == 'all_reduce' else 1.0
-        assert bool((tensor == expected).all()), "%s of %s elements: wrong values" % (operation, count)
+        ranks.require_values(operation, tensor, expected)
     slowest = torch.tensor(times, dtype=torch.float64, device=device)
     ranks.wait_for(device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -70,7 +81,7 @@ def main():
     for operation in ('all_reduce', 'broadcast'):
         bytes_ = options.min_bytes
         while bytes_ <= options.max_bytes:
-            seconds = measure(operation, max(1, bytes_ // 4), device, options.repeat)
+            seconds = measure(operation, bytes_ // 4, device, options.repeat)
             bandwidth = bytes_ / seconds / 1e9
             bus = bandwidth * (2.0 * (size - 1) / size if operation == 'all_reduce' else 1.0)
             result['operations'].append({'operation': operation, 'bytes': bytes_, 'seconds': seconds,

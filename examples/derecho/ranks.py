@@ -1,4 +1,4 @@
-"""What the test programs share: start torch.distributed, choose the device."""
+"""What the test programs share: start torch.distributed, choose the device, check results."""
 import argparse
 import os
 
@@ -7,6 +7,39 @@ import torch.distributed as dist
 
 LOCAL_RANK_VARIABLES = ['LOCAL_RANK', 'PALS_LOCAL_RANKID', 'PMI_LOCAL_RANK', 'MPI_LOCALRANKID',
                         'OMPI_COMM_WORLD_LOCAL_RANK', 'SLURM_LOCALID']
+
+
+class CheckFailed(Exception):
+    """Something is not as it must be; the message says what was expected and what was found."""
+
+
+def require(condition, what, expected, found):
+    """
+    Check something, also under `python -O`, which leaves assertions out.
+
+    :param condition: whether it is as it must be
+    :param what: text, what is checked
+    :param expected: what it must be
+    :param found: what it is
+    :raises CheckFailed: if condition is false
+    """
+    if not condition:
+        raise CheckFailed("%s: expected %s, found %s" % (what, expected, found))
+
+
+def require_values(what, tensor, expected):
+    """
+    Check every element of a tensor.
+
+    :param what: text, what is checked
+    :param expected: value that each must have
+    :raises CheckFailed: if one has another
+    """
+    wait_for(tensor.device)
+    wrong = tensor[tensor != expected]
+    if wrong.numel():
+        require(False, what, "%s in all %s elements" % (expected, tensor.numel()),
+                "%s others, the first is %s" % (wrong.numel(), wrong[0].item()))
 
 
 def parser(description):
@@ -38,6 +71,7 @@ def start(options):
     kind = options.device or ('cuda' if torch.cuda.is_available() else 'cpu')
     device = torch.device('cpu')
     if kind == 'cuda':
+        require(torch.cuda.is_available(), "this node", "GPUs", "none")
         # each rank its own GPU, before anything is on one
         device = torch.device('cuda', local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)

@@ -12,14 +12,6 @@ import torch.distributed as dist
 SIZE = 1000
 
 
-def check(name, found, expected):
-    """Compare every element."""
-    ranks.wait_for(found.device)
-    wrong = int((found != expected).sum())
-    assert wrong == 0, "%s: %s of %s elements are not %s; the first is %s" % (
-        name, wrong, found.numel(), expected, found.flatten()[0].item())
-
-
 def main():
     """Run every operation on every rank."""
     rank, size, device = ranks.start(ranks.parser(__doc__.strip().splitlines()[0]).parse_args())
@@ -33,21 +25,21 @@ def main():
     for dtype in (torch.float32, torch.float64, torch.int32, torch.int64):
         tensor = filled(rank + 1, dtype)
         dist.all_reduce(tensor)
-        check('all_reduce of %s' % dtype, tensor, size * (size + 1) // 2)
+        ranks.require_values('all_reduce of %s' % dtype, tensor, size * (size + 1) // 2)
     for operation, expected in ((dist.ReduceOp.MAX, size - 1), (dist.ReduceOp.MIN, 0)):
         tensor = filled(rank)
         dist.all_reduce(tensor, op=operation)
-        check('all_reduce %s' % operation, tensor, expected)
+        ranks.require_values('all_reduce %s' % operation, tensor, expected)
 
     for root in range(size):
         tensor = filled(root + 7 if rank == root else -1)
         dist.broadcast(tensor, src=root)
-        check('broadcast from %s' % root, tensor, root + 7)
+        ranks.require_values('broadcast from %s' % root, tensor, root + 7)
 
     parts = [filled(-1) for _ in range(size)]
     dist.all_gather(parts, filled(rank))
     for other, part in enumerate(parts):
-        check('all_gather, part %s' % other, part, other)
+        ranks.require_values('all_gather, part %s' % other, part, other)
 
     if size > 1:
         # around the ring: even ranks send first
@@ -59,7 +51,7 @@ def main():
         else:
             dist.recv(received, left)
             dist.send(filled(rank), right)
-        check('send and receive', received, left)
+        ranks.require_values('send and receive', received, left)
 
     dist.barrier()
     if rank == 0:

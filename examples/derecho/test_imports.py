@@ -1,26 +1,30 @@
 #!/usr/bin/env python
 """
 Import what a training program imports, and check that PyTorch has what it was built for. Needs no GPU, starts no MPI:
-it runs on a login node.
+it runs on a login node. torchvision is a module of its own.
 
     python test_imports.py [--without-cuda]
 """
-import sys
+import argparse
 
+import ranks
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.distributed import DistributedSampler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # noqa: F401
+from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+from torch.utils.data.distributed import DistributedSampler  # noqa: F401
 
-assert ShardedGradScaler and DistributedDataParallel and DistributedSampler
+parser = argparse.ArgumentParser(description="Check that PyTorch has what it was built for")
+parser.add_argument('--without-cuda', action='store_true', help="do not look for CUDA, NCCL and torchvision")
+options = parser.parse_args()
+
 print('PyTorch', torch.__version__)
-assert dist.is_available(), "torch.distributed was not built"
-assert dist.is_mpi_available(), "torch.distributed has no MPI"
-if '--without-cuda' not in sys.argv[1:]:
+ranks.require(dist.is_available(), "PyTorch", "torch.distributed", "none")
+ranks.require(dist.is_mpi_available(), "torch.distributed", "MPI", "none")
+if not options.without_cuda:
     import torchvision
     print('torchvision', torchvision.__version__)
-    assert torch.version.cuda, "PyTorch was built without CUDA"
-    assert dist.is_nccl_available(), "torch.distributed has no NCCL"
+    ranks.require(torch.version.cuda, "PyTorch", "CUDA", "none")
+    ranks.require(dist.is_nccl_available(), "torch.distributed", "NCCL", "none")
     print('CUDA', torch.version.cuda, 'NCCL', '.'.join(str(part) for part in torch.cuda.nccl.version()))
 print('All is there')

@@ -13,20 +13,22 @@ import torch.distributed as dist
 
 def main():
     """Try it on every rank."""
-    assert os.environ.get('MPICH_GPU_SUPPORT_ENABLED') != '1', "start it with MPICH_GPU_SUPPORT_ENABLED=0"
-    rank, size, device = ranks.start(ranks.parser(__doc__.strip()).parse_args())
-    assert device.type == 'cuda', "this check needs GPUs"
+    options = ranks.parser(__doc__.strip().splitlines()[0]).parse_args()
+    enabled = os.environ.get('MPICH_GPU_SUPPORT_ENABLED')
+    ranks.require(enabled != '1', "the environment", "MPICH_GPU_SUPPORT_ENABLED=0", enabled)
+    rank, size, device = ranks.start(options)
+    ranks.require(device.type == 'cuda', "the device", "a GPU", device.type)
     try:
         dist.all_reduce(torch.ones(8, device=device))
     except RuntimeError as err:
-        assert 'CUDA-aware' in str(err), err
+        ranks.require('CUDA-aware' in str(err), "the error for a GPU tensor", "one about CUDA-aware MPI", err)
     else:
-        raise AssertionError("a GPU tensor was taken although MPICH_GPU_SUPPORT_ENABLED is not 1")
+        ranks.require(False, "a GPU tensor where MPICH_GPU_SUPPORT_ENABLED is not 1", "an error", "none: it was taken")
 
     # tensors in main memory go on working
     tensor = torch.ones(8)
     dist.all_reduce(tensor)
-    assert tensor.tolist() == [size] * 8, tensor
+    ranks.require_values("all_reduce in main memory", tensor, size)
     if rank == 0:
         print('GPU tensors are refused with an error, others work: %s ranks' % size)
     dist.destroy_process_group()

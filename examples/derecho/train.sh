@@ -2,21 +2,39 @@
 # Training on two GPU nodes of Derecho.
 #
 #   cd examples/digits
-#   qsub -A <project> ../derecho/train.sh
+#   qsub -A <project> -v EASYBUILD_PREFIX ../derecho/train.sh
+#
+# EASYBUILD_PREFIX is where PyTorch was installed; without it, EasyBuild's default. PYTORCH_MODULE names another module,
+# BACKEND another backend than nccl.
 #PBS -N slingtorch-train
 #PBS -q main
 #PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4:mem=480GB
 #PBS -l walltime=00:30:00
 #PBS -j oe
-set -eu
+set -euo pipefail
+
+die() { printf 'train.sh: %s\n' "$*" >&2; exit 1; }
+
+pytorch=${PYTORCH_MODULE:-PyTorch/2.4.0-derecho-cray-mpich}
+# where EasyBuild puts modules
+installed=${EASYBUILD_INSTALLPATH:-${EASYBUILD_PREFIX:-$HOME/.local/easybuild}}
+modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
+
+[[ -n ${PBS_NODEFILE-} ]] || die "this is not a job: qsub -A <project> $0"
 cd "${PBS_O_WORKDIR:-.}"
+[[ -f train_digits.py ]] || die "no train_digits.py in $PWD: submit in the directory examples/digits"
 
 if ! type module > /dev/null 2>&1; then
+    # not written for set -u
+    set +u
     # shellcheck disable=SC1091
     . /etc/profile.d/z00_modules.sh
+    set -u
 fi
 module --force purge
-module load "${PYTORCH_MODULE:-PyTorch/2.4.0-derecho-cray-mpich}"
+module use "$modules"
+module load "$pytorch" || die "module $pytorch does not load. Looked for in $modules;
+name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
 
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 mpiexec -n $((4 * nodes)) -ppn 4 --cpu-bind numa \

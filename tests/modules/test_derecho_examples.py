@@ -1,14 +1,53 @@
 """The job scripts for Derecho, with commands in place of `qsub`, `eb` and `mpiexec`; and the test programs."""
+import ast
 import json
 import os
+import re
+import shlex
 import shutil
+import sys
 
 import pytest
 
 from testbed import ROOT, derecho, run
+from testbed.easybuild import BIN
 
 EXAMPLES = ROOT / 'examples/derecho'
+EASYCONFIGS = {path.name: path for path in (ROOT / 'easyconfigs').rglob('*derecho*.eb')}
 RECORD = '#!/bin/bash\nprintf "%s|" {name} "$@" >> "{log}"; printf "\\n" >> "{log}"\n'
+
+# real eb tells its configuration; where and with which settings the other calls are made is written down
+EB = RECORD + """case " $* " in
+    *' --show-full-config '*) EB_PYTHON={python} exec {bin}/eb "$@" ;;
+esac
+pwd > {path}/eb-directory
+env -0 | grep -z -E '^(EASYBUILD|SLINGTORCH|CCACHE)_' > {path}/eb-environment
+EB_PYTHON={python} {bin}/eb --show-full-config > {path}/eb-configuration
+exit "${{EB_STATUS:-0}}"
+"""
+# what test_imports.py imports must be there
+PYTHON = RECORD + '[[ $* != *test_imports.py* || -n ${{EBROOTTORCHVISION-}} ]]\n'
+# keeps the job script as it is when submitted, and the variables of -v as PBS reads them
+QSUB = """#!{python}
+import getopt, json, os, shlex, sys
+with open('{log}', 'a') as log:
+    log.write('|'.join(['qsub'] + sys.argv[1:]) + '|\\n')
+options, words = getopt.getopt(sys.argv[1:], 'A:W:v:V')
+variables = dict(os.environ) if ('-V', '') in options else dict()
+for name, value in options:
+    if name == '-v':
+        pairs = shlex.shlex(value, posix=True)
+        pairs.whitespace, pairs.whitespace_split = ',', True
+        for pair in pairs:
+            key, equals, value = pair.partition('=')
+            variables[key] = value if equals else os.environ[key]
+with open(words[0]) if words else sys.stdin as script:
+    text = script.read()
+with open('{path}/submitted', 'w') as submitted:
+    json.dump(dict(script=text, variables=variables, directory=os.getcwd()), submitted)
+print('1.desched1')
+sys.exit(int(os.environ.get('QSUB_STATUS', '0')))
+"""
 
 
 class Login:
@@ -18,22 +57,74 @@ class Login:
         self.path = path
         self.lmod = lmod
         self.log = path / 'calls'
+        self.home = path / 'home'
+        self.home.mkdir()
         self.derecho = derecho.Derecho(path / 'derecho')
-        for name in ('eb', 'qsub', 'mpiexec', 'python'):
-            derecho.script(path / 'bin' / name, RECORD.format(name=name, log=self.log))
+        for name, text in (('eb', EB), ('qsub', QSUB), ('mpiexec', RECORD), ('python', PYTHON)):
+            derecho.script(path / 'bin' / name, text.format(name=name, log=self.log, path=path, bin=BIN,
+                                                            python=sys.executable))
         (path / 'bin/slingtorch').symlink_to(shutil.which('slingtorch'))
 
-    def bash(self, script, env=None, check=True):
+    def bash(self, script, *args, env=None, check=True, cwd=None):
         """Run a script file as a login shell's child, in which `module` works."""
-        environment = {'PATH': f'{self.path}/bin:{os.environ["PATH"]}', 'SLINGTORCH_SITE': None, **(env or {})}
-        command = f'module purge; export -f module; bash {script}'
+        environment = {'PATH': f'{self.path}/bin:{os.environ["PATH"]}', 'HOME': self.home, 'SLINGTORCH_SITE': None,
+                       **(env or {})}
+        command = f'module purge; export -f module; bash {shlex.join([str(script), *args])}'
         return self.lmod.bash(command, modulepath=[self.path / 'own', self.derecho.modulepath], env=environment,
-                              check=check, cwd=self.path)
+                              check=check, cwd=cwd or self.path)
+
+    def build(self, *args, env=None, **kwargs):
+        """Run build.sh; what it submitted."""
+        done = self.bash(EXAMPLES / 'build.sh', *args, env={'PBS_ACCOUNT': 'SCSG0001', **(env or {})}, **kwargs)
+        return done, json.loads((self.path / 'submitted').read_text())
+
+    def job(self, submitted, check=True, **variables):
+        """Run what was submitted as PBS does: in the home directory, with few variables, the script as it was then."""
+        init = self.path / 'module-init'
+        uses = '\n'.join(f'module use {path}' for path in (self.derecho.modulepath, self.path / 'own'))
+        lmod = f'export LMOD_CMD={self.lmod.variables["LMOD_CMD"]}\n{self.lmod.init}'
+        init.write_text(f'unset BASH_ENV\n{lmod}\n{uses}\n')
+        script = derecho.script(self.path / 'spool/1.desched1.SC', submitted['script'])
+        return run(['bash', script], check=check, cwd=self.home, env={
+            'PATH': '/usr/local/bin:/usr/bin:/bin', 'HOME': str(self.home), 'USER': 'me', 'BASH_ENV': str(init),
+            'PBS_JOBID': '1.desched1', 'PBS_ENVIRONMENT': 'PBS_BATCH', 'PBS_O_WORKDIR': submitted['directory'],
+            **submitted['variables'], **variables})
+
+    def gpu_job(self, script, **kwargs):
+        """Run test.sh or train.sh on two nodes."""
+        nodefile = self.path / 'nodes'
+        nodefile.write_text('deg0001\n' * 4 + 'deg0002\n' * 4)
+        directory = ROOT / 'examples/digits' if script == 'train.sh' else ROOT
+        env = {'PBS_NODEFILE': nodefile, 'PBS_O_WORKDIR': directory, 'PBS_JOBID': '1.desched1',
+               **kwargs.pop('env', {})}
+        return self.bash(EXAMPLES / script, env=env, **kwargs)
+
+    def install(self, directory, pytorch='2.4.0', torchvision='0.19.0'):
+        """Modules of PyTorch, and of torchvision, which loads it."""
+        suffix = '-derecho-cray-mpich'
+        self.derecho.module(directory, f'PyTorch/{pytorch}{suffix}', 'setenv("RUNSCRIPTS", "/runscripts")',
+                            f'setenv("EBVERSIONPYTORCH", "{pytorch}")')
+        self.derecho.module(directory, f'torchvision/{torchvision}{suffix}', 'setenv("EBROOTTORCHVISION", "/vision")',
+                            f'depends_on("PyTorch/{pytorch}{suffix}")')
 
     @property
     def calls(self):
         """What was called, a list of words each."""
-        return [line.split('|')[:-1] for line in self.log.read_text().splitlines()]
+        return [line.split('|')[:-1] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    @property
+    def builds(self):
+        """Calls of eb that are more than a question."""
+        return [call[1:] for call in self.calls if call[0] == 'eb' and '--show-full-config' not in call]
+
+    def environment(self):
+        """The settings with which eb was called last."""
+        return dict(entry.split('=', 1) for entry in (self.path / 'eb-environment').read_text().split('\0') if entry)
+
+    def configuration(self, option):
+        """What EasyBuild made of the settings at the last call."""
+        text = (self.path / 'eb-configuration').read_text()
+        return re.search(rf'^{option} +\([A-Z]\) = (.*)$', text, re.M).group(1)
 
 
 @pytest.fixture
@@ -46,23 +137,119 @@ def test_scripts_are_clean_bash():
     run([shutil.which('shellcheck'), *EXAMPLES.glob('*.sh')])
 
 
-def test_build_script_fetches_then_submits_itself(login):
-    login.bash(EXAMPLES / 'build.sh', env={'PBS_ACCOUNT': 'SCSG0001', 'EASYBUILD_PREFIX': '/glade/work/me/eb'})
-    fetch, submit = login.calls[-2:]  # activating the bundle asks eb for its configuration
-    assert fetch == ['eb', 'PyTorch-2.4.0-derecho-cray-mpich.eb', 'torchvision-0.19.0-derecho-cray-mpich.eb',
-                     'mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb', '--robot', '--fetch']
-    assert submit[:6] == ['qsub', '-A', 'SCSG0001', '-W', 'block=true', '-v']
-    assert "EASYBUILD_PREFIX='/glade/work/me/eb'" in submit[6] and 'NCARENV=23.09' in submit[6]
-    assert submit[7] == str(EXAMPLES / 'build.sh')
-    for name in fetch[1:4]:
-        assert list((ROOT / 'easyconfigs').rglob(name)), name
+# --- build.sh
+
+DEFAULT = ['PyTorch-2.4.0-derecho-cray-mpich.eb', 'torchvision-0.19.0-derecho-cray-mpich.eb',
+           'mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb']
 
 
-def test_build_script_as_a_job(login):
-    login.bash(EXAMPLES / 'build.sh', env={
-        'PBS_JOBID': '1.desched1', 'NCARENV': '24.12', 'EASYCONFIGS': 'PyTorch-2.6.0-derecho-cray-mpich.eb',
-        'SLINGTORCH': login.path / 'bin/slingtorch'})
-    assert login.calls[-1] == ['eb', 'PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot', '--max-parallel=96']
+def test_build_script_fetches_then_builds_in_a_job(login):
+    _, submitted = login.build()
+    assert login.builds == [[*DEFAULT, '--robot', '--fetch']]
+    assert login.calls[-1][:5] == ['qsub', '-A', 'SCSG0001', '-W', 'block=true']
+    assert set(DEFAULT) <= set(EASYCONFIGS)
+    fetched = login.environment()
+    directives = [line for line in submitted['script'].splitlines() if line.startswith('#PBS ')]
+    assert submitted['script'].splitlines()[1:6] == directives and '#PBS -l select=1:ncpus=128:mem=230GB' in directives
+
+    login.job(submitted)
+    assert login.builds[1:] == [[*DEFAULT, '--robot']]
+    built = login.environment()
+    assert login.configuration('max-parallel') == '96'
+    assert {**fetched, 'EASYBUILD_MAX_PARALLEL': '96'} == built and 'EASYBUILD_HOOKS' in built
+    assert built['SLINGTORCH_SITE'] == 'derecho'
+
+
+def test_build_job_gets_the_modules_of_its_generation(login):
+    _, submitted = login.build('PyTorch-2.6.0-derecho-cray-mpich.eb', env={'NCARENV': '24.12'})
+    script = submitted['script'].replace('\nexec eb', '\nmodule -t list 2>&1\nexec eb')
+    # what a shell may have at its start
+    script = script.replace('pipefail\n', 'pipefail\nmodule load ncarenv/23.09 libfabric/1.22.0\n', 1)
+    done = login.job({**submitted, 'script': script})
+    assert done.stdout.split() == ['ncarenv/24.12']
+    assert login.builds[-1] == ['PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot']
+
+
+def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
+    """A file of the user's, named by a relative path or found in the directory, is the one that is built."""
+    mine = login.path / 'my easyconfigs'
+    mine.mkdir()
+    _, submitted = login.build('PyTorch-2.4.0-derecho-cray-mpich.eb', cwd=mine)
+    assert (login.path / 'eb-directory').read_text() == f'{mine}\n'
+    login.job(submitted)
+    assert len(login.builds) == 2 and (login.path / 'eb-directory').read_text() == f'{mine}\n'
+
+
+ODD = "/glade/a b,c='d' \"e\" $HOME `f` \\ \n%g"
+
+
+def test_build_job_has_the_users_settings(login):
+    """Whatever is in the values: qsub -v would end them at a comma."""
+    settings = {'EASYBUILD_SOURCEPATH': '/glade/my sources:/glade/$more', 'EASYBUILD_PREFIX': '/glade/work/me/eb, 2',
+                'SLINGTORCH_SITE_GROUPS': 'gdr', 'EASYBUILD_MAX_PARALLEL': '32', 'CCACHE_DIR': ODD}
+    _, submitted = login.build(env=settings)
+    fetched = login.environment()
+    login.job(submitted)
+    built = login.environment()
+    assert built == fetched
+    bundle = f'{ROOT}/patches:{ROOT}/runscripts'
+    assert built == {**built, **settings, 'EASYBUILD_SOURCEPATH': f'{settings["EASYBUILD_SOURCEPATH"]}:{bundle}'}
+    assert login.configuration('installpath') == '/glade/work/me/eb, 2'
+
+
+def test_build_job_reads_the_users_configuration_file(login):
+    """Without EASYBUILD_PREFIX the prefix is that of EasyBuild's configuration file, also in the job."""
+    config = login.home / '.config/easybuild/config.cfg'
+    config.parent.mkdir(parents=True)
+    config.write_text('[config]\nprefix = /glade/work/me/configured\n[override]\nmax-parallel = 24\n')
+    done, submitted = login.build()
+    assert 'module use /glade/work/me/configured/modules/all' in done.stdout
+    login.job(submitted)
+    assert login.configuration('installpath') == '/glade/work/me/configured'
+    assert login.configuration('max-parallel') == '24'
+
+
+def test_build_script_takes_options(login):
+    """An option leaves the default easyconfigs in their place."""
+    done, submitted = login.build('--prefix=/glade/work/me/my eb', '--rebuild')
+    options = ['--prefix=/glade/work/me/my eb', '--rebuild']
+    login.job(submitted)
+    assert login.builds == [[*DEFAULT, *options, '--robot', '--fetch'], [*DEFAULT, *options, '--robot']]
+    assert r'module use /glade/work/me/my\ eb/modules/all' in done.stdout
+    assert login.environment()['EASYBUILD_SOURCEPATH'].startswith('/glade/work/me/my eb/sources:')
+
+    login.build('--rebuild', 'mine.eb')
+    assert login.builds[-1] == ['--rebuild', 'mine.eb', '--robot', '--fetch']
+
+
+@pytest.mark.parametrize('words', [['--prefix', '/glade/work'], ['PyTorch-2.6.0-derecho-cray-mpich']])
+def test_build_script_refuses_what_is_neither_option_nor_easyconfig(login, words):
+    done = login.bash(EXAMPLES / 'build.sh', *words, env={'PBS_ACCOUNT': 'SCSG0001'}, check=False)
+    assert done.returncode == 1 and f"'{words[-1]}' is neither" in done.stderr and '--prefix=' in done.stderr
+    assert login.builds == []
+
+
+def test_build_job_is_private_and_leaves_no_file(login):
+    login.log.write_text('')
+    temporary = login.path / 'tmp'
+    temporary.mkdir()
+    derecho.script(login.path / 'bin/qsub', RECORD.format(name='qsub', log=login.log) +
+                   f'stat -c %a "${{!#}}" > {login.path}/mode\nexit 3\n')
+    done = login.bash(EXAMPLES / 'build.sh', check=False, env={'PBS_ACCOUNT': 'SCSG0001', 'TMPDIR': temporary})
+    assert done.returncode == 3 and 'slingtorch-build.o' in done.stderr
+    assert (login.path / 'mode').read_text() == '600\n' and list(temporary.glob('slingtorch*')) == []
+    assert 'module use' not in done.stdout
+
+
+def test_build_job_ends_with_the_status_of_eb(login):
+    _, submitted = login.build()
+    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
+
+
+def test_build_script_submits_nothing_if_a_download_fails(login):
+    done = login.bash(EXAMPLES / 'build.sh', check=False, env={'PBS_ACCOUNT': 'SCSG0001', 'EB_STATUS': '5'})
+    assert done.returncode != 0 and 'download' in done.stderr
+    assert [call for call in login.calls if call[0] == 'qsub'] == []
 
 
 def test_build_script_without_account(login):
@@ -70,14 +257,34 @@ def test_build_script_without_account(login):
     assert done.returncode != 0 and 'name the project to charge' in done.stderr
 
 
+@pytest.mark.parametrize('name, remedy', [('slingtorch', 'pip install'), ('eb', 'pip install'),
+                                          ('qsub', 'login node')])
+def test_build_script_says_which_command_is_missing(login, name, remedy):
+    (login.path / 'bin' / name).unlink()
+    path = [entry for entry in os.environ['PATH'].split(':') if not os.path.exists(f'{entry}/{name}')]
+    done = login.bash(EXAMPLES / 'build.sh', check=False, env={
+        'PBS_ACCOUNT': 'SCSG0001', 'PATH': ':'.join([f'{login.path}/bin', *path])})
+    assert done.returncode == 1 and f'the command {name} is not in PATH' in done.stderr and remedy in done.stderr
+    assert login.builds == []
+
+
+@pytest.mark.parametrize('kind', ['PBS_INTERACTIVE', 'PBS_BATCH'])
+def test_build_script_in_a_job_of_the_user(login, kind):
+    """An interactive job, or the script submitted by hand: nothing can be downloaded there."""
+    done = login.bash(EXAMPLES / 'build.sh', check=False, env={
+        'PBS_ACCOUNT': 'SCSG0001', 'PBS_JOBID': '1.desched1', 'PBS_ENVIRONMENT': kind})
+    assert done.returncode == 1 and 'unbound' not in done.stderr
+    assert 'login node' in done.stderr and 'eb NAME.eb --robot --fetch' in done.stderr
+    assert login.calls == []
+
+
+# --- test.sh and train.sh
+
 def test_batch_jobs(login):
     """Eight ranks on two nodes, and no other test program than those that are there."""
-    login.derecho.module(login.path / 'own', 'PyTorch/2.4.0-derecho-cray-mpich', 'setenv("RUNSCRIPTS", "/runscripts")')
-    nodefile = login.path / 'nodes'
-    nodefile.write_text('deg0001\n' * 4 + 'deg0002\n' * 4)
-    env = {'PBS_NODEFILE': nodefile, 'PBS_O_WORKDIR': ROOT, 'PBS_JOBID': '1.desched1'}
-    login.bash(EXAMPLES / 'test.sh', env=env)
-    login.bash(EXAMPLES / 'train.sh', env=env)
+    login.install(login.path / 'own')
+    login.gpu_job('test.sh')
+    login.gpu_job('train.sh')
     ranks = [call for call in login.calls if call[0] == 'mpiexec']
     assert len(ranks) == 6 and all(call[1:7] == ['-n', '8', '-ppn', '4', '--cpu-bind', 'numa'] for call in ranks)
     programs = {word for call in login.calls for word in call if word.endswith('.py') and '/' in word}
@@ -86,12 +293,105 @@ def test_batch_jobs(login):
     assert len(nccl) == 3 and all(call[7] == '/runscripts/conda-python-distributed' for call in nccl)
 
 
+def test_default_modules_are_those_of_easyconfigs():
+    """And torchvision is the one for this PyTorch."""
+    text = (EXAMPLES / 'test.sh').read_text()
+    pytorch, torchvision = (re.search(rf'{name}_MODULE:-(\S+?)\}}', text).group(1)
+                            for name in ('PYTORCH', 'TORCHVISION'))
+    assert f'{pytorch.replace("/", "-", 1)}.eb' in EASYCONFIGS
+    easyconfig = EASYCONFIGS[f'{torchvision.replace("/", "-", 1)}.eb'].read_text()
+    version = re.match(r'PyTorch/([\d.]+)-', pytorch).group(1)
+    assert f"('PyTorch', '{version}', versionsuffix)" in easyconfig
+    assert f'PYTORCH_MODULE:-{pytorch}}}' in (EXAMPLES / 'train.sh').read_text()
+
+
+def test_another_pytorch_is_tested_with_its_own_torchvision(login):
+    login.install(login.path / 'own')
+    login.install(login.path / 'own', '2.6.0', '0.21.0')
+    other = {'PYTORCH_MODULE': 'PyTorch/2.6.0-derecho-cray-mpich'}
+    done = login.gpu_job('test.sh', env=other, check=False)
+    assert done.returncode == 1 and 'TORCHVISION_MODULE' in done.stderr and login.calls == []
+    # that of another PyTorch would bring the other PyTorch as well
+    wrong = {**other, 'TORCHVISION_MODULE': 'torchvision/0.19.0-derecho-cray-mpich'}
+    done = login.gpu_job('test.sh', env=wrong, check=False)
+    assert done.returncode == 1 and 'is not for PyTorch/2.6.0' in done.stderr and login.calls == []
+    login.gpu_job('test.sh', env={**other, 'TORCHVISION_MODULE': 'torchvision/0.21.0-derecho-cray-mpich'})
+    assert len([call for call in login.calls if call[0] == 'mpiexec']) == 5
+
+
+@pytest.mark.parametrize('script', ['test.sh', 'train.sh'])
+@pytest.mark.parametrize('variable, below', [
+    ('EASYBUILD_INSTALLPATH_MODULES', ''), ('EASYBUILD_INSTALLPATH', 'modules'), ('EASYBUILD_PREFIX', 'modules'),
+    ('HOME', '.local/easybuild/modules')])
+def test_jobs_find_the_modules_where_they_were_installed(login, script, variable, below):
+    prefix = login.path / 'glade work'
+    login.install(prefix / below / 'all')
+    # EasyBuild takes the more special variable
+    order = ['EASYBUILD_PREFIX', 'EASYBUILD_INSTALLPATH', 'EASYBUILD_INSTALLPATH_MODULES']
+    env = {name: '/nonexistent' for name in order[:order.index(variable)]} if variable in order else {}
+    login.gpu_job(script, env={**env, variable: prefix})
+    assert login.calls[-1][0] == 'mpiexec'
+
+
+@pytest.mark.parametrize('script', ['test.sh', 'train.sh'])
+def test_jobs_say_where_modules_were_looked_for(login, script):
+    done = login.gpu_job(script, env={'EASYBUILD_PREFIX': '/glade/nothing'}, check=False)
+    assert done.returncode == 1 and '/glade/nothing/modules/all' in done.stderr
+    assert 'qsub -v EASYBUILD_PREFIX' in done.stderr and login.calls == []
+
+
+@pytest.mark.parametrize('script, program', [('test.sh', 'test_imports.py'), ('train.sh', 'train_digits.py')])
+def test_jobs_in_the_wrong_place(login, script, program):
+    """Not in a job, or submitted from a directory where the programs are not."""
+    login.install(login.path / 'own')
+    done = login.gpu_job(script, env={'PBS_NODEFILE': None}, check=False)
+    assert done.returncode == 1 and 'qsub -A <project>' in done.stderr and 'unbound' not in done.stderr
+    done = login.gpu_job(script, env={'PBS_O_WORKDIR': login.path}, check=False)
+    assert done.returncode == 1 and program in done.stderr and login.calls == []
+
+
+def imported(path):
+    """Packages that a program imports and Python does not bring."""
+    tree = ast.parse(path.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.split('.')[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def test_training_program_finds_what_it_imports():
+    """In the environment of every PyTorch for Derecho."""
+    packages = {'sklearn': 'scikit-learn'}
+    needed = {packages.get(name, name) for name in imported(ROOT / 'examples/digits/train_digits.py')} - {'torch'}
+    assert needed == {'scikit-learn'}
+    easyconfigs = [path for name, path in EASYCONFIGS.items() if name.startswith('PyTorch-')]
+    assert len(easyconfigs) > 5
+    for path in easyconfigs:
+        listed = re.search(r'^extra_packages = (\[.*?^\])', path.read_text(), re.M | re.S).group(1)
+        assert needed <= set(ast.literal_eval(listed)), path.name
+
+
+def test_page_names_modules_that_there_are():
+    page = (ROOT / 'docs/systems/derecho.md').read_text()
+    run_section = re.search(r'^## Run\n(.*?)^## ', page, re.M | re.S).group(1)
+    named = set(re.findall(r'\b(?:PyTorch|torchvision|mpi4py)/[\w.-]+', run_section))
+    assert {name.split('/')[0] for name in named} == {'PyTorch', 'torchvision', 'mpi4py'}
+    assert {f'{name.replace("/", "-", 1)}.eb' for name in named} <= set(EASYCONFIGS)
+    assert 'module use' in run_section and re.search(r'qsub .*-v EASYBUILD_PREFIX', run_section)
+
+
 # --- the test programs, on processors and over gloo: the same code as over MPI and NCCL
 
-def ranks(mpich, installed, number, program, *args, **kwargs):
+def test_programs_check_without_assert():
+    """`python -O` leaves assertions out."""
+    for path in EXAMPLES.glob('*.py'):
+        found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+        assert found == [], path.name
+
+
+def ranks(mpich, installed, number, program, *args, env=None, **kwargs):
     """Run a test program on some ranks."""
     return mpich.run(number, installed.runscripts / 'conda-python-distributed', EXAMPLES / program, *args,
-                     env={**installed.env, 'OMP_NUM_THREADS': '1'}, **kwargs)
+                     env={**installed.env, 'OMP_NUM_THREADS': '1', **(env or {})}, **kwargs)
 
 
 def test_values(installed_pytorch, mpich):
@@ -115,23 +415,49 @@ def test_bandwidth(installed_pytorch, mpich, tmp_path):
     assert len(lines) == 2 + len(result['operations'])
 
 
-def test_wrong_values_are_found(installed_pytorch, mpich, tmp_path):
-    """The checks are real ones: with an all_reduce that does nothing they fail."""
+@pytest.mark.parametrize('args, message', [
+    (['--min-bytes', '4096', '--max-bytes', '1024'], '--max-bytes 1024 is less than --min-bytes 4096'),
+    (['--min-bytes', '6'], '--min-bytes 6'),
+    (['--min-bytes', '0'], '--min-bytes 0'),
+    (['--factor', '1'], '--factor 1'),
+    (['--repeat', '0'], '--repeat 0'),
+])
+def test_bandwidth_of_nothing(installed_pytorch, args, message):
+    done = run([installed_pytorch.python, EXAMPLES / 'all_reduce_test.py', '--backend', 'gloo', '--device', 'cpu',
+                '--max-bytes', '4096', *args], check=False, timeout=60, env={
+        **installed_pytorch.env, 'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'})
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize('optimize', ['', '1'])
+@pytest.mark.parametrize('program, args, message', [
+    ('test_backend.py', [], 'all_reduce of torch.float32: expected 3 in all 1000000 elements, found 1000000 others'),
+    ('all_reduce_test.py', ['--max-bytes', '1024'], 'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
+])
+def test_wrong_values_are_found(installed_pytorch, mpich, tmp_path, optimize, program, args, message):
+    """The checks are real ones: with an all_reduce that does nothing they fail, also if Python is to optimize."""
     (tmp_path / 'sitecustomize.py').write_text(
         'import torch.distributed\ntorch.distributed.all_reduce = lambda *args, **kwargs: None\n')
-    installed_pytorch.env, saved = {**installed_pytorch.env, 'PYTHONPATH': str(tmp_path)}, installed_pytorch.env
-    try:
-        done = ranks(mpich, installed_pytorch, 2, 'test_backend.py', '--backend', 'gloo', check=False)
-    finally:
-        installed_pytorch.env = saved
-    assert done.returncode != 0 and 'all_reduce of torch.float32: 1000000 of 1000000 elements' in done.stderr
+    done = ranks(mpich, installed_pytorch, 2, program, '--backend', 'gloo', *args, check=False,
+                 env={'PYTHONPATH': str(tmp_path), 'PYTHONOPTIMIZE': optimize})
+    assert done.returncode != 0 and message in done.stderr
 
 
-def test_imports_tells_what_is_missing(installed_pytorch):
+@pytest.mark.parametrize('optimize', ['', '1'])
+def test_imports_tells_what_is_missing(installed_pytorch, optimize):
     """The wheel has no MPI."""
-    done = run([installed_pytorch.python, EXAMPLES / 'test_imports.py', '--without-cuda'], env=installed_pytorch.env,
-               check=False)
-    assert done.returncode != 0 and 'torch.distributed has no MPI' in done.stderr
+    done = run([installed_pytorch.python, EXAMPLES / 'test_imports.py', '--without-cuda'], check=False,
+               env={**installed_pytorch.env, 'PYTHONOPTIMIZE': optimize})
+    assert done.returncode != 0 and 'All is there' not in done.stdout
+    assert 'torch.distributed: expected MPI, found none' in done.stderr
+
+
+@pytest.mark.parametrize('optimize', ['', '1'])
+@pytest.mark.parametrize('enabled, message', [('1', 'MPICH_GPU_SUPPORT_ENABLED=0'), ('0', 'expected a GPU, found cpu')])
+def test_refusal_needs_its_conditions(installed_pytorch, mpich, optimize, enabled, message):
+    done = ranks(mpich, installed_pytorch, 1, 'test_refusal.py', '--backend', 'gloo', '--device', 'cpu', check=False,
+                 env={'PYTHONOPTIMIZE': optimize, 'MPICH_GPU_SUPPORT_ENABLED': enabled})
+    assert done.returncode != 0 and message in done.stderr and 'are refused' not in done.stdout
 
 
 def test_local_rank_is_not_guessed(installed_pytorch):
