@@ -180,7 +180,13 @@ def site_meant(ec):
     if 'only_site' in ec and ec['only_site']:
         return ec['only_site']
     words = ec['versionsuffix'].split('-')
-    return next((site.name for site in slingshot_sites.load_all() if site.rules and site.name in words), None)
+    if len(words) < 2:
+        return None
+    try:
+        sites = slingshot_sites.load_all()
+    except slingshot_sites.SiteError as err:
+        raise EasyBuildError("slingtorch: %s", err)
+    return next((site.name for site in sites if site.rules and site.name in words), None)
 
 
 def refuse_other_site(self):
@@ -189,8 +195,11 @@ def refuse_other_site(self):
 
     Every software is looked at: with --robot the first one of a stack is not PyTorch.
     """
-    here, meant = chosen_site().name, site_meant(self.cfg)
-    if meant in (None, here) or self.dry_run:
+    meant = None if self.dry_run else site_meant(self.cfg)
+    if meant is None:
+        return
+    here = chosen_site().name
+    if meant == here:
         return
     raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
                          "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies%s. "

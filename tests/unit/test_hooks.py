@@ -301,6 +301,35 @@ def test_metadata(path):
         assert entry['prefix'].startswith('/') or re.match('^[A-Z_]+$', entry['prefix'])
 
 
+# --- other sites
+
+@pytest.mark.parametrize('parameters, meant', [
+    ({'versionsuffix': ''}, None),
+    # any machine
+    ({'versionsuffix': '-local-cpu'}, None),
+    ({'versionsuffix': '-rocm-5.6.1-python-3.10-singularity-20231123'}, None),
+    ({'versionsuffix': '-derecho'}, 'derecho'),
+    ({'versionsuffix': '-frontier-rocm-7.1.1'}, 'frontier'),
+    ({'versionsuffix': '-mine', 'only_site': 'derecho'}, 'derecho'),
+    ({'versionsuffix': '-mine', 'only_site': None}, None),
+])
+def test_site_that_is_meant(parser, parameters, meant):
+    assert eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['site_meant'](parameters) == meant
+
+
+def test_another_site_is_refused(locked):
+    """Whatever the software is; and on the right site, or in a dry run, nothing is said."""
+    hooks, app = locked('--hooks=%s' % HOOKS, name='SomeLibrary')
+    here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
+    other = 'lumi' if here != 'lumi' else 'derecho'
+    app.cfg = {'versionsuffix': '-%s' % other}
+    app.cfg = type('Config', (dict,), {'path': '/x/SomeLibrary-9.9.eb'})(app.cfg)
+    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', and this is" % other):
+        hooks['pre_easyblock_hook'](app)
+    app.dry_run = True
+    hooks['pre_easyblock_hook'](app)
+
+
 # --- locks
 
 class App:
@@ -310,6 +339,7 @@ class App:
 
     def __init__(self, tmp_path, name='PyTorch'):
         self.name = name
+        self.cfg = {'versionsuffix': ''}
         self.full_mod_name = '%s/9.9' % name
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
