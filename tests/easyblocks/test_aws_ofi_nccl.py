@@ -503,7 +503,10 @@ def test_easyconfigs_resolve_and_make_modules(eb_env, tmp_path):
     done = eb_env(*names, '--dry-run', '--robot', env=env)
     for name in names:
         assert f'/{name} (module: ' in done.stdout
-    eb_env(*names, '--module-only', '--force', '--robot', env=env)
+    for place in ('derecho', 'frontier'):
+        # each on the site that it is for
+        eb_env(*[name for name in names if place in name], '--module-only', '--force', '--robot',
+               env={**env, 'SLINGTORCH_SITE': place})
     for name in names:
         software, version = re.match(r'(.*?)-(\d.*)\.eb', name).groups()
         assert (eb_env.modulepath / software / f'{version}.lua').exists()
