@@ -137,7 +137,7 @@ def default_metadata_files(environ):
 
 def check_root(root):
     """Raise a CliError if EasyBuild could not take the path of the bundle."""
-    bad = sorted(set(char for char in root if char in SPECIAL_CHARACTERS))
+    bad = sorted(set(root) & set(SPECIAL_CHARACTERS))
     if bad:
         raise CliError("The bundle is in '%s': EasyBuild's lists of paths cannot hold the characters %s. Move the "
                        "bundle to a directory without them." % (root, ' '.join(repr(char) for char in bad)))

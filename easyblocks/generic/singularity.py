@@ -159,7 +159,7 @@ class Singularity(SingularityModule):
             target = os.path.join(bin_dir, os.path.basename(path))
             copy_file(path, target)
             adjust_permissions(target, 0o755, recursive=False, relative=False)
-        links = dict(CONTAINER_LINKS, **{name: 'in-container' for name in self.cfg['wrappers']})
+        links = dict(CONTAINER_LINKS, **dict.fromkeys(self.cfg['wrappers'], 'in-container'))
         for name, target in sorted(links.items()):
             symlink(target, os.path.join(bin_dir, name), use_abspath_source=False)
         self.write_container_conf()

@@ -199,3 +199,5 @@ def test_flake8_can_fail(tmp_path):
     assert flake8(path).returncode == 0
     path.write_text(f'TEXT = "{"x" * 120}"\n')
     assert flake8(path).returncode != 0
+    path.write_text('LINKS = {name: 1 for name in "ab"}\n')
+    assert 'C420' in flake8(path).stdout  # by flake8-comprehensions, which upstream's CI runs as well
