@@ -82,12 +82,13 @@ def identity(env):
     return tuple(int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 
-def slurm(rank=0, tasks="2(x2)", nodes="nid[001-002]", step=0, job=4711, **more):
+def slurm(rank=0, tasks="2(x2)", nodes=None, step=0, job=4711, **more):
     """What srun gives a task, for tasks laid out in blocks as SLURM_STEP_TASKS_PER_NODE says."""
     counts = []
     for entry in tasks.split(","):
         count, times = re.match(r"(\d+)(?:\(x(\d+)\))?$", entry).groups()
         counts += [int(count)] * int(times or 1)
+    nodes = nodes or f"nid[001-{len(counts):03d}]"
     node, local = 0, rank
     while local >= counts[node]:
         local -= counts[node]
@@ -334,6 +335,8 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
         ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: a bracket that is never closed"),
         ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2 nodes"),
+        ({"SLURM_STEP_NODELIST": "nid[001-003]"}, "has 3 host(s), but the tasks of the step are on 2 nodes"),
         ({"SLURM_PROCID": "x"}, "says 'x'"),
         ({"SLURM_LOCALID": None}, "does not say the local_rank"),
         ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
@@ -646,6 +649,13 @@ def test_what_agrees_is_kept(job):
         ("[::1]:29500", False),
         ("a b", False),
         ("a\n", False),
+        ("node_1.cluster", True),
+        ("fe80::1%hsn0", True),
+        ("-x", False),
+        ("--help", False),
+        (".", False),
+        ("node1,node2", False),
+        ("$(hostname)", False),
     ],
 )
 def test_master_addr_of_the_user(job, address, good):
@@ -911,6 +921,26 @@ def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "env,named",
+    [
+        ({"TMPDIR": None}, "the default directory of caches='/tmp'"),
+        ({"TMPDIR": ""}, "the default directory of caches='/tmp'"),
+        ({"TMPDIR": "/tmp"}, "TMPDIR='/tmp'"),
+        ({"TMPDIR": "/nowhere/at/all"}, "the default directory of caches='/tmp'"),
+        ({"SLINGTORCH_CACHE_ROOT": "/tmp"}, "SLINGTORCH_CACHE_ROOT='/tmp'"),
+    ],
+)
+def test_only_a_variable_that_is_set_is_blamed(job, env, named):
+    read_only = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && exec \"$@\""
+    done = job.start(
+        {"SLINGTORCH_CACHE_ROOT": None, **slurm(1), **env},
+        prefix=("unshare", "--mount", "sh", "-c", read_only, "sh"),
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"conda-python-distributed: {named} cannot be written by user id" in done.stderr
+
+
 def test_many_ranks_make_the_directory_at_once(job):
     command = [str(RUNSCRIPTS / "conda-python-distributed"), "x"]
     started = [
@@ -1103,6 +1133,123 @@ def test_with_conda_that_fails(job, tmp_path, script):
     activate = tmp_path / "activate"
     activate.write_text("return 7\n")
     assert "ended with status 7" in job.error({"WITH_CONDA": f"source {activate}"}, script=script)
+
+
+# ---------------------------------------------------------------------------------------------------- another torch
+
+WHERE_IS_TORCH = "import importlib.util as u, os; s = u.find_spec('torch'); print(s and s.origin and os.path.realpath(s.origin))"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A virtual environment with an empty torch."""
+    path = tmp_path_factory.mktemp("torch") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    packages = next(path.glob("lib/python3*/site-packages"))
+    (packages / "torch").mkdir()
+    (packages / "torch/__init__.py").touch()
+    return path
+
+
+@pytest.fixture
+def shadow(tmp_path, environment):
+    """Start a runscript with a real Python; returns what it says of another torch than the environment's.
+
+    That must agree with what this Python finds.
+    """
+    (tmp_path / "caches").mkdir()
+    for name in ("script", "work", "other", "other/deep", "empty"):
+        (tmp_path / name).mkdir()
+    for name in ("script/train.py", "script/__main__.py"):
+        (tmp_path / name).write_text(WHERE_IS_TORCH)
+
+    def start(*args, script="conda-python-distributed", stdin="", **env):
+        env = {"PATH": f"{environment}/bin:/usr/bin:/bin", "SLINGTORCH_CACHE_ROOT": str(tmp_path / "caches"), **env}
+        done = subprocess.run(
+            [str(RUNSCRIPTS / script), *args],
+            env=env,
+            cwd=str(tmp_path / "work"),
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+        )
+        assert done.returncode == 0, done.stderr
+        found = done.stdout.strip()
+        own = found.startswith(str(environment))
+        if own or int(env.get("SLURM_PROCID", 0)):
+            assert done.stderr == "", found
+        else:
+            assert done.stderr.startswith(f"{script}: 'import torch' takes ") and done.stderr.count("\n") == 1
+            assert os.path.realpath(done.stderr.split()[4][:-1]) == found
+        return "" if own else done.stderr
+
+    return start
+
+
+@pytest.mark.parametrize("script", NAMES[:2])
+@pytest.mark.parametrize(
+    "files,args,env,where",
+    [
+        ([], ["../script/train.py"], {}, ""),
+        (["script/torch.py"], ["../script/train.py"], {}, "the script's directory"),
+        (["script/torch/__init__.py"], ["-u", "../script/train.py"], {}, "the script's directory"),
+        (["script/torch.py"], ["-W", "ignore", "-Xutf8", "-uO", "../script/train.py"], {}, "the script's directory"),
+        (["script/torch.py"], ["--check-hash-based-pycs", "never", "--", "../script/train.py"], {}, "the script's"),
+        (["script/torch.py"], ["../script"], {}, "the program"),
+        (["script/torch.py"], ["-P", "../script/train.py"], {}, ""),
+        (["script/torch.py"], ["-uI", "../script/train.py"], {}, ""),
+        (["script/torch.py"], ["../script/train.py"], {"PYTHONSAFEPATH": "1"}, ""),
+        (["script/torch.py"], ["-E", "../script/train.py"], {"PYTHONSAFEPATH": "1"}, "the script's directory"),
+        (["script/torch.py"], ["-c", WHERE_IS_TORCH], {}, ""),
+        (["work/torch.py"], ["../script/train.py"], {}, ""),
+        (["work/torch.py"], ["-c", WHERE_IS_TORCH], {}, "the working directory"),
+        (["work/torch.py"], ["-uc", WHERE_IS_TORCH, "-P"], {}, "the working directory"),
+        (["work/torch.py"], ["-Pc", WHERE_IS_TORCH], {}, ""),
+        (["work/torch.py"], ["-m", "where"], {}, "the working directory"),
+        (["work/torch.py"], ["-"], {}, "the working directory"),
+        (["work/torch.py"], ["-"], {"PYTHONSAFEPATH": ""}, "the working directory"),
+        (["other/torch.py"], ["../script/train.py"], {}, ""),
+        (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:../other"}, "PYTHONPATH"),
+        (["other/torch.py"], ["-P", "../script/train.py"], {"PYTHONPATH": "../other"}, "PYTHONPATH"),
+        (["other/torch.py"], ["-E", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+        (["other/torch.py"], ["-I", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+        (["work/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:"}, "PYTHONPATH"),
+        (["other/deep/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../o*r:../oth*/deep"}, ""),
+        (["other/torch/notes.txt"], ["../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+        (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}:../other"}, ""),
+        (["script/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}"}, "the script's directory"),
+        (["script/torch.py"], ["../script/train.py"], slurm(1, "2", "nid001"), None),
+    ],
+)
+def test_a_torch_that_is_not_the_environments_is_said(
+    shadow, environment, tmp_path, script, files, args, env, where
+):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "work/where.py").write_text(WHERE_IS_TORCH)
+    if "SLURM_PROCID" in env and script == "conda-python-simple":
+        env = {**env, "RANK": "1"}
+    env = {name: value.format(packages=next(environment.glob("lib/python3*/site-packages"))) for name, value in env.items()}
+    said = shadow(*args, script=script, stdin=WHERE_IS_TORCH if args == ["-"] else "", **env)
+    if where is not None:
+        assert bool(said) == bool(where) and where in said
+
+
+def test_a_torch_of_the_module_in_pythonpath_is_its_own(job, tmp_path):
+    module = tmp_path / "software/PyTorch/2.4.0"
+    (module / "lib/python3.11/site-packages/torch").mkdir(parents=True)
+    (module / "lib/python3.11/site-packages/torch/__init__.py").touch()
+    path = {"PYTHONPATH": str(module / "lib/python3.11/site-packages")}
+    assert job.start({**path, "EBROOTPYTORCH": str(module)}).stderr == ""
+    assert "PYTHONPATH" in job.start(path).stderr
+
+
+def test_a_script_that_is_a_link_has_the_directory_of_its_target(shadow, tmp_path):
+    (tmp_path / "other/link.py").symlink_to(tmp_path / "script/train.py")
+    (tmp_path / "other/torch.py").touch()
+    assert shadow("../other/link.py") == ""
 
 
 # ---------------------------------------------------------------------------------------------------- cost
