@@ -6,37 +6,27 @@
 ##
 """
 EasyBuild hooks of slingtorch: they add the values of the site that this machine is, refuse what is for another one, and
-mend locks of killed runs.
+lock installations.
 
 The hook functions at the end only look up the name of the software in the dictionaries above them. Sites are data, in
 sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
 
 A callable in this file must not have a name that ends in '_hook' unless it is a hook of EasyBuild.
 """
-import json
 import os
-import pwd
-import shutil
-import socket
 import sys
-import time
 
 from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import det_lock_path
 
 # EasyBuild loads this file by its path: what lies beside it is not importable without this
 HOOKS_DIR = os.path.dirname(os.path.realpath(__file__))
 if HOOKS_DIR not in sys.path:
     sys.path.insert(0, HOOKS_DIR)
 
+import slingshot_lock  # noqa: E402  pylint: disable=wrong-import-position
 import slingshot_sites  # noqa: E402  pylint: disable=wrong-import-position
-
-# name of the file in the lock of an installation that says who holds it
-OWNER_FILE = 'owner.json'
-# how long a lock may lack that file because its owner has only just made it (seconds)
-OWNER_GRACE = 3
 
 # the Choice of the site, made once per run; what was already printed in this run
 _CHOICE = []
@@ -210,187 +200,15 @@ def refuse_other_site(self):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# locks
-#
-# EasyBuild 5.4.1 takes a directory as lock (create_lock in easybuild/tools/filetools.py), with nothing in it. A run
-# that is killed (kill -9, out of memory, lost node) leaves it, and all later runs stop with "Lock ... already exists".
-
-def process_start_time(pid):
-    """Start time of a process in clock ticks after boot, as a string; None if it is gone."""
-    try:
-        with open('/proc/%d/stat' % pid) as fp:
-            # the command's name is in parentheses and may hold anything: what follows starts with field 3
-            fields = fp.read().rpartition(')')[2].split()
-    except (IOError, OSError):
-        return None
-    return None if fields[0] in 'ZX' else fields[22 - 3]
-
-
-def first_line(path):
-    """First line of a file, or an empty string if there is no such file."""
-    try:
-        with open(path) as fp:
-            return fp.readline().strip()
-    except (IOError, OSError):
-        return ''
-
-
-def this_process():
-    """What identifies this process: host, boot of the host, name space of process numbers, number, start time."""
-    pid = os.getpid()
-    try:
-        pid_namespace = os.readlink('/proc/self/ns/pid')
-    except OSError:
-        pid_namespace = ''
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        user = 'user %d' % os.getuid()
-    return {
-        'host': socket.gethostname(),
-        'boot': first_line('/proc/sys/kernel/random/boot_id'),
-        'pid_namespace': pid_namespace,
-        'pid': pid,
-        'start': process_start_time(pid),
-        'user': user,
-        'since': time.strftime('%Y-%m-%d %H:%M:%S %Z'),
-    }
-
-
-def read_owner(lock_path):
-    """Content of the file that says who holds a lock; None if it is not there or not whole."""
-    try:
-        with open(os.path.join(lock_path, OWNER_FILE)) as fp:
-            owner = json.load(fp)
-        owner['pid'] = int(owner['pid'])
-        return owner if all(key in owner for key in ('host', 'boot', 'pid_namespace', 'start')) else None
-    except (IOError, OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def owner_state(owner):
-    """Return 'alive', 'dead', or 'unknown' (there is no owner, or one whose processes cannot be seen from here)."""
-    here = this_process()
-    if owner is None or owner['host'] != here['host']:
-        return 'unknown'
-    if owner['boot'] != here['boot']:
-        return 'dead'
-    if owner['pid_namespace'] != here['pid_namespace']:
-        return 'unknown'
-    return 'alive' if process_start_time(owner['pid']) == owner['start'] else 'dead'
-
-
-def lock_of(self):
-    """Path of the lock of an installation, or None where EasyBuild uses none or nothing may be touched."""
-    if self.dry_run or build_option('ignore_locks'):
-        return None
-    # the name that EasyBlock.run_all_steps (easybuild/framework/easyblock.py) gives it
-    return det_lock_path(self.installdir.replace('/', '_'))
-
-
-def write_lock_owner(self):
-    """Say in the lock of this installation who holds it, unless it is said already."""
-    lock_path = lock_of(self)
-    if lock_path is None or not os.path.isdir(lock_path) or os.path.exists(os.path.join(lock_path, OWNER_FILE)):
-        return
-    part = os.path.join(lock_path, '.%s.%d' % (OWNER_FILE, os.getpid()))
-    try:
-        with open(part, 'w') as fp:
-            json.dump(this_process(), fp)
-        os.rename(part, os.path.join(lock_path, OWNER_FILE))
-    except (IOError, OSError) as err:
-        self.log.warning("slingtorch: could not say in %s who holds this lock: %s", lock_path, err)
-
-
-def remove_stale_lock(self, lock_path, owner):
-    """Remove the lock of a killed installation; of two runs that find it, only one does."""
-    aside = '%s.stale-%s-%d' % (lock_path, socket.gethostname(), os.getpid())
-    try:
-        os.rename(lock_path, aside)
-    except OSError as err:
-        if not os.path.exists(lock_path):
-            return
-        raise EasyBuildError("The lock %s is left over from an installation by %s that was killed, but it cannot be "
-                             "removed (%s). Ask its owner to remove that directory.", lock_path, owner['user'], err)
-    if read_owner(aside) != owner:
-        # between reading and moving, another run has removed the old lock and made its own: give that back
-        os.rename(aside, lock_path)
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    print_msg("slingtorch: an earlier installation of %s was killed (process %d of %s, since %s): its lock is removed "
-              "and the installation is done again" % (self.full_mod_name, owner['pid'], owner['user'], owner['since']),
-              log=self.log, silent=build_option('silent'))
-
-
-def check_lock_owner(self):
-    """
-    Look at the lock of this installation before EasyBuild does: remove that of a killed run, else say who holds it.
-
-    With --wait-on-lock-limit EasyBuild waits for a lock that is held; that is left to it.
-    """
-    lock_path = lock_of(self)
-    if lock_path is None or not os.path.isdir(lock_path):
-        return
-    owner = read_owner(lock_path)
-    deadline = time.time() + OWNER_GRACE
-    while owner is None and os.path.isdir(lock_path) and time.time() - os.stat(lock_path).st_mtime < OWNER_GRACE \
-            and time.time() < deadline:
-        time.sleep(0.2)
-        owner = read_owner(lock_path)
-    if not os.path.isdir(lock_path):
-        return
-
-    state = owner_state(owner)
-    if state == 'dead':
-        remove_stale_lock(self, lock_path, owner)
-    elif build_option('wait_on_lock_limit') != 0:
-        self.log.info("slingtorch: lock %s is held by %s: waiting for it is EasyBuild's", lock_path, owner)
-    elif state == 'alive':
-        raise EasyBuildError("%s is being installed already: by %s, process %d on %s, since %s. Wait until that has "
-                             "finished and try again, or let EasyBuild wait: eb --wait-on-lock-limit=3600",
-                             self.full_mod_name, owner['user'], owner['pid'], owner['host'], owner['since'])
-    else:
-        try:
-            age = "made %d minutes ago" % ((time.time() - os.stat(lock_path).st_mtime) // 60)
-        except OSError:
-            return
-        who = "on another host or in another container (%s, process %d of %s, since %s)" % (
-            owner['host'], owner['pid'], owner['user'], owner['since']) if owner else "by a run that left no name"
-        raise EasyBuildError("%s is locked %s; the lock is %s, %s. If that run is alive, wait until it has finished "
-                             "(eb --wait-on-lock-limit=3600). Only if you are sure that it is not: remove that "
-                             "directory, or use eb --ignore-locks.", self.full_mod_name, who, lock_path, age)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# which software, or which easyblock whatever it installs: function
+# which software: function
 
 PARSE_HOOKS = {
     'PyTorch': parse_hook_pytorch_site_values,
 }
 
-PRE_EASYBLOCK_HOOKS = {
-    'Horovod': check_lock_owner,
-    'NCCL': check_lock_owner,
-    'PyTorch': check_lock_owner,
-    'Singularity': check_lock_owner,
-    'aws-ofi-nccl': check_lock_owner,
-    'aws-ofi-rccl': check_lock_owner,
-}
-
-# fetch is the first step; ready is the first one with --module-only and --skip
-PRE_FETCH_HOOKS = {name: write_lock_owner for name in PRE_EASYBLOCK_HOOKS}
-PRE_READY_HOOKS = dict(PRE_FETCH_HOOKS)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
-
-def call_function_of(table, easyblock, *args, **kwargs):
-    """Run the function that a table has for the software that is installed, else for its easyblock."""
-    function = table.get(easyblock.name) or table.get(type(easyblock).__name__)
-    if function:
-        function(easyblock, *args, **kwargs)
-
 
 def parse_hook(ec, *args, **kwargs):
     """Run for every easyconfig that is parsed."""
@@ -401,14 +219,9 @@ def parse_hook(ec, *args, **kwargs):
 def pre_easyblock_hook(self, *args, **kwargs):
     """Run before an installation, and before EasyBuild looks at its lock."""
     refuse_other_site(self)
-    call_function_of(PRE_EASYBLOCK_HOOKS, self, *args, **kwargs)
+    slingshot_lock.take_lock(self)
 
 
-def pre_fetch_hook(self, *args, **kwargs):
-    """Run before the fetch step."""
-    call_function_of(PRE_FETCH_HOOKS, self, *args, **kwargs)
-
-
-def pre_ready_hook(self, *args, **kwargs):
-    """Run before the ready step."""
-    call_function_of(PRE_READY_HOOKS, self, *args, **kwargs)
+def post_easyblock_hook(self, *args, **kwargs):
+    """Run after an installation, a failed one too."""
+    slingshot_lock.release_lock()

@@ -354,7 +354,7 @@ def test_two_installations_at_once(site):
     first = site.start()
     os.killpg(first.pid, signal.SIGSTOP)
     out = site.fails('--wait-on-lock-limit=0')
-    assert 'is being installed already: by' in out and '--wait-on-lock-limit' in out
+    assert 'is being installed already, by' in out and '--wait-on-lock-limit' in out
     assert site.parts(), 'the second one removed the work of the first'
     os.killpg(first.pid, signal.SIGCONT)
     out = first.communicate()[0]

@@ -1,13 +1,16 @@
 """The hooks in real runs of eb: the module files that come out, and the locks of runs that are killed or meet."""
-import json
+import contextlib
 import os
+import pathlib
+import shutil
 import signal
+import socket
 import subprocess
-import time
 
 import pytest
 
-from testbed import easybuild
+import testbed
+from testbed import easybuild, missing
 
 EASYCONFIG = """
 easyblock = 'Binary'
@@ -89,7 +92,7 @@ def test_dry_run_shows_the_values(lmod, tmp_path):
     done = eb(write_easyconfig(tmp_path), '-x')
     assert 'site lumi: PyTorch-9.9.eb' in done.stdout
     assert 'pushenv("NCCL_SOCKET_IFNAME", "hsn")' in done.stdout
-    assert not list(tmp_path.rglob('owner.json'))
+    assert not list(tmp_path.rglob('*.holder'))
 
 
 def test_other_software_is_left_alone(lmod, tmp_path):
@@ -109,134 +112,160 @@ def test_wrong_site_stops_eb(lmod, tmp_path):
 # --- locks
 
 class Gate:
-    """An installation that stops in its install step until the gate is opened."""
+    """An installation whose install step waits for something to be written into a pipe."""
 
     def __init__(self, tmp_path, eb):
         self.eb = eb
-        self.gate = tmp_path / 'gate'
-        self.started = tmp_path / 'started'
-        self.gate.write_text('')
-        command = "%s && touch %s && while test -e %s; do sleep 0.1; done" % (INSTALL, self.started, self.gate)
-        self.path = write_easyconfig(tmp_path, command=command)
+        self.pipe, self.started = tmp_path / 'pipe', tmp_path / 'started'
+        os.mkfifo(self.pipe)
+        os.mkfifo(self.started)
+        command = '%s && echo $PPID $$ > %s && read line < %s' % (INSTALL, self.started, self.pipe)
+        self.waiting = write_easyconfig(tmp_path, command=command)
+        self.path = write_easyconfig(tmp_path / 'again', command=INSTALL)
+        self.module_file = self.eb.modulepath / 'PyTorch/9.9.lua'
+        self.locks = self.eb.prefix / 'software/.locks'
         self.processes = []
 
-    def run(self, *args):
+    def run(self, path, *args):
         """Start eb in the background."""
-        process = subprocess.Popen([str(easybuild.BIN / 'eb'), str(self.path)] + list(args), env=self.eb.env,
-                                   cwd=str(self.eb.prefix), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True)
+        process = subprocess.Popen([str(easybuild.BIN / 'eb'), str(path), *args], env=self.eb.env, cwd=self.eb.prefix,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, start_new_session=True)
         self.processes.append(process)
         return process
 
-    def start(self, *args):
-        """Start eb in the background and return when it is in its install step."""
-        process = self.run(*args)
-        deadline = time.time() + 60
-        while not self.started.exists():
-            assert process.poll() is None, process.stdout.read()
-            assert time.time() < deadline, 'eb did not start its install step'
-            time.sleep(0.1)
-        return process
+    def start(self):
+        """Start eb in the background: what was started, eb itself and its install step, once that runs."""
+        return [self.run(self.waiting), *map(int, self.started.read_text().split())]
 
     def open(self):
-        """Let installations go on."""
-        if self.gate.exists():
-            self.gate.unlink()
+        """Let the installation go on."""
+        self.pipe.write_text('go\n')
 
-    @property
-    def owner(self):
-        """Number of the process that holds the lock, as it says there."""
-        return json.loads((self.locks[0] / 'owner.json').read_text())['pid']
+    def refused(self):
+        """What another eb says, which must not install."""
+        done = self.eb(self.path, check=False)
+        assert done.returncode != 0
+        assert not self.module_file.exists()
+        return ' '.join((done.stdout + done.stderr).split())
 
     def close(self):
         """End what is still running."""
-        self.open()
         for process in self.processes:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.stdout.close()
             process.wait()
-
-    @property
-    def locks(self):
-        """Paths of all locks."""
-        return list((self.eb.prefix / 'software' / '.locks').glob('*'))
 
 
 @pytest.fixture
 def gate(tmp_path, lmod):
+    (tmp_path / 'again').mkdir()
     gate = Gate(tmp_path, easybuild.EasyBuild(tmp_path / 'eb', lmod))
     yield gate
     gate.close()
 
 
 def test_killed_run_is_done_again(gate):
-    """kill -9 leaves EasyBuild's lock; the next eb sees that its owner is gone, says so, and installs."""
-    process = gate.start()
-    assert [lock.name for lock in gate.locks[0].iterdir()] == ['owner.json']
-    owner = gate.owner
-    os.kill(owner, signal.SIGKILL)
+    """kill -9 leaves EasyBuild's lock; the next eb sees that nobody holds it any more, says so, and installs."""
+    process, pid, _ = gate.start()
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
-    assert len(gate.locks) == 1
-    assert not (gate.eb.modulepath / 'PyTorch/9.9.lua').exists()
-    gate.open()
+    assert list(gate.locks.glob('*.lock')) and not gate.module_file.exists()
 
     done = gate.eb(gate.path)
-    assert 'an earlier installation of PyTorch/9.9 was killed (process %d of ' % owner in done.stdout
-    assert (gate.eb.modulepath / 'PyTorch/9.9.lua').exists()
-    assert gate.locks == []
+    assert 'an earlier installation of PyTorch/9.9 was killed (process %d of user ' % pid in done.stdout
+    assert gate.module_file.exists()
+    assert not list(gate.locks.iterdir())
+
+
+def test_what_a_killed_run_has_started_holds_the_lock(gate):
+    """`eb` alone is killed, and what it started still writes: nobody else installs there before it has ended."""
+    process, pid, child = gate.start()
+    os.kill(pid, signal.SIGKILL)
+    out = gate.refused()
+    assert 'PyTorch/9.9 is being installed already, by process %d of user ' % pid in out
+    assert 'or by what that has started and left behind' in out
+    os.kill(child, 0)
+    holder, = gate.locks.glob('*.holder')
+    inode = os.stat(holder).st_ino
+    assert inode in {os.stat(fd).st_ino for fd in pathlib.Path('/proc/%d/fd' % child).iterdir() if fd.exists()}
+    gate.open()
+    process.communicate(timeout=60)     # its output ends with the last one that could write to it
+    assert 'was killed' in gate.eb(gate.path).stdout
+    assert gate.module_file.exists()
 
 
 def test_terminated_run_leaves_no_lock(gate):
-    """EasyBuild itself cleans up after a polite signal: the file in the lock is no obstacle."""
-    process = gate.start()
-    os.kill(gate.owner, signal.SIGTERM)
+    """EasyBuild itself cleans up after a polite signal, and the next run has nothing to say."""
+    process, pid, _ = gate.start()
+    os.kill(pid, signal.SIGTERM)
     # EasyBuild waits for the command that is running
     gate.open()
-    process.wait(timeout=60)
-    assert gate.locks == []
+    process.communicate(timeout=60)
+    assert not list(gate.locks.glob('*.lock'))
+    assert 'was killed' not in gate.eb(gate.path).stdout
 
 
 def test_two_at_once(gate):
     """The second one says who installs; the first one is not disturbed."""
-    process = gate.start()
-    done = gate.eb(gate.path, check=False)
-    assert done.returncode != 0
-    output = done.stdout + done.stderr
-    for text in ('PyTorch/9.9 is being installed already', 'process %d on' % gate.owner, '--wait-on-lock-limit=3600'):
-        assert text in output
-    assert 'killed' not in output
+    process, pid, _ = gate.start()
+    out = gate.refused()
+    assert 'PyTorch/9.9 is being installed already, by process %d of user ' % pid in out
+    assert ' on %s, or by' % socket.gethostname() in out and '--wait-on-lock-limit=3600' in out
+    assert 'killed' not in out
     gate.open()
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert gate.locks == []
+    assert not list(gate.locks.iterdir())
 
 
 def test_second_one_may_wait(gate):
-    """With EasyBuild's own option the second run waits for the first."""
-    process = gate.start()
-    waiting = gate.run('--wait-on-lock-limit=60', '--wait-on-lock-interval=1')
-    time.sleep(5)
+    """With EasyBuild's own option the second run waits, also for what a killed one has started."""
+    process, pid, _ = gate.start()
+    os.kill(pid, signal.SIGKILL)
+    waiting = gate.run(gate.path, '--wait-on-lock-limit=60', '--wait-on-lock-interval=1')
+    lines = iter(waiting.stdout.readline, '')
+    assert any('PyTorch/9.9 is being installed by process %d' % pid in line for line in lines)
     gate.open()
-    for run in (process, waiting):
-        out, _ = run.communicate(timeout=60)
-        assert run.returncode == 0, out
-    assert 'waiting 1 seconds' in out
+    out, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, out
+    assert gate.module_file.exists()
 
 
-def test_lock_without_a_name(gate):
-    """A lock that was not made under our hooks: nothing is removed, and the error names it and the remedies."""
-    gate.open()
-    name = str(gate.eb.prefix / 'software/PyTorch/9.9').replace('/', '_') + '.lock'
-    lock = gate.eb.prefix / 'software' / '.locks' / name
+def test_what_an_installation_leaves_running_holds_no_lock(gate, tmp_path):
+    """A build server that is started in passing is nobody's installation any more."""
+    command = '%s && { sleep 600 > %s 2>&1 & } && echo $! > %s' % (INSTALL, os.devnull, tmp_path / 'daemon')
+    gate.eb(write_easyconfig(tmp_path, command=command))
+    daemon = int((tmp_path / 'daemon').read_text())
+    try:
+        os.kill(daemon, 0)
+        gate.eb(gate.path, '--rebuild')
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+@pytest.mark.parametrize('holder', [None, 'process 1 of user somebody, since 2026-11-01 12:00:00, on elsewhere'])
+def test_lock_that_cannot_be_judged(gate, holder):
+    """Made without our hooks or on another host: nothing is removed, EasyBuild refuses, and who and where is said."""
+    lock = gate.locks / ((str(gate.eb.prefix / 'software/PyTorch/9.9').replace('/', '_')) + '.lock')
     lock.mkdir(parents=True)
-    os.utime(str(lock), (1, 1))
-    done = gate.eb(gate.path, check=False)
-    assert done.returncode != 0
-    for text in (str(lock), 'minutes ago', 'eb --ignore-locks'):
-        assert text in done.stdout + done.stderr
+    if holder:
+        pathlib.Path('%s.holder' % lock).write_text(holder)
+    out = gate.refused()
+    assert 'the lock of PyTorch/9.9 is held by %s' % (holder or 'a run that left no name') in out
+    assert 'remove %s or use --ignore-locks' % lock in out
+    assert 'Lock %s already exists, aborting!' % lock in out
     assert lock.is_dir()
+    assert pathlib.Path('%s.holder' % lock).read_text() == (holder or '')
     gate.eb(gate.path, '--ignore-locks')
-    assert (gate.eb.modulepath / 'PyTorch/9.9.lua').exists()
+    assert gate.module_file.exists()
+
+
+def test_no_flock_here(gate):
+    """On a file system without flock EasyBuild's own lock stands alone."""
+    strace = shutil.which('strace') or missing('strace')
+    done = testbed.run([strace, '-f', '-qq', '-o', os.devnull, '-e', 'inject=flock:error=ENOSYS', easybuild.BIN / 'eb',
+                        gate.path], env=gate.eb.env, cwd=gate.eb.prefix)
+    assert 'slingtorch: the lock' not in done.stdout + done.stderr
+    assert gate.module_file.exists()

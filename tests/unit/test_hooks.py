@@ -2,7 +2,6 @@
 import contextlib
 import importlib.util
 import io
-import json
 import os
 import pathlib
 import re
@@ -265,8 +264,7 @@ def test_guard(parser):
 def test_only_known_hooks(parser):
     """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
     parser.configure()
-    assert sorted(eb_hooks.load_hooks(str(HOOKS))) == ['parse_hook', 'pre_easyblock_hook', 'pre_fetch_hook',
-                                                       'pre_ready_hook']
+    assert sorted(eb_hooks.load_hooks(str(HOOKS))) == ['parse_hook', 'post_easyblock_hook', 'pre_easyblock_hook']
 
 
 def test_sites_speak_of_easyblocks_that_exist():
@@ -330,171 +328,43 @@ def test_another_site_is_refused(locked):
     hooks['pre_easyblock_hook'](app)
 
 
-# --- locks
+# --- locks (tests/modules/test_hooks_modules.py has real ones)
 
 class App:
     """What the hooks use of an easyblock."""
 
     dry_run = False
 
-    def __init__(self, tmp_path, name='PyTorch'):
-        self.name = name
+    def __init__(self, tmp_path, name):
+        self.name, self.full_mod_name = name, '%s/9.9' % name
         self.cfg = {'versionsuffix': ''}
-        self.full_mod_name = '%s/9.9' % name
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
-
-        class Log:
-            def info(self, *args, **kwargs):
-                pass
-            warning = info
-        self.log = Log()
 
 
 @pytest.fixture
 def locked(parser):
-    """Function that configures EasyBuild and makes a lock; (hooks, app)."""
-    def make(*args, name='PyTorch', old=True):
+    """Function that configures EasyBuild; (hooks, app)."""
+    def make(*args, name='PyTorch'):
         parser.configure(*args)
-        app = App(parser.tmp_path, name)
-        app.lock.mkdir(parents=True)
-        if old:
-            os.utime(str(app.lock), (1, 1))
-        return eb_hooks.load_hooks(str(HOOKS)), app
+        return eb_hooks.load_hooks(str(HOOKS)), App(parser.tmp_path, name)
     return make
 
 
-def write_owner(app, hooks, **changes):
-    """Say in a lock that this process holds it, with some changes."""
-    hooks['pre_fetch_hook'](app)
-    path = app.lock / 'owner.json'
-    owner = dict(json.loads(path.read_text()), **changes)
-    path.write_text(json.dumps(owner))
-    return owner
-
-
-def dead_pid():
-    """Number of a process that has ended."""
-    process = subprocess.Popen(['true'])
-    process.wait()
-    return process.pid
-
-
-def test_owner_is_written_once(locked):
+def test_lock_is_taken_and_released(locked):
     hooks, app = locked()
-    hooks['pre_fetch_hook'](app)
-    text = (app.lock / 'owner.json').read_text()
-    owner = json.loads(text)
-    assert owner['pid'] == os.getpid()
-    with open('/proc/self/stat') as fp:
-        assert owner['start'] == fp.read().rpartition(')')[2].split()[19]
-    (app.lock / 'owner.json').write_text('{}')
-    hooks['pre_ready_hook'](app)
-    assert (app.lock / 'owner.json').read_text() == '{}'
-    assert os.listdir(str(app.lock)) == ['owner.json']
-
-
-def test_no_lock_no_owner(locked):
-    hooks, app = locked()
-    app.lock.rmdir()
-    hooks['pre_fetch_hook'](app)
     hooks['pre_easyblock_hook'](app)
-    assert not app.lock.exists()
+    holder = pathlib.Path('%s.holder' % app.lock)
+    assert holder.read_text().startswith('process %d of user ' % os.getpid())
+    assert subprocess.run(['flock', '--nonblock', holder, 'true']).returncode == 1
+    hooks['post_easyblock_hook'](app)
+    assert not list(app.lock.parent.iterdir())
 
 
-def test_living_owner(locked):
-    hooks, app = locked()
-    write_owner(app, hooks)
-    with pytest.raises(EasyBuildError) as info:
-        hooks['pre_easyblock_hook'](app)
-    for text in ('PyTorch/9.9 is being installed already', 'process %d' % os.getpid(), '--wait-on-lock-limit=3600'):
-        assert text in str(info.value)
-    assert app.lock.is_dir()
-
-
-@pytest.mark.parametrize('change', ['pid', 'start', 'boot'])
-def test_dead_owner(change, locked, capsys):
-    """The process is gone, its number belongs to another one, or the machine was started anew."""
-    hooks, app = locked()
-    write_owner(app, hooks, **{change: dead_pid() if change == 'pid' else '1'})
+@pytest.mark.parametrize('options, dry_run', [(['--ignore-locks'], False), ([], True)])
+def test_nothing_is_locked(locked, options, dry_run):
+    hooks, app = locked(*options)
+    app.dry_run = dry_run
     hooks['pre_easyblock_hook'](app)
-    assert not app.lock.exists()
-    assert os.listdir(str(app.lock.parent)) == []
-    assert 'an earlier installation of PyTorch/9.9 was killed' in capsys.readouterr().out
-
-
-def test_zombie_is_dead(locked):
-    hooks, app = locked()
-    process = subprocess.Popen(['true'])
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    with open('/proc/%d/stat' % process.pid) as fp:
-        start = fp.read().rpartition(')')[2].split()[19]
-    write_owner(app, hooks, pid=process.pid, start=start)
-    hooks['pre_easyblock_hook'](app)
-    process.wait()
-    assert not app.lock.exists()
-
-
-@pytest.mark.parametrize('changes', [{'host': 'elsewhere'}, {'pid_namespace': 'pid:[1]'}, None])
-def test_unknown_owner(changes, locked):
-    """Another host, another container, or a lock without a name in it: not decided here, but told with remedies."""
-    hooks, app = locked()
-    if changes:
-        write_owner(app, hooks, **changes)
-        os.utime(str(app.lock), (1, 1))
-    with pytest.raises(EasyBuildError) as info:
-        hooks['pre_easyblock_hook'](app)
-    for text in (str(app.lock), 'minutes ago', 'remove that directory', 'eb --ignore-locks',
-                 '--wait-on-lock-limit=3600'):
-        assert text in str(info.value)
-    assert app.lock.is_dir()
-
-
-def test_broken_owner_file(locked):
-    hooks, app = locked()
-    (app.lock / 'owner.json').write_text('{"host": ')
-    with pytest.raises(EasyBuildError, match='left no name'):
-        hooks['pre_easyblock_hook'](app)
-
-
-def test_waiting_is_left_to_easybuild(locked):
-    hooks, app = locked('--wait-on-lock-limit=60')
-    write_owner(app, hooks)
-    hooks['pre_easyblock_hook'](app)
-    assert app.lock.is_dir()
-    # but nobody waits for the dead
-    write_owner(app, hooks, boot='1')
-    hooks['pre_easyblock_hook'](app)
-    assert not app.lock.exists()
-
-
-def test_ignore_locks_and_dry_run(locked):
-    hooks, app = locked('--ignore-locks')
-    hooks['pre_easyblock_hook'](app)
-    hooks['pre_fetch_hook'](app)
-    assert os.listdir(str(app.lock)) == []
-
-
-def test_dry_run(locked):
-    hooks, app = locked()
-    app.dry_run = True
-    hooks['pre_easyblock_hook'](app)
-    hooks['pre_fetch_hook'](app)
-    assert os.listdir(str(app.lock)) == []
-
-
-def test_locks_of_other_software_are_left_alone(locked):
-    hooks, app = locked(name='zlib')
-    hooks['pre_easyblock_hook'](app)
-    hooks['pre_fetch_hook'](app)
-    assert os.listdir(str(app.lock)) == []
-
-
-def test_fresh_lock_is_given_back(locked, monkeypatch):
-    """Of two runs that see the same old lock, the slower one must not remove the lock the faster one has made."""
-    hooks, app = locked()
-    old = write_owner(app, hooks, boot='1')
-    new = write_owner(app, hooks, pid=1)
-    remove = hooks['parse_hook'].__globals__['remove_stale_lock']
-    remove(app, str(app.lock), old)
-    assert json.loads((app.lock / 'owner.json').read_text()) == new
+    hooks['post_easyblock_hook'](app)
+    assert not app.lock.parent.exists()
