@@ -13,11 +13,12 @@ import os
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import adjust_permissions, convert_name, copy_file, mkdir
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy_file
 
 RUNSCRIPTS_DIR = 'runscripts'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
-DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master']
+DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'lib/caches.bash',
+                      'lib/gpus.bash', 'lib/master.bash', 'lib/pals.bash', 'lib/ranks.bash']
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
 
@@ -75,9 +76,8 @@ class RunScripts(EasyBlock):
         if self.dry_run:
             self.dry_run_msg("  * runscripts will be copied to %s: %s", target_dir, ', '.join(self.cfg['runscripts']))
             return
-        mkdir(target_dir, parents=True)
-        for path in self.runscript_paths:
-            target = os.path.join(target_dir, os.path.basename(path))
+        for name, path in zip(self.cfg['runscripts'], self.runscript_paths):
+            target = os.path.join(target_dir, name)
             copy_file(path, target)
             adjust_permissions(target, 0o755, recursive=False, relative=False)
 

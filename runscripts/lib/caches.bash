@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Private caches: SQLite databases and compiled kernels, which neither a parallel file system nor another job may share
+# (ROCm/MIOpen#2214: "locking protocol"). One directory per job and node, so that all ranks of a node use one.
+# Sourced by conda-python-distributed, after ranks.bash.
+
+_caches=(MIOPEN_USER_DB_PATH=miopen MIOPEN_CUSTOM_CACHE_DIR=miopen TRITON_CACHE_DIR=triton TORCHINDUCTOR_CACHE_DIR=inductor)
+_other_root='set SLINGTORCH_CACHE_ROOT to a directory of yours on a local disk of the node'
+
+_make_caches() {
+    local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
+    local cache name path base missing='' modes
+    local -a dirs
+    for cache in "${_caches[@]}"; do
+        name=${cache%=*}
+        [[ -n ${!name-} ]] || missing=1
+    done
+    [[ -n $missing ]] || return 0
+
+    if [[ -z $root ]]; then
+        what=TMPDIR root=${TMPDIR:-/tmp}
+        # A TMPDIR of the submitting host or of outside the container. Python's tempfile takes /tmp then as well.
+        [[ -d $root ]] || ((local_rank)) || _say "TMPDIR=$root does not exist on this node; the caches go to /tmp. Set SLINGTORCH_CACHE_ROOT to have them elsewhere"
+        [[ -n ${TMPDIR-} && -d $root ]] || what='the default directory of caches' root=/tmp
+    fi
+    root=${root%/}
+    if [[ $root/ != /* ]]; then wrong='is not an absolute path'
+    elif [[ ! -d $root/ ]]; then wrong='is not a directory on this node'
+    elif [[ ! -w $root/ || ! -x $root/ ]]; then wrong="cannot be written by user id $EUID"
+    fi
+    [[ -z $wrong ]] || _fail 1 "$what='$root' $wrong, so there is no place for private caches: $_other_root"
+
+    # Of Slurm's own tasks only: an mpiexec passes the batch node's SLURMD_NODENAME to all nodes. Not $HOSTNAME: it is inherited.
+    [[ $launcher != slurm ]] || node=${SLURMD_NODENAME-}
+    [[ -n $node ]] || IFS= read -r node 2> /dev/null < /proc/sys/kernel/hostname || node=node
+    base=$root/slingtorch-$EUID
+    path=$base/${job//[!A-Za-z0-9._-]/_}-${node//[!A-Za-z0-9._-]/_}
+    dirs=("$base" "$path" "$path"/{miopen,triton,inductor})
+
+    missing=''
+    _refuse_foreign "${dirs[@]}"  # -> missing
+    if [[ -n $missing ]]; then
+        # -m, not umask: bash cannot read the old umask without a process. Every directory is named, so each gets it.
+        # Other ranks may do the same at the same moment; -p allows that.
+        # shellcheck disable=SC2174
+        mkdir -p -m 700 -- "${dirs[@]}" || _fail 1 "cannot make the cache directory '$path': $_other_root"
+        _refuse_foreign "${dirs[@]}"
+    fi
+    # Bash cannot see permission bits. One rank of the node asks for all; in a directory open to others, what they
+    # put there would be loaded as code.
+    if ((local_rank == 0)); then
+        modes=$(stat -c %a -- "$base" "$path") || _fail 1 "cannot read the permissions of the cache directory '$path': $_other_root"
+        for mode in $modes; do
+            (((8#$mode & 8#022) == 0)) ||
+                _fail 1 "the cache directory '$path' or the one above it is writable by others (mode $mode). Remove '$base' and start again, or $_other_root"
+        done
+    fi
+    for cache in "${_caches[@]}"; do
+        name=${cache%=*}
+        export "$name=${!name:-$path/${cache#*=}}"
+    done
+}
+
+# /tmp is everybody's: whoever makes the directory first may be someone else, or it may be a link to somewhere.
+_refuse_foreign() {  # PATH... -> missing, if one is not there
+    local path wrong
+    for path; do
+        if [[ -L $path ]]; then wrong='is a symbolic link'
+        elif [[ ! -e $path ]]; then missing=1; continue
+        elif [[ ! -d $path ]]; then wrong='is not a directory'
+        elif [[ ! -O $path ]]; then wrong="does not belong to you (user id $EUID)"
+        else continue
+        fi
+        _fail 1 "the cache directory '$path' $wrong and is not used. Have its owner remove it, or $_other_root"
+    done
+}

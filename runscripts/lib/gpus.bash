@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
+# Sourced by conda-python-distributed, after ranks.bash.
+
+_share_gpus() {
+    local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' list='' name device count=0 share i IFS=','
+    local -a gpus=() mine=()
+    case $variable in
+        '') return 0 ;;  # some sites want every rank to see all GPUs
+        CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | HIP_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL) ;;
+        *) _fail 1 "SLINGTORCH_GPU_VISIBILITY='$variable' is none of CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL. Set it to one of them, or unset it to leave the GPUs alone" ;;
+    esac
+    ((local_world_size > 1)) || return 0
+    [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
+    [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))
+
+    for name in "$variable" ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do  # Slurm sets one or several
+        list=${!name-}
+        [[ -z $list ]] || break
+    done
+    if [[ -n $list ]]; then
+        set -f
+        # shellcheck disable=SC2206  # split at commas
+        gpus=($list)
+        set +f
+        # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation techniques").
+        [[ $name != ROCR_VISIBLE_DEVICES || $name == "$variable" ]] || count=${#gpus[@]}
+    elif [[ -n $on_node ]]; then
+        count=$on_node
+    else
+        [[ $variable == ROCR* || $variable == HIP* ]] ||
+            for device in /dev/nvidia[0-9]*; do [[ ! -e $device ]] || ((++count)); done
+        ((count)) ||
+            for device in /dev/dri/renderD*; do [[ ! -e $device ]] || ((++count)); done
+    fi
+    for ((i = 0; i < count; i++)); do gpus[i]=$i; done
+
+    # What Slurm has shared out (--gpus-per-task, --gpu-bind) must not be shared out once more: two ranks with two GPUs
+    # each would be left with one. The tasks of `srun --gpus-per-task` have no SLURM_GPUS_PER_TASK, but a list that is
+    # shorter than what the step has on the node (seen with Slurm 22.05).
+    if [[ $launcher == slurm ]]; then
+        case ${SLURM_GPU_BIND-} in '' | none | *,none) ;; *) return 0 ;; esac
+        if [[ -n $on_node ]]; then
+            ((${#gpus[@]} >= on_node)) || return 0
+        else
+            [[ -z ${SLURM_GPUS_PER_TASK-}${SLURM_NTASKS_PER_GPU-} && ${SLURM_TRES_PER_TASK-} != *gpu* ]] || return 0
+        fi
+    fi
+    # Fewer GPUs than ranks: this list is the rank's own already, or the ranks share on purpose.
+    ((${#gpus[@]} > 1 && ${#gpus[@]} >= local_world_size)) || return 0
+    share=$((${#gpus[@]} / local_world_size))
+    mine=("${gpus[@]:local_rank * share:share}")
+    export "$variable=${mine[*]}"
+    [[ $variable == ROCR_VISIBLE_DEVICES ]] || return 0
+    for ((i = 0; i < share; i++)); do mine[i]=$i; done  # numbered anew, as above
+    for name in HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL; do
+        [[ -z ${!name-} ]] || export "$name=${mine[*]}"
+    done
+}

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Where rank 0 listens: MASTER_ADDR and MASTER_PORT. Sourced by conda-python-distributed, after ranks.bash.
+
+_find_master() {
+    _find_host
+    _find_port
+    export MASTER_ADDR MASTER_PORT
+}
+
+_find_host() {
+    local colons name hosts=$host_names wanting remedy='Export MASTER_ADDR=<host of rank 0> in the job script'
+    if [[ -n ${MASTER_ADDR-} ]]; then
+        colons=${MASTER_ADDR//[!:]/}
+        # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or more,
+        # and a zone (fe80::1%hsn0) where it is link-local.
+        [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] ||
+            _fail 1 "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the port in MASTER_PORT"
+        return
+    fi
+    if ! _several_nodes; then
+        # Always there, whatever the network and the name service are doing, and nobody outside the node can connect to it.
+        MASTER_ADDR=127.0.0.1
+        return
+    fi
+
+    source "$_here/get-master"
+    first_host=''
+    if [[ $launcher == slurm && ${SLURM_DISTRIBUTION-} == arbitrary* ]]; then
+        # Rank 0 is on the first host of the user's list, and the step's own list is sorted (seen with Slurm 22.05).
+        hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE
+        wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list. Name the file in SLURM_HOSTFILE instead of -w'
+    elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
+    else wanting="$hosts is not set. Pass the launcher's environment on"
+    fi
+    for name in ${hosts//,/ }; do
+        [[ -n ${!name-} ]] || continue
+        if [[ $name == PALS_APINFO ]]; then
+            source "$_here/lib/pals.bash"
+            _rank0_of_apinfo "$PALS_APINFO" 2> /dev/null || continue
+        else
+            # shellcheck disable=SC2016  # for the user's shell
+            [[ $name != PBS_NODEFILE ]] || remedy='Before the launcher: export MASTER_ADDR=$("$RUNSCRIPTS/get-master")'
+            first_of_variable "$name" count || _fail 1 "$first_host_error. $remedy"
+        fi
+        break
+    done
+    [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0 is on is unknown: $wanting. $remedy"
+    # The step's list and not the job's: a step may leave out the job's first node.
+    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) ||
+        _fail 1 "SLURM_STEP_NODELIST has $host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm sets both: see whether the job script changes one of them. $remedy"
+    MASTER_ADDR=$first_host
+}
+
+# The same on all ranks of this start, another one for every other start that may meet it on a node.
+_find_port() {
+    local name value job=0 start hydra_proxy='' i code
+    if [[ -n ${MASTER_PORT-} ]]; then
+        if ! _is_number "$MASTER_PORT" || ((MASTER_PORT < 1 || MASTER_PORT > 65535)); then
+            _fail 1 "MASTER_PORT='$MASTER_PORT' is not a port (1 to 65535). Fix it in the job script, or unset it"
+        fi
+        return
+    fi
+
+    # The job's number: consecutive jobs meet on shared nodes. A heterogeneous step has one SLURM_JOB_ID per component.
+    _first_set SLURM_HET_JOB_ID,SLURM_JOB_ID,SLURM_JOBID,PBS_JOBID
+    if [[ $value =~ ^([0-9]{1,10})(\[([0-9]{1,9})\])? ]]; then  # 4711, PBS: 1234.server, 1234[5].server
+        job=$((10#${BASH_REMATCH[1]} + 10#${BASH_REMATCH[3]:-0}))
+    fi
+
+    # What tells this start from another one in the same job.
+    [[ $launcher != hydra ]] || _several_nodes || _find_hydra_proxy
+    _first_set "$start_names"
+    start=$value
+    if [[ $launcher == openmpi || $launcher == pals ]]; then  # a text, or a number whose low digits are always the same
+        start=${value:+0}
+        for ((i = 0; i < ${#value}; i++)); do
+            printf -v code '%d' "'${value:i:1}"
+            start=$((start * 31 + code & 0x7fffffff))
+        done
+    fi
+    [[ -n $start || $world_size -ne 1 ]] || start=$$  # one rank alone has nobody to agree with
+    if [[ -z $start && $job -eq 0 ]]; then
+        MASTER_PORT=29500  # torch's own default; nothing at hand is the same on all ranks
+    else
+        _port_of "$job" "${start:-0}"
+    fi
+}
+
+# hydra starts one proxy per node, which is parent of all ranks there, or grandparent where a container runtime stands
+# between. $PPID alone would be another number for every rank then.
+_find_hydra_proxy() {  # -> hydra_proxy, or nothing in a PID namespace of one's own
+    local pid=$PPID name line i
+    for ((i = 0; i < 16 && pid > 1; i++)); do
+        IFS= read -r name 2> /dev/null < "/proc/$pid/comm" || return 0
+        # shellcheck disable=SC2034  # the table names it
+        [[ $name != *pmi_proxy* ]] || { hydra_proxy=$pid; return 0; }
+        IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
+        line=${line##*) }  # past the command's name, which may hold anything: proc(5)
+        line=${line#* }
+        pid=${line%% *}
+    done
+}
+
+# Steps of a job take neighbouring ports, and neighbouring jobs are far apart: 40503/65536 is the golden section. An odd factor
+# takes every port once before one comes again, as their number is a power of two.
+_port_of() {  # JOB START -> MASTER_PORT
+    local low=32768 high=60999 first=10000 last=29999 bits=15
+    # Outside the kernel's ephemeral range (ip(7), ip_local_port_range): a port in it may be taken by any connection.
+    IFS=$' \t' read -r low high 2> /dev/null < /proc/sys/net/ipv4/ip_local_port_range
+    if ((low > 11024)); then last=$((low - 1))                      # from 10000: below it services have their ports
+    elif ((high < 64512)); then first=$((high + 1)) last=65535
+    elif ((low > 2048)); then first=1024 last=$((low - 1))
+    fi                                                              # else the range leaves nothing: share it
+    while ((1 << bits > last - first + 1)); do ((bits--)); done
+    MASTER_PORT=$((first + ((40503 >> 16 - bits | 1) * $1 + $2 & (1 << bits) - 1)))
+}
