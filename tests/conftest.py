@@ -1,7 +1,10 @@
-"""Fixtures for the real components, and the rule that in CI nothing is skipped."""
+"""Fixtures for the real components, the rule that in CI nothing is skipped, and which worker runs what."""
 
+import collections
+import functools
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -11,16 +14,15 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import testbed  # noqa: E402
-from testbed import easybuild, modulestools, mpi, slurm as slurm_  # noqa: E402
+from testbed import easybuild, modulestools, mpi, otheruser, slurm as slurm_  # noqa: E402
 
-skipped = pytest.StashKey()
+REMARK = 'remark'
 
 
 # --- the rule
 
 
 def pytest_configure(config):
-    config.stash[skipped] = []
     for name in set(os.environ) - set(testbed.clean_environ()):
         del os.environ[name]
     bin_dir = str(easybuild.BIN)
@@ -32,43 +34,82 @@ def pytest_configure(config):
     for ignored in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(ignored) == signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
-    # a polite kill stops what the fixtures started, as Ctrl-C does
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, functools.partial(interrupt, config))
 
 
-class SkipWatch:
-    """Remembers what was skipped, whether one test or a whole file."""
+def interrupt(config, *_):
+    """A polite kill stops what the fixtures started, as Ctrl-C does: that reaches the workers by itself."""
+    if config.pluginmanager.has_plugin('dsession'):
+        for gateway in config.pluginmanager.get_plugin('dsession').nodemanager.group:
+            gateway._io.popen.send_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
-    def __init__(self, config):
-        self.config = config
 
-    def note(self, report):
-        if report.skipped and not hasattr(report, 'wasxfail'):
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            self.config.stash[skipped].append(f'{report.nodeid}: {reason}')
+class Watch:
+    """Remembers what was skipped, whether one test or a whole file, what tests have to say, and how long they took."""
+
+    def __init__(self):
+        self.skipped = {}
+        self.remarks = []
+        self.seconds = collections.defaultdict(float)
+        self.tests = collections.Counter()
 
     def pytest_runtest_logreport(self, report):
-        self.note(report)
+        directory = os.path.dirname(report.nodeid.partition('::')[0])
+        self.seconds[directory] += report.duration
+        self.tests[directory] += report.when == 'call'
+        if report.when == 'call':
+            self.remarks += [text for name, text in report.user_properties if name == REMARK]
+        self.pytest_collectreport(report)
 
     def pytest_collectreport(self, report):
-        self.note(report)
+        if report.skipped and not hasattr(report, 'wasxfail'):
+            # a file that is skipped is so in each worker
+            self.skipped[report.nodeid] = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
 
 
 def pytest_sessionstart(session):
-    session.config.pluginmanager.register(SkipWatch(session.config))
+    session.config.pluginmanager.register(Watch(), 'slingtorch-watch')
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    if testbed.in_ci() and session.config.stash[skipped] and exitstatus == pytest.ExitCode.OK:
+    watch = session.config.pluginmanager.get_plugin('slingtorch-watch')
+    if testbed.in_ci() and watch.skipped and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if testbed.in_ci() and config.stash[skipped]:
+    watch = config.pluginmanager.get_plugin('slingtorch-watch')
+    if testbed.in_ci() and watch.skipped:
         terminalreporter.section('skipped, which is a failure in CI', red=True)
-        for line in config.stash[skipped]:
-            terminalreporter.line(line)
+        for test, reason in watch.skipped.items():
+            terminalreporter.line(f'{test}: {reason}')
+    if len(watch.tests) > 1:
+        workers = config.getoption('numprocesses', 0) or 1
+        terminalreporter.section(f'time by directory, in all {workers} workers together' if workers > 1
+                                 else 'time by directory')
+        for directory, seconds in sorted(watch.seconds.items(), key=lambda item: -item[1]):
+            terminalreporter.line(f'{seconds:6.0f} s  {watch.tests[directory]:5} tests  {directory}')
+    for remark in watch.remarks:
+        terminalreporter.line(remark)
+
+
+@pytest.fixture
+def remark(record_property):
+    """A function: what a test says with it is at the end of the run's output, whether it passes or fails."""
+    return functools.partial(record_property, REMARK)
+
+
+# --- two workers (pytest-xdist)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Ours, unless another one is asked for (--dist)."""
+    if config.getoption('dist') == 'load':
+        from testbed import workers     # not at the top: it needs pytest-xdist
+        return workers.Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +166,14 @@ def slurm():
         yield cluster.start()
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def other_user():
+    """testbed.otheruser.OtherUser: runs commands as another user, on copies that this user can read."""
+    other = otheruser.OtherUser()
+    yield other
+    shutil.rmtree(other.directory)
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The wheel: built, installed into a clean virtual environment, used from an empty directory."""
 import os
 import pathlib
-import shutil
 import sys
 import zipfile
 
 import pytest
 
-from testbed import ROOT, clean_environ, run, wheels
+from testbed import ROOT, clean_environ, copy_of_checkout, run, wheels
 
 pytestmark = pytest.mark.real
 
@@ -17,12 +16,7 @@ ROOMS = ['easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscript
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
     """The wheel that `python -m build` makes from the files of this checkout (through a source distribution)."""
-    source = tmp_path_factory.mktemp('source') / 'slingtorch'
-    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=ROOT).stdout
-    for name in filter(None, listed.split('\0')):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
+    source = copy_of_checkout(tmp_path_factory.mktemp('source') / 'slingtorch')
     run([sys.executable, '-m', 'build', '--outdir', source / 'dist', source], timeout=300, env=clean_environ())
     found = list((source / 'dist').glob('*.whl'))
     assert len(found) == 1
@@ -48,8 +42,9 @@ def test_eb_from_an_installed_wheel(wheel, lmod, tmp_path):
     (work / 'PyTorch-0.1-tiny.lock').write_text(wheels.lock_text([made]))
     (work / 'PyTorch-0.1-tiny.eb').write_text(wheels.tiny_easyconfig(work / 'PyTorch-0.1-tiny.lock'))
 
-    env = {**lmod.env, 'PATH': f'{venv}/bin:/usr/bin:/bin', 'EASYBUILD_PREFIX': str(tmp_path / 'prefix'), 'HOME': str(tmp_path),
-           'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1', 'EASYBUILD_OUTPUT_STYLE': 'no_color'}
+    env = {**lmod.env, 'PATH': f'{venv}/bin:/usr/bin:/bin', 'EASYBUILD_PREFIX': str(tmp_path / 'prefix'),
+           'HOME': str(tmp_path), 'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1',
+           'EASYBUILD_OUTPUT_STYLE': 'no_color'}
     script = '''
         commands=$(slingtorch env) && eval "$commands"
         eb --dry-run PyTorch-2.13.0-local-cpu.eb

@@ -2,7 +2,7 @@
 
 From nothing that takes two hours on two cores, so that it is done to the end only where an earlier build left its
 compiled files: SLINGTORCH_DEBIAN_BUILD names the directory that was given to tests/builds/pytorch-debian. Elsewhere it
-is done up to configuring and the patched file. The output says which of the two it was.
+is done up to configuring and the patched file. The end of the output says which of the two it was.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from testbed import DIR, ROOT, locked, missing
+from testbed import DIR, ROOT, locked, only_root
 
 pytestmark = pytest.mark.real
 BUILD = ROOT / 'tests/builds/pytorch-debian'
@@ -21,20 +21,14 @@ WARM = 1300
 """Number of compiled files from which on ccache holds a whole build: it has 1,461 steps."""
 
 
-def say(capsys, text):
-    with capsys.disabled():
-        print(f'\n[PyTorch from source: {text}]', end=' ', flush=True)
-
-
 @pytest.mark.timeout(2400)
-def test_build(tmp_path, capsys):
-    if os.geteuid() != 0:
-        missing('root, which debootstrap and chroot need')
+def test_build(tmp_path, remark):
+    only_root('runs debootstrap and chroot')
     directory = pathlib.Path(os.environ.get('SLINGTORCH_DEBIAN_BUILD') or DIR / 'debian13')
     compiled = sum(1 for path in (directory / 'ccache').glob('?/?/*R'))
     whole = compiled >= WARM
-    say(capsys, f'the whole build, {compiled} files are in ccache' if whole else
-        'configuring and ProcessGroupMPI.cpp only, there is no warm ccache')
+    remark('PyTorch from source: ' + (f'the whole build, {compiled} files were in ccache' if whole else
+                                      'configuring and ProcessGroupMPI.cpp only, there is no warm ccache'))
     record = tmp_path / 'record.json'
     options = ['--rebuild'] if whole else ['--configure-only']
     with locked('debian13'):
@@ -55,12 +49,9 @@ def test_build(tmp_path, capsys):
         assert record['configured']['calls'] >= 5
 
 
-def test_only_root(tmp_path):
+def test_only_root(other_user):
     """Others are told so, before anything is made."""
-    command = [sys.executable, str(BUILD), str(tmp_path / 'new')]
-    if os.geteuid() == 0:
-        os.chmod(tmp_path, 0o755)
-        command = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', *command]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd='/')
-    assert done.returncode != 0 and 'needs root' in done.stdout
-    assert not (tmp_path / 'new').exists()
+    build = other_user.checkout() / BUILD.relative_to(ROOT)
+    done = other_user.run(['/usr/bin/python3', build, other_user.directory / 'new'], check=False)
+    assert done.returncode != 0 and 'needs root' in done.stderr
+    assert not (other_user.directory / 'new').exists()

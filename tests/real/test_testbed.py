@@ -1,22 +1,23 @@
 """The test bed itself: without it, nothing that layer 5 says would mean anything."""
 
+import itertools
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import testbed
-from testbed import slurm as slurm_
+from testbed import easybuild, slurm as slurm_, workers
 
 pytestmark = pytest.mark.real
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
 
-def run_pytest(directory, text, **env):
+def run_pytest(directory, text, *args, **env):
     """Run pytest on a file with this text, with our conftest.py, in `directory`."""
     (directory / 'test_it.py').write_text(text)
     return subprocess.run(
@@ -32,6 +33,7 @@ def run_pytest(directory, text, **env):
             'no:cacheprovider',
             '-p',
             'conftest',
+            *args,
         ],
         cwd=directory,
         stdout=subprocess.PIPE,
@@ -48,13 +50,14 @@ SKIPS = {
 }
 
 
+@pytest.mark.parametrize('number', ['0', '2'])
 @pytest.mark.parametrize('text', SKIPS.values(), ids=SKIPS)
-def test_skip_fails_in_ci_and_says_why(tmp_path, text):
+def test_skip_fails_in_ci_and_says_why(tmp_path, text, number):
     (tmp_path / 'test_other.py').write_text('def test_other(): pass\n')
-    done = run_pytest(tmp_path, text, SLINGTORCH_CI='1')
+    done = run_pytest(tmp_path, text, '-n', number, SLINGTORCH_CI='1')
     assert done.returncode == 1, done.stdout
     assert '1 passed' in done.stdout or '2 passed' in done.stdout
-    assert 'Frobnicator is missing' in done.stdout
+    assert re.search('skipped, which is a failure in CI =+\ntest_it.py.*: .*Frobnicator is missing', done.stdout)
 
 
 def test_skip_is_a_skip_elsewhere(tmp_path):
@@ -63,6 +66,30 @@ def test_skip_is_a_skip_elsewhere(tmp_path):
 
 def test_no_tests_is_a_failure(tmp_path):
     assert run_pytest(tmp_path, '').returncode == 5
+
+
+@pytest.mark.parametrize('number', ['0', '2'])
+def test_time_by_directory_and_remarks_are_shown(tmp_path, number):
+    """Also in the run in which a test fails."""
+    for name, text in (('a', 'remark("configured only")'), ('b', 'assert False')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f'test_{name}.py').write_text(f'def test_one(remark): {text}\ndef test_two(): pass\n')
+    done = run_pytest(tmp_path, '', '-n', number)
+    assert done.returncode == 1
+    assert re.search(r'time by directory.*=+\n( +0 s +2 tests  [ab]\n){2}configured only\n', done.stdout)
+    assert '1 failed, 3 passed' in done.stdout.splitlines()[-1]
+
+
+def test_files_that_share_go_to_one_worker(tmp_path):
+    for name in [*itertools.chain(*workers.TOGETHER.items()), 'tests/test_other.py']:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('import os, pytest\n@pytest.mark.parametrize("i", range(4))\n'
+                                     f'def test(i, remark): remark("{name} " + os.environ["PYTEST_XDIST_WORKER"])\n')
+    done = run_pytest(tmp_path, '', '-n', '2')
+    worker = dict(re.findall(r'^(\S+) (gw\d)$', done.stdout, re.M))
+    assert len(set(re.findall(r'^\S+ gw\d$', done.stdout, re.M))) == len(worker), 'a file went to two workers'
+    assert len(set(worker.values())) == 2
+    assert all(worker[one] == worker[other] for one, other in workers.TOGETHER.items())
 
 
 def test_modules_tool_loads_reports_failure_and_restores(modulestool, tmp_path):
@@ -99,6 +126,70 @@ def test_batch_status_and_output(slurm):
     batch = slurm.sbatch('#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nsrun hostname\nexit 7\n')
     assert batch.returncode == 7
     assert len(batch.output.split()) == 2
+
+
+TOY = """
+easyblock = 'Binary'
+name = 'toy'
+version = '1'
+homepage = 'https://example.org'
+description = "Toy"
+toolchain = SYSTEM
+sources = ['file']
+checksums = [None]
+install_cmds = ["%s"]
+sanity_check_paths = {'files': ['file'], 'dirs': []}
+moduleclass = 'tools'
+"""
+# what a program can tell of the process that started it
+SHOW = '{ pwd; umask; ulimit -a; env | grep -v ^_Mod | sort; ls /proc/self/fd; cat; } > %(installdir)s/file'
+
+
+def toy(directory, command):
+    """An easyconfig that runs a command; its path."""
+    (directory / 'file').write_text('source')
+    (directory / 'toy-1.eb').write_text(TOY % command)
+    return directory / 'toy-1.eb'
+
+
+def test_forked_eb_is_eb(lmod, tmp_path):
+    """Whether it works or not: the same output, status and files; and nothing of one run is left for the next."""
+    path = toy(tmp_path, SHOW)
+    both = easybuild.EasyBuild(tmp_path / 'fork', lmod), easybuild.EasyBuild(tmp_path / 'real', lmod, fresh=True)
+
+    def outcome(eb, *args, **kwargs):
+        """Words of both streams, of what the program saw, and of the module file; without random names and times."""
+        done = eb(*args, check=False, **kwargs)
+        files = [eb.prefix / 'software/toy/1/file', eb.modulepath / 'toy/1.lua']
+        text = done.stdout + done.stderr + ''.join(path.read_text() for path in files if path.exists())
+        random = r'\d\d:\d\d:\d\d|(eb-|tmp|/-)\w{8}\b|easybuild-\S+\.log|\(took\s.*?\)|\(total:\s.*?\)'
+        return [done.returncode, *re.sub(random, 'RANDOM', text).replace(str(eb.prefix), 'PREFIX').split()]
+
+    for args, env in [
+        ([path, '--trace'], {}),
+        ([path], {}),
+        ([path, '--rebuild', '--trace', '--umask=077'], {'ONLY': '1', 'PYTHONPATH': str(tmp_path)}),
+        ([path, '--rebuild'], {'EASYBUILD_HOOKS': None, 'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
+        (['absent.eb'], {}),
+        (['--frobnicate'], {}),
+        (['--show-config'], {}),
+        ([], {}),
+    ]:
+        fork, real = (outcome(eb, *args, env=env) for eb in both)
+        assert fork == real
+
+
+def test_forked_eb_that_does_not_end_is_killed(eb_env, tmp_path):
+    path = toy(tmp_path, f'echo $$ > {tmp_path}/pid; sleep 600')
+    with pytest.raises(subprocess.TimeoutExpired):
+        eb_env(path, timeout=10)
+    slurm_.wait(lambda: not alive((tmp_path / 'pid').read_text().strip()), 10, 'what it started runs on')
+
+
+def alive(pid):
+    """Whether the process runs; one that has ended and waits for its parent does not."""
+    stat = pathlib.Path(f'/proc/{pid}/stat')
+    return stat.exists() and stat.read_text().rsplit(')', 1)[1].split()[0] not in 'ZX'
 
 
 CLUSTER = f'''
@@ -139,40 +230,23 @@ def processes_of(directory):
     return found
 
 
-def test_interrupted_run_leaves_nothing(tmp_path):
+@pytest.mark.parametrize('number', ['0', '2'])
+def test_interrupted_run_leaves_nothing(tmp_path, number):
+    """A polite kill of the run is one of its workers, too."""
+    started = tmp_path / 'started'
     (tmp_path / 'test_it.py').write_text(
-        'import time\ndef test_it(slurm):\n    print("DIR", slurm.dir, flush=True)\n    time.sleep(600)\n'
+        'import pathlib, time\ndef test_it(slurm):\n'
+        f'    pathlib.Path("part").write_text(str(slurm.dir))\n    pathlib.Path("part").rename("{started}")\n'
+        '    time.sleep(600)\n'
     )
-    with subprocess.Popen(
-        [
-            sys.executable,
-            '-m',
-            'pytest',
-            '-s',
-            '-c',
-            os.devnull,
-            '--rootdir',
-            str(tmp_path),
-            '-p',
-            'conftest',
-            'test_it.py',
-        ],
-        cwd=tmp_path,
-        env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as run:
-        directory = None
-        for line in run.stdout:
-            if 'DIR' in line:
-                directory = pathlib.Path(line.split('DIR', 1)[1].strip())
-                break
-        assert directory and directory.is_dir()
+    command = [sys.executable, '-m', 'pytest', '-c', os.devnull, '--rootdir', tmp_path, '-p', 'conftest', '-n', number]
+    with subprocess.Popen(command, cwd=tmp_path, env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS)}) as run:
+        slurm_.wait(started.exists, 60, 'the cluster does not start')
+        directory = pathlib.Path(started.read_text())
+        assert directory.is_dir()
         run.send_signal(signal.SIGTERM)
-        run.stdout.read()
     assert not directory.exists()
-    time.sleep(0.5)
-    assert not processes_of(directory)
+    slurm_.wait(lambda: not processes_of(directory), 20, f'processes of {directory} are left')
 
 
 @pytest.mark.parametrize('name', ['mpich', 'openmpi'])

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -44,6 +45,7 @@ FOREIGN = (
     'MPICH_',
     'APPTAINER',
     'SINGULARITY',
+    'PYTEST_CURRENT_TEST',
 )
 """Starts of names of variables that would leak from the shell of the person who runs the tests."""
 
@@ -68,6 +70,15 @@ def in_ci():
 def missing(what):
     """Skip the test because `what` is missing, with the remedy; in CI (tests/conftest.py) every skip is a failure."""
     pytest.skip(f'{what} is missing; remedy: run the tests with ./run-tests, which installs it')
+
+
+def only_root(does):
+    """Skip the test unless root runs it.
+
+    :param does: what only root does, for example 'mounts file systems'
+    """
+    if os.geteuid() != 0:
+        pytest.skip(f'only root {does}; remedy: run the tests as root')
 
 
 def clean_environ():
@@ -96,9 +107,14 @@ def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
         stderr=subprocess.PIPE,
         text=True,
     )
+    return checked(done, check)
+
+
+def checked(done, check=True):
+    """This CompletedProcess; if `check`, a non-zero status is a failure of the test that shows both streams."""
     if check and done.returncode != 0:
         pytest.fail(
-            f'{" ".join(map(str, command))}\nstatus {done.returncode}\n'
+            f'{" ".join(map(str, done.args))}\nstatus {done.returncode}\n'
             f'--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}',
             pytrace=False,
         )
@@ -117,6 +133,18 @@ def locked(name):
     with open(DIR / f'.{name}.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def copy_of_checkout(target):
+    """Copy to `target`, which must not exist, what a clone of this checkout would have, and what is new; the path."""
+    # also in a checkout of somebody else's: git only lists
+    options = ['-z', '--cached', '--others', '--exclude-standard']
+    listed = run(['git', '-c', f'safe.directory={ROOT}', 'ls-files', *options], cwd=ROOT)
+    for name in filter(None, listed.stdout.split('\0')):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
 
 
 def path_without(command, directory):

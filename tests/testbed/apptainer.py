@@ -28,7 +28,10 @@ CAPABILITIES = """CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID S
     SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE""".split()
 """Linux's capabilities in the order of their numbers: linux/capability.h."""
 
-RECIPE = 2
+PATCHELF = 'libexec/patchelf'
+"""Where it is kept below an installation, for copies of this."""
+
+RECIPE = 3
 """Raised when an installation made by an earlier version of this file must be made anew."""
 
 
@@ -100,18 +103,25 @@ def download(packages, directory, suite=None):
     return sorted(target.glob('*.deb'))
 
 
-def relocate(part, root, patchelf):
-    """Make what was unpacked in `part` work when it is called `root`."""
-    library, = part.glob('usr/lib/*/apptainer')
-    library = library.parent
+def use_own_libraries(part, root, patchelf):
+    """Make the programs of what is in `part` use the libraries beside them when it is called `root`."""
+    starter, = part.glob('usr/lib/*/apptainer/bin/starter')
+    library = starter.parents[2]
     interpreter = call(patchelf, '--print-interpreter', part / 'usr/bin/apptainer').strip()
     loader = library.relative_to(part) / os.path.basename(interpreter)
     if not (part / loader).exists():
         raise Unavailable(f'the package libc6 has no {loader}')
-    for program in (part / 'usr/bin/apptainer', library / 'apptainer/bin/starter'):
+    for program in (part / 'usr/bin/apptainer', starter):
         # a forced rpath also holds for the libraries that the libraries want
         rpath = root / library.relative_to(part)
         call(patchelf, '--set-interpreter', root / loader, '--force-rpath', '--set-rpath', rpath, program)
+
+
+def relocate(part, root, patchelf):
+    """Make what was unpacked in `part` work when it is called `root`."""
+    use_own_libraries(part, root, patchelf)
+    (part / 'libexec').mkdir()
+    shutil.copy2(patchelf, part / PATCHELF)
 
     # unpacked elsewhere than in /, it looks for its files relative to its two programs
     for name in ('usr/etc', 'usr/lib/etc'):
@@ -187,6 +197,14 @@ def install(directory):
             shutil.rmtree(root)
             raise
     return root / 'bin'
+
+
+def copy(root, target):
+    """Copy an installation made by install(), which works in its own directory only; directory of the commands."""
+    shutil.copytree(root, target, symlinks=True)
+    use_own_libraries(target, target, target / PATCHELF)
+    (target / '.installed').write_text(stamp(target))
+    return target / 'bin'
 
 
 def main():

@@ -10,10 +10,13 @@ import sys
 
 import pytest
 
-from . import DIR, ROOT, locked, missing, parse_env0, run
+from . import DIR, ROOT, checked, forkedeb, locked, missing, parse_env0, run
 
 BIN = pathlib.Path(sys.executable).parent
 """Directory of `eb` and `slingtorch`: that of the Python that runs the tests."""
+
+activated = {}
+"""What `slingtorch env` made of which environment: it takes half a second, and hundreds of tests ask the same."""
 
 
 class EasyBuild:
@@ -24,17 +27,19 @@ class EasyBuild:
     :ivar modulepath: directory of the module files it makes
     """
 
-    def __init__(self, prefix, tool, options=()):
+    def __init__(self, prefix, tool, options=(), fresh=False):
         """
         :param prefix: directory for software, modules, sources and build
         :param tool: testbed.modulestools.ModulesTool
         :param options: of `slingtorch env`, for example ['--site', 'lumi']
+        :param fresh: start `eb` itself each time: testbed.forkedeb
         """
         for command in ('eb', 'slingtorch'):
             if not (BIN / command).exists():
                 missing(f'command {command} beside {sys.executable}')
         self.prefix = pathlib.Path(prefix)
         self.tool = tool
+        self.fresh = fresh
         self.modulepath = self.prefix / 'modules/all'
         own_files = [f'{os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")}/easybuild/config.cfg']
         base = {
@@ -51,8 +56,18 @@ class EasyBuild:
         if os.geteuid() == 0:
             base['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES'] = '1'
         (self.prefix / 'tmp').mkdir(parents=True, exist_ok=True)
-        activate = f'commands=$(slingtorch env {shlex.join(options)}) && eval "$commands" && env -0'
-        self.env = parse_env0(run(['bash', '--noprofile', '--norc', '-c', activate], env=base, cwd=self.prefix).stdout)
+        self.env = self.activate(base, options)
+
+    def activate(self, base, options):
+        """The environment after `slingtorch env`, asked once for all that differ in nothing but the prefix."""
+        here = str(self.prefix)
+        key = (tuple(options), *sorted((name, value.replace(here, '')) for name, value in base.items()))
+        if key not in activated:
+            script = f'commands=$(slingtorch env {shlex.join(options)}) && eval "$commands" && env -0'
+            done = run(['bash', '--noprofile', '--norc', '-c', script], env=base, cwd=self.prefix)
+            activated[key] = here, parse_env0(done.stdout)
+        there, env = activated[key]
+        return {name: value.replace(there, here) for name, value in env.items()}
 
     def __call__(self, *args, env=None, check=True, timeout=600, cwd=None):
         """Run `eb ARGS`; its CompletedProcess, with text streams. Runs in a directory that is not the checkout.
@@ -60,7 +75,10 @@ class EasyBuild:
         :param env: variables on top; None as a value removes the variable
         """
         environment = {key: str(value) for key, value in {**self.env, **(env or {})}.items() if value is not None}
-        return run([BIN / 'eb', *args], env=environment, check=check, timeout=timeout, cwd=cwd or self.prefix)
+        cwd = cwd or self.prefix
+        if self.fresh or not forkedeb.can(environment):
+            return run([BIN / 'eb', *args], env=environment, check=check, timeout=timeout, cwd=cwd)
+        return checked(forkedeb.eb(args, environment, cwd, timeout), check)
 
     run = __call__
 
@@ -113,7 +131,8 @@ def installed(easyconfig, tool):
         fcntl.flock(use, fcntl.LOCK_SH)
         if not (prefix / 'modules/all' / f'{module}.lua').exists():
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
-            EasyBuild(prefix, tool)(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts')
+            eb = EasyBuild(prefix, tool, fresh=True)
+            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts')
     installation = Installation(module, prefix / 'modules/all', tool)
     installation.use = use  # open as long as this run lasts: remove_unless_used()
     return installation

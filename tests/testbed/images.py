@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import sys
 
-from . import DIR, ROOT, clean_environ, easybuild, locked, missing, run
+from . import DIR, ROOT, clean_environ, easybuild, locked, missing, only_root, run
 
 EASYCONFIG = ROOT / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-cpu-python-3.11-singularity-debian12.eb'
 DEFINITION = EASYCONFIG.with_suffix('.def')
@@ -55,8 +55,7 @@ def pytorch(tool):
     """The image with PyTorch for CPUs, as `eb` builds it from the easyconfig of the bundle. Takes minutes, is kept."""
 
     def make(part):
-        if os.geteuid() != 0:
-            missing('root, which building an image with debootstrap needs')
+        only_root('builds an image with debootstrap')
         if not shutil.which('debootstrap', path=os.environ['PATH'] + ':/usr/sbin'):
             missing('debootstrap')
         prefix = DIR / 'images/eb'

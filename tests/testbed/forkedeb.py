@@ -1,0 +1,156 @@
+"""`eb` in a fork of a process that has imported EasyBuild: an error case costs a tenth of a second less than two.
+
+testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test that runs `eb` in its own way:
+
+    done = forkedeb.eb(['Small.eb', '--rebuild'], env, cwd, timeout=300)    # as subprocess.run() of `eb` would
+
+The child is what `eb` is: the same code as `python -O -m easybuild.main`, with exactly the environment and working
+directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file, so this is
+for runs that end by themselves; one to be watched, killed, or wrapped in another program wants a real `eb`
+(`EasyBuild(..., fresh=True)`, or a Popen). test_testbed.py::test_forked_eb_is_eb compares the two.
+
+The server is this file run as a program. It serves one process of pytest and ends with it.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+NOT_HERE = ('EB_INSTALLPYTHON', 'PYTHONHOME', 'PYTHONOPTIMIZE', 'PYTHONSTARTUP', 'PYTHONWARNINGS', 'LD_PRELOAD')
+"""Variables that matter before a Python starts: with one of them set a fork is not what `eb` would be."""
+
+
+class Server:
+    """The process that imports EasyBuild once.
+
+    :ivar directory: holds its socket, only this user may enter it
+    """
+
+    def __init__(self):
+        self.directory = tempfile.TemporaryDirectory(prefix='eb-', dir='/tmp')
+        self.socket = f'{self.directory.name}/socket'
+        command = [sys.executable, '-O', os.path.abspath(__file__), self.socket]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        if not self.process.stdout.readline():
+            raise RuntimeError(f'{" ".join(command)} does not start')
+        self.owner = os.getpid()
+        atexit.register(self.stop)
+
+    def stop(self):
+        if self.owner == os.getpid():
+            self.process.stdin.close()
+            self.process.wait()
+
+    def run(self, args, env, cwd, timeout):
+        """Run `eb ARGS`; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
+        with tempfile.TemporaryDirectory(dir=self.directory.name) as directory, \
+                socket.socket(socket.AF_UNIX) as connection:
+            out, err = pathlib.Path(directory, 'out'), pathlib.Path(directory, 'err')
+            request = {'args': [str(arg) for arg in args], 'env': env, 'cwd': str(cwd), 'out': str(out),
+                       'err': str(err), 'umask': os.umask(0)}
+            os.umask(request['umask'])
+            connection.connect(self.socket)
+            connection.sendall(json.dumps(request).encode() + b'\n')
+            answers = connection.makefile()
+            pid = int(answers.readline())
+            connection.settimeout(timeout)
+            try:
+                status = int(answers.readline())
+            except BaseException as error:      # Ctrl-C as well: it is in a session of its own
+                os.killpg(pid, signal.SIGKILL)
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(['eb', *args], timeout, out.read_text(), err.read_text())
+                raise
+            return subprocess.CompletedProcess(['eb', *args], status, out.read_text(), err.read_text())
+
+
+server = None
+
+
+def can(env):
+    """Whether a fork with this environment is what `eb` would be."""
+    python = env.get('EB_PYTHON')
+    return not any(env.get(name) for name in NOT_HERE) and (not python or os.path.exists(python) and
+                                                            os.path.samefile(python, sys.executable))
+
+
+def eb(args, env, cwd, timeout=600):
+    """Run `eb ARGS` in a fork: see above.
+
+    :param env: the whole environment
+    :return: CompletedProcess with text streams
+    :raises subprocess.TimeoutExpired: after so many seconds; it and what it started in its session are killed
+    """
+    global server
+    if not server or server.owner != os.getpid():
+        server = Server()
+    return server.run(args, env, cwd, timeout)
+
+
+# --- the other side
+
+
+def become_eb(request):
+    """Be the `eb` of this request, until it ends."""
+    os.chdir(request['cwd'])
+    os.umask(request['umask'])
+    for name, descriptor in ((os.devnull, 0), (request['out'], 1), (request['err'], 2)):
+        opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    # what the script `eb` adds
+    os.environ.update(request['env'], PYTHONOPTIMIZE='1', FANCYLOGGER_IGNORE_MPI4PY='1',
+                      EB_SCRIPT_PATH=os.path.join(os.path.dirname(sys.executable), 'eb'))
+    sys.path[0:0] = [os.getcwd(), *filter(None, request['env'].get('PYTHONPATH', '').split(os.pathsep))]
+    sys.argv = ['easybuild.main', *request['args']]
+    import runpy
+    sys.modules.pop('easybuild.main')   # it is to be __main__
+    runpy.run_module('easybuild.main', run_name='__main__', alter_sys=True)
+
+
+def answer(connection):
+    """Fork the `eb` that is asked for; tell its process number, then its status. Returns in the `eb`: the request."""
+    with connection.makefile() as stream:
+        request = json.loads(stream.readline())
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        connection.close()
+        return request
+    connection.sendall(f'{pid}\n'.encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(OSError):      # it was told to go, and nobody waits
+        connection.sendall(f'{status}\n'.encode())
+    os._exit(0)
+
+
+def serve(path):
+    """Answer each connection in a process of its own. Returns in a child that is to become `eb`: the request."""
+    import select
+    del sys.path[0]     # that of this file, where easybuild.py is another one
+    import easybuild.main  # noqa: F401
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    os.write(1, b'ready\n')
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while listener in select.select([listener, 0], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return answer(connection)
+        connection.close()
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    become_eb(serve(sys.argv[1]))

@@ -1,0 +1,26 @@
+"""Which worker of pytest-xdist runs what, and in which order."""
+
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+TOGETHER = {
+    'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py',
+}
+"""Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
+
+FIRST = [
+]
+"""Files that take longest, so that no worker is left alone with one of them at the end."""
+
+
+class Scheduling(LoadScopeScheduling):
+    """All tests of a file go to one worker, since they share fixtures; the files that take longest go first."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition('::')[0]
+        return TOGETHER.get(path, path)
+
+    def _assign_work_unit(self, node):
+        slow = [path for path in FIRST if path in self.workqueue]
+        if slow:
+            self.workqueue.move_to_end(slow[0], last=False)
+        super()._assign_work_unit(node)
