@@ -1,0 +1,839 @@
+##
+# Copyright 2026 the slingtorch authors
+# SPDX-License-Identifier: GPL-2.0-only
+#
+# This file is part of slingtorch, an EasyBuild bundle, and is distributed under
+# the GNU General Public License version 2 (see the file LICENSE).
+##
+"""
+From a checkout to a distributed training run: the program behind ./quickstart.
+
+Everything it makes lies below one directory, the prefix. A prefix is new, empty, or carries the mark of an earlier run;
+the mark lists what quickstart made there, and nothing else is touched. What an earlier run left is looked at, not
+believed: interpreter, paths and versions are asked for, and "Done" is printed after a training that was checked.
+
+It runs on any Python from 3.6 without packages, and looks for one that PyTorch has wheels for.
+"""
+import argparse
+import ast
+import fcntl
+import glob
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+EASYCONFIG = 'PyTorch-2.13.0-local-cpu.eb'
+MODULE = 'PyTorch/2.13.0-local-cpu'
+EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
+# the versions that the lock file of the easyconfig covers, in the order in which they are looked for
+PYTHON_COMMANDS = ('python3', 'python3.13', 'python3.12', 'python3.11', 'python3.14', '/usr/bin/python3')
+PYTHON_VERSIONS = ('3.11', '3.12', '3.13', '3.14')
+# what the example's batches of 48 images divide by
+RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
+MPICH = 'mpich==5.0.2'
+# MB of disk that a whole installation takes while it is made
+DISK_NEEDED = 3000
+
+MARK = '.slingtorch-quickstart.json'
+# what quickstart makes in a prefix
+ENTRIES = ('activate', 'cache', 'easybuild', 'easybuild.cfg', 'log', 'quickstart.json', 'tmp', 'venv')
+
+# Variables that would decide what is installed, where, or how ranks find each other, instead of quickstart.
+# A shell inside a Slurm job counts: mpiexec would start its ranks with srun.
+LEFT_OUT_LOUDLY = ('EASYBUILD_', 'SLINGTORCH_')
+LEFT_OUT = LEFT_OUT_LOUDLY + (
+    'PIP_', 'PYTHON', 'VIRTUAL_ENV', 'CONDA_', 'EBROOT', 'EBVERSION', 'EBDEVEL', 'EB_', 'LMOD_', '__LMOD', '__MOD',
+    '_ModuleTable', '_LMFILES_', 'LOADEDMODULES', 'MODULE', 'SLURM_', 'PBS_', 'PALS_', 'PMI', 'OMPI_', 'HYDRA_',
+    'MPI_LOCAL', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_', 'TORCHELASTIC_', 'BASH_ENV',
+    'BASH_FUNC_', 'CDPATH',
+)
+# pip's options that say how the network is reached, and those that would change what is installed, or where
+PIP_NETWORK_OPTIONS = ('index-url', 'extra-index-url', 'find-links', 'no-index', 'trusted-host', 'proxy', 'cert',
+                       'client-cert', 'timeout', 'default-timeout', 'retries', 'keyring-provider')
+
+PIP_PLACE_OPTIONS = ('target', 'prefix', 'root', 'user', 'require-virtualenv', 'python', 'no-deps', 'constraint', 'pre',
+                     'no-binary', 'only-binary', 'ignore-installed', 'break-system-packages')
+
+# package manager, its command, its names of packages where they differ
+PACKAGE_MANAGERS = (
+    ('apt-get', 'apt-get update && apt-get install --yes --no-install-recommends', {}),
+    ('dnf', 'dnf install --assumeyes', {'lmod': 'Lmod'}),
+    ('zypper', 'zypper --non-interactive install', {'lmod': 'lua-lmod'}),
+)
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# asks an environment's interpreter what it is; without pip there is nothing that could install into it
+DESCRIBE_PYTHON = """
+import json, os, sys
+try:
+    from importlib import metadata
+    packages = {dist.metadata['Name'].lower().replace('_', '-'): dist.version for dist in metadata.distributions()}
+except ImportError:  # before Python 3.8
+    packages = {}
+json.dump({'version': '%d.%d' % sys.version_info[:2], 'prefix': os.path.realpath(sys.prefix), 'packages': packages,
+           'interpreter': os.path.realpath(getattr(sys, '_base_executable', sys.executable))}, sys.stdout)
+"""
+
+
+class QuickstartError(Exception):
+    """What a person has to decide or fix; the first argument says what is wrong, the others how to fix it."""
+
+
+def last_lines(text, count=6):
+    """The end of what a command printed, short enough for a screen."""
+    return '\n'.join(line[:300] for line in text.strip().splitlines()[-count:])
+
+
+def read_text(path):
+    """Content of a file."""
+    with open(path, errors='replace') as handle:
+        return handle.read()
+
+
+def write_text(path, text):
+    """Write a file."""
+    with open(path, 'w') as handle:
+        handle.write(text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# arguments
+
+def parse_arguments(argv):
+    """Parse and check the command line."""
+    parser = argparse.ArgumentParser(
+        prog='./quickstart', allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=textwrap.dedent("""
+            Installs PyTorch with EasyBuild and trains a small network with it on several ranks of this machine.
+            Everything goes to one directory; only packages of the distribution go elsewhere, and are named first."""),
+        epilog="Run it again at any time: what is there and still right is used again.")
+    parser.add_argument('--prefix', metavar='DIR', default=os.path.join(BUNDLE, '.slingtorch'),
+                        help="directory for everything: new, empty, or of an earlier quickstart "
+                             "(default: .slingtorch in this checkout)")
+    parser.add_argument('--ranks', metavar='N', type=int, choices=RANKS, default=2,
+                        help="ranks to train on: %s (default: 2); the example divides batches of 48 images evenly"
+                             % ', '.join(map(str, RANKS)))
+    parser.add_argument('--python', metavar='COMMAND',
+                        help="Python to use, %s (default: the first that is found)" % ', '.join(PYTHON_VERSIONS))
+    parser.add_argument('--remove', action='store_true',
+                        help="remove what quickstart has made in the prefix, with all that is in it, and nothing else")
+    return parser.parse_args(argv)
+
+
+def check_path(path):
+    """
+    Return the real path of a prefix, if EasyBuild and the shell can take it.
+
+    EasyBuild divides lists of paths at some characters, expands others, and the kernel divides the first line of a
+    script at blanks: letters, digits and a few more are what works everywhere.
+    """
+    if path.startswith('~'):
+        raise QuickstartError("--prefix %s: the shell has not replaced the ~" % path, 'write --prefix "$HOME/..."')
+    real = os.path.realpath(path)
+    bad = sorted(set(re.sub(r'[\w./+@-]', '', real)))
+    if not path or bad:
+        raise QuickstartError("'%s' cannot be a prefix: EasyBuild installations work in paths of letters, digits and "
+                              ". _ + @ - only%s" % (real if path else path, bad and ", and this one has: %s"
+                                                    % ' '.join(map(repr, bad)) or ''),
+                              "choose another directory with --prefix DIR")
+    return real
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the prefix
+
+class Prefix:
+    """
+    The directory for everything, with a mark that says what quickstart has made in it.
+
+    :ivar path: real path of the directory
+    :ivar mark: content of the mark: prefix (path at which it was made), entries (names that quickstart made), and what
+                is known of the tools (requirements, packages)
+    """
+
+    def __init__(self, path):
+        """Look at the directory; nothing is written. A QuickstartError if it is somebody else's."""
+        self.path = check_path(path)
+        self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
+        self.lock = None
+        try:
+            # a mark that was being written is no mark yet
+            names = [name for name in os.listdir(self.path) if name != MARK + '.new']
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            raise QuickstartError("%s cannot be the prefix: %s" % (self.path, err.strerror),
+                                  "choose a directory of your own with --prefix DIR")
+        if MARK in names:
+            self.read_mark(names)
+        elif names or self.path == os.path.realpath(os.path.expanduser('~')):
+            raise QuickstartError(
+                "%s was not made by quickstart, and it is not empty: it has %s" % (
+                    self.path, ', '.join(sorted(names)[:4]) + (', ...' if len(names) > 4 else '')),
+                "choose a new or an empty directory with --prefix DIR; nothing was changed")
+
+    def file(self, *names):
+        """Path of something in the prefix."""
+        return os.path.join(self.path, *names)
+
+    def read_mark(self, names):
+        """Read the mark of an earlier run, and check that what is here is that run's."""
+        try:
+            mark = json.loads(read_text(self.file(MARK)))
+            entries = [name for name in mark['entries'] if name in ENTRIES]
+        except (OSError, ValueError, KeyError, TypeError) as err:
+            raise QuickstartError("the mark of an earlier run, %s, cannot be read: %s" % (self.file(MARK), err),
+                                  "choose another directory with --prefix DIR, or remove this one by hand")
+        owner = os.stat(self.file(MARK)).st_uid
+        if owner != os.geteuid():
+            raise QuickstartError("%s was made by another user (number %d)" % (self.path, owner),
+                                  "choose a directory of your own with --prefix DIR")
+        foreign = [name for name in names if name in ENTRIES and name not in entries]
+        if foreign:
+            raise QuickstartError("%s was not made by quickstart, and is in its way" % self.file(foreign[0]),
+                                  "move it somewhere else, or choose another directory with --prefix DIR")
+        self.mark.update(mark, entries=entries)
+
+    def claim(self):
+        """Make the directory and its mark, and lock it until this process and what it started have ended."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            if not os.path.exists(self.file(MARK)):
+                self.write_mark()
+            self.lock = os.open(self.file('.lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            raise QuickstartError("cannot write to %s: %s" % (self.path, err.strerror),
+                                  "choose a directory of your own with --prefix DIR")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise QuickstartError("another quickstart is running with the prefix %s, or what it started" % self.path,
+                                  "wait until it has ended, or use another --prefix")
+        for name in ('tmp', 'cache', 'log'):
+            self.make(name)
+        self.check_noexec()
+
+    def write_mark(self):
+        """Write the mark: whole, or not at all."""
+        write_text(self.file(MARK + '.new'), json.dumps(self.mark, indent=1, sort_keys=True) + '\n')
+        os.replace(self.file(MARK + '.new'), self.file(MARK))
+
+    def register(self, name):
+        """Say in the mark that something is quickstart's, before it is made."""
+        if name not in self.mark['entries']:
+            self.mark['entries'].append(name)
+            self.write_mark()
+        return self.file(name)
+
+    def make(self, name):
+        """Make a directory in the prefix."""
+        os.makedirs(self.register(name), exist_ok=True)
+
+    def write(self, name, text):
+        """Write a file in the prefix."""
+        write_text(self.register(name), text)
+
+    def set_aside(self, name, why):
+        """Rename what cannot be used any more, since it may hold files of the user; return the new path."""
+        number = 1
+        while os.path.lexists(self.file('%s.old-%d' % (name, number))):
+            number += 1
+        old = self.file('%s.old-%d' % (name, number))
+        os.rename(self.file(name), old)
+        print("%s is made anew: %s\n  what was there is kept as %s; remove it when you need nothing from it"
+              % (self.file(name), why, old))
+        return old
+
+    def check_noexec(self):
+        """Programs are installed here: a file system mounted noexec is an error."""
+        script = self.file('tmp', 'runs')
+        write_text(script, '#!/bin/sh\n')
+        os.chmod(script, 0o700)
+        try:
+            subprocess.check_call([script])
+        except PermissionError:
+            raise QuickstartError("programs cannot run in %s: its file system is mounted noexec" % self.path,
+                                  "choose another place with --prefix DIR")
+        finally:
+            os.unlink(script)
+
+    def check_disk(self):
+        """Space for a whole installation."""
+        free = shutil.disk_usage(self.path).free // 10**6
+        if free < DISK_NEEDED:
+            raise QuickstartError("only %d MB are free in %s, and %d MB are needed" % (free, self.path, DISK_NEEDED),
+                                  "free some space, or choose another place with --prefix DIR")
+
+    def recover_from_move(self):
+        """Environments and modules hold their own path: after a move they are made anew. Downloads stay good."""
+        if self.mark['prefix'] == self.path:
+            return
+        why = "it was made in %s" % self.mark['prefix']
+        if os.path.lexists(self.file('venv')):
+            self.set_aside('venv', why)
+        if os.path.lexists(self.file('easybuild')):
+            old = self.set_aside('easybuild', why)
+            if os.path.isdir(os.path.join(old, 'sources')):
+                self.make('easybuild')
+                os.rename(os.path.join(old, 'sources'), self.file('easybuild', 'sources'))
+        self.mark['prefix'] = self.path
+        self.write_mark()
+
+    def remove(self):
+        """Remove what the mark lists, then the directory if nothing else is in it."""
+        for name in self.mark['entries']:
+            path = self.file(name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif os.path.lexists(path):
+                os.unlink(path)
+        for name in (MARK, '.lock'):
+            os.unlink(self.file(name))
+        left = os.listdir(self.path)
+        if left:
+            print("removed what quickstart made in %s; left there: %s" % (self.path, ', '.join(sorted(left))))
+        else:
+            os.rmdir(self.path)
+            print("removed %s" % self.path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the user's shell and configuration
+
+def clean_environment(environ):
+    """The environment without what would decide instead of quickstart."""
+    return {name: value for name, value in environ.items() if not name.startswith(LEFT_OUT)}
+
+
+def easybuild_config_files(environ):
+    """EasyBuild's configuration files of this user and machine (XDG_CONFIG_DIRS in easybuild/tools/options.py)."""
+    files = []
+    for directory in (environ.get('XDG_CONFIG_DIRS') or '/etc/xdg').split(':') + ['/etc']:
+        files.extend(sorted(glob.glob(os.path.join(glob.escape(directory), 'easybuild.d', '*.cfg'))))
+    home = environ.get('XDG_CONFIG_HOME') or os.path.join(os.path.expanduser('~'), '.config')
+    files.append(os.path.join(home, 'easybuild', 'config.cfg'))
+    return [path for path in files if os.path.exists(path)]
+
+
+def report_left_out(environ):
+    """Say once which settings of the user have no say here."""
+    variables = sorted(name for name in environ if name.startswith(LEFT_OUT_LOUDLY))
+    names = ['$' + name for name in variables] + easybuild_config_files(environ)
+    if names:
+        print("not used, quickstart has a configuration of its own: " + ', '.join(names))
+
+
+def pip_environment(python, environ):
+    """
+    pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration.
+
+    A 'target' or 'user' in a pip.conf would send packages elsewhere; index, proxy and certificates must be kept.
+
+    :param python: interpreter with pip
+    :param environ: the user's environment
+    """
+    # a 'user = true' would make 'pip config list' show the user's file alone
+    done = subprocess.run([python, '-sE', '-m', 'pip', 'config', 'list'], env=dict(environ, PIP_USER='0'),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    if done.returncode:
+        raise QuickstartError("pip cannot read its configuration: " + last_lines(done.stderr, 2), "correct that file")
+    settings, left_out = {}, []
+    # pip prints files before variables; what it would take for 'pip install' comes last here
+    order = {'global': 0, 'download': 1, 'install': 2, ':env:': 3}
+    found = re.findall(r"^([^.=\n]+)\.\.?([^=\n]+)=(.*)$", done.stdout, re.M)
+    for where, option, value in sorted(found, key=lambda found: order.get(found[0], -1)):
+        if option in PIP_NETWORK_OPTIONS and where in order:
+            settings['PIP_' + option.upper().replace('-', '_')] = ' '.join(ast.literal_eval(value).split())
+        elif option in PIP_PLACE_OPTIONS and (where, option) != (':env:', 'user'):
+            left_out.append(option)
+    if left_out:
+        print("not used of pip's configuration: " + ', '.join(sorted(set(left_out))))
+    settings['PIP_CONFIG_FILE'] = os.devnull
+    return settings
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# running commands
+
+def run(command, env, lock=None, log=None, cwd=None):
+    """
+    Run a command to its end; return its exit status.
+
+    It gets a process group of its own, so that an interrupt ends it and all that it has started, in that order.
+
+    :param lock: file descriptor of the prefix's lock: held as long as anything of the command runs
+    :param log: file for what the command prints (default: the screen)
+    """
+    output = open(log, 'w') if log else None
+    # an interrupt between the start of the process and the moment it is known here would leave it running
+    signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT if log else None, start_new_session=True,
+                                   preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS),
+                                   pass_fds=[lock] if lock is not None else [])
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+            return process.wait()
+        except BaseException:
+            end_group(process)
+            raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+        if output:
+            output.close()
+
+
+def end_group(process):
+    """End a process and all of its group: politely, then for good."""
+    for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# packages of the distribution
+
+def describe_python(python):
+    """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
+    try:
+        done = subprocess.run([python, '-sE', '-c', DESCRIBE_PYTHON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True)
+        return dict(json.loads(done.stdout), path=os.path.abspath(python))
+    except (OSError, ValueError):
+        return None
+
+
+def find_python(wanted, path=None):
+    """
+    Find a Python that PyTorch has wheels for.
+
+    :param wanted: what --python names, or None
+    :param path: search path (default: $PATH)
+    :return: what describe_python says of it, or None if there is no Python at all
+    """
+    seen = []
+    for command in [wanted] if wanted else PYTHON_COMMANDS:
+        found = describe_python(shutil.which(command, path=path) or '')
+        if found and found['version'] in PYTHON_VERSIONS:
+            return found
+        if found:
+            seen.append("%s is %s" % (command, found['version']))
+    if seen:
+        raise QuickstartError("PyTorch is installed for Python %s, and %s"
+                              % (', '.join(PYTHON_VERSIONS), ', '.join(seen)),
+                              "install one of these versions, or name one with --python /path/to/python3.12")
+    if wanted:
+        raise QuickstartError("--python %s: that is no command, or no Python" % wanted,
+                              "give the path of a Python, or leave --python out")
+    return None
+
+
+def find_modules_tool(environ, root='/'):
+    """
+    Find Lmod, else Environment Modules.
+
+    :param root: directory that stands for / (for tests)
+    :return: (EasyBuild's name of the tool, file that defines 'module' in bash, syntax of module files), or None
+    """
+    lmod = [environ.get('LMOD_PKG'), os.path.dirname(os.path.dirname(environ.get('LMOD_CMD') or '')),
+            os.path.join(root, 'usr/share/lmod/lmod')]
+    lmod += sorted(glob.glob(os.path.join(root, 'usr/share/lmod/*'))) + [os.path.join(root, 'opt/apps/lmod/lmod')]
+    for directory in filter(None, lmod):
+        if os.access(os.path.join(directory, 'libexec/lmod'), os.R_OK):
+            return 'Lmod', os.path.join(directory, 'init/bash'), 'Lua'
+    homes = [os.path.join(root, 'usr/share', name) for name in ('modules', 'Modules')]
+    for directory in filter(None, [environ.get('MODULESHOME')] + homes):
+        if os.access(os.path.join(directory, 'init/bash'), os.R_OK):
+            return 'EnvironmentModules', os.path.join(directory, 'init/bash'), 'Tcl'
+    return None
+
+
+def install_packages(packages, log):
+    """Install packages of the distribution, as root or through sudo; else a QuickstartError names the command."""
+    for manager, command, names in PACKAGE_MANAGERS:
+        if shutil.which(manager):
+            break
+    else:
+        raise QuickstartError("packages of the distribution are missing: " + ', '.join(packages),
+                              "no package manager is known here (apt-get, dnf, zypper): install them yourself")
+    command += ''.join(' ' + names.get(package, package) for package in packages)
+    as_root = ['env', 'DEBIAN_FRONTEND=noninteractive', 'sh', '-c', command]
+    if os.geteuid() != 0:
+        as_root = ['sudo', '-n'] + as_root
+        if not shutil.which('sudo') or subprocess.call(['sudo', '-n', 'true'], stderr=subprocess.DEVNULL):
+            raise QuickstartError("packages of the distribution are missing: " + ', '.join(packages),
+                                  "ask an administrator of this machine for:", "    sudo sh -c '%s'" % command)
+    print("Packages of the distribution that are missing, installed now: " + ' '.join(packages))
+    if run(as_root, env=dict(os.environ), log=log):
+        raise QuickstartError("'%s' failed:" % command, last_lines(read_text(log)), "all of it: " + log)
+
+
+def set_up_packages(wanted_python, venv_python, log):
+    """
+    Find Python and a modules tool, and install what is missing.
+
+    :param wanted_python: what --python names, or None
+    :param venv_python: description of the Python of the present environment, None if there is none
+    :return: Python as describe_python gives it, modules tool as find_modules_tool gives it
+    """
+    if not wanted_python and venv_python:
+        # a second Python on the machine is no reason to make everything anew
+        wanted_python = venv_python['interpreter']
+    python, tool, missing = find_python(wanted_python), find_modules_tool(os.environ), []
+    if not tool:
+        missing.append('lmod')
+    if not python:
+        missing.extend(['python3', 'python3-venv'])
+    elif not makes_venvs(python):
+        # Debian and Ubuntu keep this part of Python in a package of its own
+        missing.append('python%s-venv' % python['version'])
+    if missing:
+        install_packages(missing, log)
+        python, tool = find_python(wanted_python), find_modules_tool(os.environ)
+    if not tool:
+        raise QuickstartError("no modules tool was found, although the package lmod is installed",
+                              "set LMOD_PKG to the directory that has libexec/lmod in it")
+    works = subprocess.run(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
+                           env=clean_environment(os.environ))
+    if works.returncode:
+        raise QuickstartError("the modules tool %s does not work:" % tool[1], last_lines(works.stdout),
+                              "repair or remove it; quickstart installs one where none is")
+    if not python or not makes_venvs(python):
+        raise QuickstartError("%s makes no virtual environments: its module ensurepip is missing"
+                              % (python['path'] if python else 'Python'),
+                              "install the package that has it, or name another Python with --python")
+    print("modules tool: %s (%s)" % tool[:2])
+    print("Python:       %(path)s (%(version)s)" % python)
+    return python, tool
+
+
+def makes_venvs(python):
+    """Whether a Python has what 'python -m venv' needs."""
+    return subprocess.call([python['path'], '-sE', '-c', 'import ensurepip, venv'], stderr=subprocess.DEVNULL) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EasyBuild, the bundle, an MPI launcher
+
+def requirements():
+    """Requirements of the bundle, of which only these are installed: it stays where it is; and an MPI launcher."""
+    import configparser
+    config = configparser.ConfigParser()
+    with open(os.path.join(BUNDLE, 'setup.cfg')) as handle:
+        config.read_file(handle)
+    return [line for line in config['options']['install_requires'].splitlines() if line.strip()] + [MPICH]
+
+
+def why_not_usable(found, python, venv):
+    """
+    Why an environment cannot be used or completed; None if it can.
+
+    :param found: what describe_python says of its interpreter
+    :param python: what describe_python says of the Python it must be made with
+    :param venv: real path of its directory
+    """
+    if not found:
+        return "its Python does not run"
+    if (found['interpreter'], found['version']) != (python['interpreter'], python['version']):
+        return "it is of Python %s (%s)" % (found['version'], found['interpreter'])
+    if found['prefix'] != venv:
+        return "it believes to be %s" % found['prefix']
+    if 'pip' not in found['packages']:
+        return "it has no pip"
+    return None
+
+
+def set_up_tools(prefix, python, env):
+    """
+    Make the environment with EasyBuild and MPICH's launcher, or complete the one that is there.
+
+    :param python: what describe_python says of the Python to make it with
+    """
+    venv = prefix.file('venv')
+    venv_python = os.path.join(venv, 'bin', 'python')
+    mark, wanted, found = prefix.mark, requirements(), describe_python(venv_python)
+    if os.path.lexists(venv):
+        why = why_not_usable(found, python, venv)
+        if why and mark.get('unfinished'):
+            shutil.rmtree(venv)     # left by an interrupted run: nobody has worked in it
+        elif why:
+            prefix.set_aside('venv', why)
+    if not os.path.lexists(venv):
+        mark['unfinished'] = True
+        prefix.register('venv')
+        prefix.write_mark()
+        log = prefix.file('log', 'venv.log')
+        if run([python['path'], '-m', 'venv', venv], env, prefix.lock, log):
+            raise QuickstartError("%s -m venv failed:" % python['path'], last_lines(read_text(log)))
+        found = describe_python(venv_python)
+    recorded = mark.get('packages') or {'easybuild-framework': ''}
+    if mark.get('requirements') != wanted or any(found['packages'].get(name) != recorded[name] for name in recorded):
+        pip_install(prefix, venv_python, wanted, env)
+        found = describe_python(venv_python)
+        names = [re.match(r'[\w.-]+', requirement).group(0).lower() for requirement in wanted]
+        mark.update(requirements=wanted, packages={name: found['packages'].get(name) for name in names})
+        mark.pop('unfinished', None)
+        prefix.write_mark()
+    # the checkout's own package and command: it may have moved since
+    site_packages = os.path.join(venv, 'lib', 'python' + found['version'], 'site-packages')
+    write_text(os.path.join(site_packages, 'slingtorch-checkout.pth'), BUNDLE + '\n')
+    command = os.path.join(venv, 'bin', 'slingtorch')
+    write_text(command, '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % venv_python)
+    os.chmod(command, 0o755)
+    version = subprocess.check_output([command, '--version'], env=env, universal_newlines=True).strip()
+    packages = found['packages']
+    print("%s, EasyBuild %s, MPICH %s" % (version, packages['easybuild-framework'], packages['mpich']))
+
+
+def pip_install(prefix, python, wanted, env):
+    """Install packages with pip; its words go to a log, and to the screen only what matters of an error."""
+    print("installing with pip: " + ' '.join(wanted))
+    sys.stdout.flush()
+    env = dict(env, **pip_environment(python, os.environ))
+    log, screen = prefix.file('log', 'pip.log'), prefix.file('log', 'pip.screen')
+    pip = [python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar', 'off',
+           '--log', log]
+    # EasyBuild comes as source: with these there, pip needs no environment of its own for each package
+    steps = [pip + ['setuptools', 'wheel'], pip + ['--no-build-isolation', '--no-compile'] + wanted]
+    # pip retries for each package when one of several indexes is out of reach: a quick look first
+    for patience in (['--retries', '0', '--timeout', '15'], ['--retries', '2', '--timeout', '15']):
+        write_text(log, '')
+        if not any(run(step + patience, env, prefix.lock, screen) for step in steps):
+            lib = os.path.join(os.path.dirname(os.path.dirname(python)), 'lib')
+            run([python, '-m', 'compileall', '-q', '-j', '0', lib], env, prefix.lock, screen)
+            return
+        # only the log says which address did not answer
+        address = re.search(r'Could not fetch URL (\S+): (?:connection|[Tt]imeout|.*(?:ssl|SSL))', read_text(log))
+        if not address:
+            break
+    errors = [line for line in read_text(screen).splitlines() if line.startswith('ERROR')]
+    if address:
+        raise QuickstartError("pip could not reach %s" % address.group(1),
+                              "tell pip the way: PIP_INDEX_URL, or index-url in pip.conf, for a mirror; PIP_PROXY",
+                              "all that pip said: " + log)
+    raise QuickstartError("pip could not install EasyBuild:", last_lines('\n'.join(errors) or read_text(screen), 4),
+                          "all that pip said: " + log)
+
+
+ACTIVATE = """\
+# Source this file in bash to use the slingtorch installation in {prefix}.
+if [ -z "${{BASH_VERSION-}}" ]; then
+    echo "activate: source this file in bash" >&2
+    return 1
+fi
+if ! [ -r {bundle}/slingtorch/cli.py -a -r {init} -a -x {prefix}/venv/bin/python ]; then
+    printf 'activate: one of these is gone, run quickstart again: %s %s %s\\n' {bundle} {init} {prefix}/venv >&2
+    return 1
+fi
+# the configuration here alone: neither the shell's EASYBUILD_* variables nor configuration files elsewhere
+unset ${{!EASYBUILD_@}} ${{!SLINGTORCH_@}}
+export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg
+export EASYBUILD_IGNORECONFIGFILES=$(
+    IFS=:
+    files=("${{XDG_CONFIG_HOME:-$HOME/.config}}/easybuild/config.cfg")
+    for dir in ${{XDG_CONFIG_DIRS:-/etc/xdg}}:/etc; do files+=("$dir"/easybuild.d/*.cfg); done
+    IFS=,
+    echo "${{files[*]}}"
+)
+case :$PATH: in *:{prefix}/venv/bin:*) ;; *) export PATH={prefix}/venv/bin:$PATH ;; esac
+. {init}
+eval "$({prefix}/venv/bin/slingtorch env --quiet)" || return 1
+module use {prefix}/easybuild/modules/all
+"""
+
+
+def write_configuration(prefix, tool):
+    """Write EasyBuild's configuration, and the file 'activate' that makes a shell use it."""
+    prefix.make('easybuild')
+    os.makedirs(prefix.file('easybuild', 'modules', 'all'), exist_ok=True)
+    options = [('prefix', prefix.file('easybuild')), ('tmpdir', prefix.file('tmp')), ('modules-tool', tool[0]),
+               ('module-syntax', tool[2])]
+    if os.geteuid() == 0:
+        options.append(('allow-use-as-root-and-accept-consequences', '1'))
+    prefix.write('easybuild.cfg', '[config]\n' + ''.join('%s = %s\n' % option for option in options))
+    prefix.write('activate', ACTIVATE.format(prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1])))
+
+
+def activated(prefix, env):
+    """The environment of a shell that has sourced 'activate'."""
+    command = ['bash', '--noprofile', '--norc', '-c', '. "$1" >&2 && env -0', 'bash', prefix.file('activate')]
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    if done.returncode:
+        raise QuickstartError("the bundle could not be activated; the message above says why")
+    entries = done.stdout.decode(errors='surrogateescape').split('\0')
+    return dict(entry.split('=', 1) for entry in entries if '=' in entry and not entry.startswith('BASH_FUNC_'))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PyTorch
+
+def installed_pytorch(prefix):
+    """Whether PyTorch's module is there, and what its Python says of itself (None if it does not run)."""
+    module = glob.glob(prefix.file('easybuild', 'modules', 'all', MODULE + '*'))
+    return bool(module), describe_python(prefix.file('easybuild', 'software', MODULE, 'bin', 'python'))
+
+
+def install_pytorch(prefix, env, rebuild):
+    """Run eb."""
+    if os.geteuid() == 0 and not installed_pytorch(prefix)[0]:
+        print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could then\n"
+              "damage the machine. It is allowed here because nothing foreign is built: wheels whose hashes are\n"
+              "checked are unpacked below %s. On a shared system use an account of its own." % prefix.path)
+    command = [prefix.file('venv', 'bin', 'eb'), EASYCONFIG, '--disable-trace'] + (['--rebuild'] if rebuild else [])
+    sys.stdout.flush()
+    if run(command, env, prefix.lock, cwd=prefix.path):
+        raise QuickstartError("EasyBuild could not install %s; its message above says why" % EASYCONFIG,
+                              "fix that, then run ./quickstart again: it goes on from what is there")
+
+
+def train(prefix, env, tool, ranks):
+    """
+    Load the module and train; look at the result.
+
+    :return: what is wrong, None if the training was right
+    """
+    result = prefix.register('quickstart.json')
+    if os.path.exists(result):
+        os.unlink(result)
+    root = prefix.file('easybuild', 'software', MODULE)
+    script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '
+              '{ echo "the module that was loaded is of $EBROOTPYTORCH and not of $1" >&2; exit 1; }; } && '
+              'exec mpiexec -n "$2" "$RUNSCRIPTS/conda-python-distributed" "$3" --json "$4"')
+    print("mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
+    sys.stdout.flush()
+    command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], MODULE, root, str(ranks), EXAMPLE]
+    env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
+    status = run(command + [result], env, prefix.lock, cwd=prefix.path)
+    if status:
+        return "training failed with status %d" % status
+    try:
+        trained = json.loads(read_text(result))
+        if trained['world_size'] != ranks or trained['accuracy'] < 0.9:
+            return "training ended with accuracy %(accuracy).4f on %(world_size)d ranks" % trained
+    except (OSError, ValueError, KeyError) as err:
+        return "training ended without a result in %s: %s" % (result, err)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+class Phases:
+    """What is being done, and how long each part took."""
+
+    def __init__(self):
+        self.started = []
+
+    def begin(self, title):
+        """Say what begins."""
+        self.started.append((title, time.time()))
+        print("\n==> " + title)
+        sys.stdout.flush()
+
+    def table(self):
+        """Text with the seconds of each phase."""
+        ends = [start for _, start in self.started[1:]] + [time.time()]
+        return '\n'.join('  %8.1f s  %s' % (end - start, title) for (title, start), end in zip(self.started, ends))
+
+
+def quickstart(args, prefix, phases):
+    """Everything, in order."""
+    env = dict(clean_environment(os.environ), PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
+               TMPDIR=prefix.file('tmp'), PIP_CACHE_DIR=prefix.file('cache'), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
+    report_left_out(os.environ)
+    phases.begin("Packages of the distribution")
+    prefix.recover_from_move()
+    venv_python = describe_python(prefix.file('venv', 'bin', 'python'))
+    python, tool = set_up_packages(args.python, venv_python, prefix.file('log', 'packages.log'))
+    module, found = installed_pytorch(prefix)
+    if not module:
+        prefix.check_disk()
+
+    phases.begin("EasyBuild, the bundle and an MPI launcher in %s" % prefix.file('venv'))
+    set_up_tools(prefix, python, env)
+    write_configuration(prefix, tool)
+
+    phases.begin("eb %s" % EASYCONFIG)
+    env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
+    rebuild = module and (not found or found['interpreter'] != python['interpreter'])
+    if rebuild:
+        print("PyTorch is installed anew: %s" % ("it is of the Python %s" % found['interpreter'] if found
+                                                 else "its Python does not run"))
+    if not module or rebuild:
+        env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
+    install_pytorch(prefix, env, rebuild)
+
+    ranks = "%d rank%s" % (args.ranks, '' if args.ranks == 1 else 's')
+    phases.begin("Training on " + ranks)
+    wrong = train(prefix, env, tool, args.ranks)
+    if wrong and module and not rebuild:
+        phases.begin("%s: installing PyTorch anew, it was there from an earlier run" % wrong)
+        env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
+        install_pytorch(prefix, env, rebuild=True)
+        phases.begin("Training on %s once more" % ranks)
+        wrong = train(prefix, env, tool, args.ranks)
+    if wrong:
+        raise QuickstartError(wrong, "the messages above say why; logs are in " + prefix.file('log'))
+    print("\n==> Done\n%s\n\nTo do it again by hand:\n\n  . %s\n  module load %s\n"
+          "  mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s\n\n"
+          "Next: README.md says how to do the same on a supercomputer."
+          % (phases.table(), prefix.file('activate'), MODULE, args.ranks, shlex.quote(EXAMPLE)))
+
+
+def interrupt(number, _frame):
+    """End as after Ctrl-C."""
+    raise KeyboardInterrupt(number)
+
+
+def main(argv=None):
+    """Run quickstart; return the exit status."""
+    args = parse_arguments(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    prefix, phases = None, Phases()
+    os.umask(os.umask(0o077) | 0o022)
+    try:
+        prefix = Prefix(args.prefix)
+        if args.remove and not os.path.exists(prefix.file(MARK)):
+            raise QuickstartError("there is nothing to remove: no quickstart has made %s" % prefix.path)
+        prefix.claim()
+        if args.remove:
+            prefix.remove()
+        else:
+            quickstart(args, prefix, phases)
+        return 0
+    except QuickstartError as err:
+        sys.stdout.flush()
+        sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(str(arg) for arg in err.args))
+        return 1
+    except OSError as err:
+        sys.stdout.flush()
+        sys.stderr.write("\nquickstart: %s\n            while: %s\n"
+                         % (err, phases.started[-1][0] if phases.started else "looking at the prefix"))
+        return 1
+    except KeyboardInterrupt as err:
+        sys.stdout.flush()
+        where = prefix.path if prefix else args.prefix
+        sys.stderr.write("\nquickstart: interrupted; what is in %s is not complete. Run ./quickstart again: it goes\n"
+                         "            on from there. To remove it: ./quickstart --remove --prefix %s\n"
+                         % (where, where))
+        return 128 + (err.args[0] if err.args else signal.SIGINT)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,475 @@
+"""slingtorch/quickstart.py part by part: what it owns, what it believes, what it says. No network."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slingtorch import quickstart
+from testbed import ROOT, clean_environ
+from testbed.wheels import make_wheel
+
+PYTHON = quickstart.describe_python(sys.executable)
+
+
+def tree(directory):
+    """Everything below a directory, with the content of files."""
+    return {str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+            for path in directory.rglob('*') if not path.is_symlink()}
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    """A prefix that was claimed."""
+    made = quickstart.Prefix(str(tmp_path / 'prefix'))
+    made.claim()
+    return made
+
+
+# --- what it owns
+
+def test_new_and_empty_directories_are_claimed(tmp_path):
+    (tmp_path / 'empty').mkdir()
+    for name in ('empty', 'new/deep'):
+        made = quickstart.Prefix(str(tmp_path / name))
+        assert not (tmp_path / 'new').exists() or name != 'new/deep', 'looking must not write'
+        made.claim()
+        assert json.loads((tmp_path / name / quickstart.MARK).read_text())['prefix'] == str(tmp_path / name)
+        os.close(made.lock)
+        quickstart.Prefix(str(tmp_path / name)).claim()
+
+
+def test_directory_of_the_user_is_refused_untouched(tmp_path):
+    """An environment without pip, as uv makes them, was deleted together with the user's files in it."""
+    target = tmp_path / 'project'
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', target / 'venv'], check=True)
+    (target / 'venv/thesis.txt').write_text('years of work')
+    (target / 'activate').write_text('my own')
+    before = tree(target)
+    done = subprocess.run([ROOT / 'quickstart', '--prefix', target], env=clean_environ(), text=True,
+                          capture_output=True)
+    assert done.returncode == 1 and tree(target) == before
+    assert 'was not made by quickstart, and it is not empty: it has activate, venv' in done.stderr
+
+
+def test_home_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    with pytest.raises(quickstart.QuickstartError, match='not made by quickstart'):
+        quickstart.Prefix(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_users_own_file_in_the_way(prefix):
+    (pathlib.Path(prefix.path) / 'venv').mkdir()
+    with pytest.raises(quickstart.QuickstartError, match='/venv was not made by quickstart, and is in its way'):
+        quickstart.Prefix(prefix.path)
+
+
+@pytest.mark.parametrize('content', ['', '{"entries": 1}', '[]', '{"made by": '])
+def test_mark_that_is_broken(prefix, content):
+    pathlib.Path(prefix.file(quickstart.MARK)).write_text(content)
+    with pytest.raises(quickstart.QuickstartError, match='the mark of an earlier run'):
+        quickstart.Prefix(prefix.path)
+
+
+def test_mark_of_another_user(prefix, monkeypatch):
+    monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+    with pytest.raises(quickstart.QuickstartError, match='made by another user'):
+        quickstart.Prefix(prefix.path)
+
+
+def test_interrupted_while_the_mark_was_written(tmp_path):
+    (tmp_path / (quickstart.MARK + '.new')).write_text('{')
+    quickstart.Prefix(str(tmp_path)).claim()
+    assert json.loads((tmp_path / quickstart.MARK).read_text())['entries']
+
+
+def test_remove_removes_only_what_it_made(prefix, capsys):
+    prefix.make('easybuild')
+    mine = pathlib.Path(prefix.path, 'mine')
+    mine.write_text('stays')
+    prefix.remove()
+    assert [path.name for path in pathlib.Path(prefix.path).iterdir()] == ['mine']
+    assert 'left there: mine' in capsys.readouterr().out
+    mine.unlink()
+    again = quickstart.Prefix(prefix.path)
+    again.claim()
+    again.remove()
+    assert not os.path.exists(prefix.path)
+
+
+def test_two_at_once(prefix):
+    with pytest.raises(quickstart.QuickstartError, match='another quickstart is running with the prefix'):
+        quickstart.Prefix(prefix.path).claim()
+
+
+def test_what_it_started_keeps_the_lock(prefix):
+    """quickstart alone is killed: its pip or eb goes on, and a second run must not build beside it."""
+    child = subprocess.Popen(['sleep', '60'], pass_fds=[prefix.lock])
+    try:
+        os.close(prefix.lock)
+        with pytest.raises(quickstart.QuickstartError, match='or what it started'):
+            quickstart.Prefix(prefix.path).claim()
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize('name', ['with blank', 'a:b', 'a,b', 'a$b', 'a%b', 'a`b', "a'b", 'a\\b', 'a*b', 'a;b', 'a\nb',
+                                  ''])
+def test_impossible_prefix(tmp_path, name):
+    with pytest.raises(quickstart.QuickstartError, match='cannot be a prefix'):
+        quickstart.Prefix(str(tmp_path / name) if name else '')
+
+
+def test_tilde_that_the_shell_left():
+    with pytest.raises(quickstart.QuickstartError, match='has not replaced the ~'):
+        quickstart.Prefix('~/somewhere')
+
+
+def test_prefix_that_cannot_be_written():
+    for path in ('/proc/no/such', '/proc/version'):
+        with pytest.raises(quickstart.QuickstartError, match='cannot'):
+            quickstart.Prefix(path).claim()
+
+
+def test_noexec_is_named(prefix, monkeypatch):
+    def noexec(*args, **kwargs):
+        raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(subprocess, 'check_call', noexec)
+    with pytest.raises(quickstart.QuickstartError, match='mounted noexec'):
+        prefix.check_noexec()
+
+
+def test_full_disk_is_said_before_anything_is_installed(prefix, monkeypatch):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10**10, 10**10, 50 * 10**6))
+    with pytest.raises(quickstart.QuickstartError, match='only 50 MB are free in .*, and 3000 MB are needed'):
+        prefix.check_disk()
+
+
+def test_moved_prefix_is_made_anew_and_keeps_downloads(prefix, tmp_path, capsys):
+    for name in ('venv/bin', 'easybuild/sources/p', 'easybuild/software/PyTorch'):
+        os.makedirs(prefix.file(name))
+    for name in ('venv', 'easybuild'):
+        prefix.register(name)
+    os.close(prefix.lock)
+    moved = tmp_path / 'elsewhere'
+    os.rename(prefix.path, moved)
+    new = quickstart.Prefix(str(moved))
+    new.claim()
+    new.recover_from_move()
+    assert 'it was made in %s' % prefix.path in capsys.readouterr().out
+    assert (moved / 'easybuild/sources/p').is_dir() and (moved / 'easybuild.old-1/software/PyTorch').is_dir()
+    assert not (moved / 'venv').exists() and (moved / 'venv.old-1/bin').is_dir()
+    os.close(new.lock)
+    assert quickstart.Prefix(str(moved)).mark['prefix'] == str(moved)
+
+
+# --- the shell it was started from
+
+def test_clean_environment():
+    kept = {'HOME': '/h', 'PATH': '/bin', 'https_proxy': 'http://p', 'OMP_NUM_THREADS': '4'}
+    leaks = dict.fromkeys(['EASYBUILD_INSTALLPATH', 'SLINGTORCH_SITE', 'PIP_TARGET', 'PYTHONPATH', 'VIRTUAL_ENV',
+                           'RANK', 'SLURM_JOB_ID', 'MODULEPATH', 'EBROOTPYTORCH', 'EB_PYTHON', 'BASH_ENV',
+                           'MASTER_ADDR'], 'x')
+    assert quickstart.clean_environment({**kept, **leaks}) == kept
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    config = tmp_path / 'easybuild/config.cfg'
+    config.parent.mkdir()
+    config.write_text('[config]\nmodule-naming-scheme = HierarchicalMNS\n')
+    quickstart.report_left_out({'EASYBUILD_PREFIX': '/other', 'SLINGTORCH_SITE': 'lumi',
+                                'XDG_CONFIG_HOME': str(tmp_path)})
+    said = capsys.readouterr().out
+    assert all(word in said for word in ('$EASYBUILD_PREFIX', '$SLINGTORCH_SITE', str(config)))
+    quickstart.report_left_out({'XDG_CONFIG_HOME': '/nonexistent', 'XDG_CONFIG_DIRS': '/nonexistent'})
+    assert capsys.readouterr().out == ''
+
+
+def test_pip_keeps_the_network_and_nothing_else(tmp_path, capsys):
+    conf = tmp_path / 'pip.conf'
+    conf.write_text('[global]\nindex-url = https://mirror.example/simple\nextra-index-url = https://a.example\n'
+                    '    https://b.example\nuser = true\n[install]\ntarget = /somewhere\n'
+                    '[download]\nproxy = http://p:1\n')
+    env = {**clean_environ(), 'PIP_CONFIG_FILE': str(conf), 'PIP_RETRIES': '1', 'PYTHONHOME': '/nonexistent'}
+    found = quickstart.pip_environment(sys.executable, env)
+    assert found['PIP_INDEX_URL'] == 'https://mirror.example/simple'
+    assert found['PIP_EXTRA_INDEX_URL'] == 'https://a.example https://b.example'
+    assert (found['PIP_PROXY'], found['PIP_RETRIES'], found['PIP_CONFIG_FILE']) == ('http://p:1', '1', '/dev/null')
+    assert not {'PIP_USER', 'PIP_TARGET'}.intersection(found)
+    assert "not used of pip's configuration: target, user" in capsys.readouterr().out
+    conf.write_text('no section\n')
+    with pytest.raises(quickstart.QuickstartError, match='pip cannot read its configuration'):
+        quickstart.pip_environment(sys.executable, env)
+
+
+# --- Python, modules tool, packages
+
+def fake_command(directory, name, text):
+    path = directory / name
+    path.write_text('#!/bin/sh\n%s\n' % text)
+    path.chmod(0o755)
+    return path
+
+
+def test_find_python(tmp_path):
+    old = fake_command(tmp_path, 'python3', """echo '{"version": "3.6", "interpreter": "/x", "packages": {}}'""")
+    for wanted, path in ((str(old), None), (None, str(tmp_path))):
+        if wanted or not os.path.exists('/usr/bin/python3'):
+            with pytest.raises(quickstart.QuickstartError) as err:
+                quickstart.find_python(wanted, path)
+            assert 'is 3.6' in str(err.value) and '3.11, 3.12, 3.13, 3.14' in str(err.value)
+    for nonsense in ('/nonexistent', 'true'):
+        with pytest.raises(quickstart.QuickstartError, match='that is no command, or no Python'):
+            quickstart.find_python(nonsense)
+    assert quickstart.find_python(sys.executable)['version'] == '%d.%d' % sys.version_info[:2]
+
+
+def test_find_modules_tool(tmp_path):
+    assert quickstart.find_modules_tool({}, str(tmp_path)) is None
+    modules = tmp_path / 'usr/share/modules/init/bash'
+    modules.parent.mkdir(parents=True)
+    modules.touch()
+    assert quickstart.find_modules_tool({}, str(tmp_path)) == ('EnvironmentModules', str(modules), 'Tcl')
+    lmod = tmp_path / 'usr/share/lmod/8.7/libexec/lmod'
+    lmod.parent.mkdir(parents=True)
+    lmod.touch()
+    assert quickstart.find_modules_tool({}, str(tmp_path)) == ('Lmod', str(lmod.parents[1] / 'init/bash'), 'Lua')
+    other = tmp_path / 'opt/lmod'
+    shutil.copytree(lmod.parents[1], other)
+    assert quickstart.find_modules_tool({'LMOD_PKG': str(other)}, str(tmp_path))[1] == str(other / 'init/bash')
+
+
+def test_packages_nobody_may_install(tmp_path, monkeypatch):
+    fake_command(tmp_path, 'apt-get', 'exit 1')
+    monkeypatch.setenv('PATH', str(tmp_path))
+    monkeypatch.setattr(os, 'geteuid', lambda: 1000)
+    with pytest.raises(quickstart.QuickstartError) as err:
+        quickstart.install_packages(['lmod'], str(tmp_path / 'log'))
+    assert err.value.args[0] == 'packages of the distribution are missing: lmod'
+    assert "sudo sh -c 'apt-get update && apt-get install --yes --no-install-recommends lmod'" in err.value.args[2]
+    (tmp_path / 'apt-get').rename(tmp_path / 'zypper')
+    with pytest.raises(quickstart.QuickstartError, match='lua-lmod'):
+        quickstart.install_packages(['lmod'], str(tmp_path / 'log'))
+    (tmp_path / 'zypper').unlink()
+    with pytest.raises(quickstart.QuickstartError, match='no package manager is known'):
+        quickstart.install_packages(['lmod'], str(tmp_path / 'log'))
+
+
+def test_packages_that_fail(tmp_path, monkeypatch, capsys):
+    fake_command(tmp_path, 'apt-get', 'echo "apt-get $*"; [ "$1" = update ]')
+    monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
+    monkeypatch.setattr(os, 'geteuid', lambda: 0)
+    with pytest.raises(quickstart.QuickstartError, match='failed:.*apt-get install .* lmod') as err:
+        quickstart.install_packages(['lmod'], str(tmp_path / 'log'))
+    assert str(tmp_path / 'log') in err.value.args[2]
+    assert 'installed now: lmod' in capsys.readouterr().out
+
+
+# --- the environment with EasyBuild
+
+@pytest.fixture(scope='session')
+def wheelhouse(tmp_path_factory):
+    """Tiny wheels of everything that is installed, and the settings of pip that make it the only index."""
+    directory = tmp_path_factory.mktemp('wheels')
+    for requirement in quickstart.requirements() + ['setuptools==80', 'wheel==0.45']:
+        name = requirement.split('>')[0].split('=')[0]
+        version = {'mpich': quickstart.MPICH.split('==')[1]}.get(name, '5.4.1')
+        make_wheel(directory, name.replace('-', '_'), version)
+    return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
+
+
+@pytest.fixture
+def tools(prefix, wheelhouse, monkeypatch):
+    """set_up_tools, from the wheelhouse; its environment was made."""
+    for name, value in wheelhouse.items():
+        monkeypatch.setenv(name, value)
+
+    def call(python=PYTHON):
+        again = quickstart.Prefix(prefix.path)
+        again.lock = prefix.lock
+        quickstart.set_up_tools(again, python, quickstart.clean_environment(os.environ))
+        return pathlib.Path(again.path)
+    call()
+    return call
+
+
+def test_tools_are_made_once(tools, capsys):
+    made = tools()
+    assert 'EasyBuild 5.4.1, MPICH 5.0.2' in capsys.readouterr().out
+    (made / 'log/pip.log').unlink()
+    tools()
+    assert not (made / 'log/pip.log').exists(), 'pip ran again'
+
+
+def test_tools_recover(tools, capsys):
+    """What an earlier run has noted is not believed."""
+    made = tools()
+    shutil.rmtree(made / 'venv')
+    tools()
+    assert (made / 'venv/bin/slingtorch').exists()
+
+    shutil.rmtree(next((made / 'venv').glob('lib/python3.*/site-packages/easybuild_framework-*')))
+    tools()
+    assert next((made / 'venv').glob('lib/python3.*/site-packages/easybuild_framework-*')).is_dir()
+    assert not (made / 'venv.old-1').exists()
+
+    # the user worked in it before its Python went away
+    (made / 'venv/notes.txt').write_text('mine')
+    (made / 'venv/bin/python').unlink()
+    (made / 'venv/bin/python').symlink_to('/nonexistent')
+    capsys.readouterr()
+    tools()
+    assert (made / 'venv.old-1/notes.txt').read_text() == 'mine'
+    said = capsys.readouterr().out
+    assert 'its Python does not run' in said and 'kept as %s/venv.old-1' % made in said
+
+
+def test_interrupted_environment_is_made_anew(tools):
+    made = tools()
+    mark = json.loads((made / quickstart.MARK).read_text())
+    (made / quickstart.MARK).write_text(json.dumps({**mark, 'unfinished': True}))
+    (made / 'venv/bin/python').unlink()
+    tools()
+    assert (made / 'venv/bin/python').exists() and not list(made.glob('venv.old-*'))
+    assert 'unfinished' not in json.loads((made / quickstart.MARK).read_text())
+
+
+def test_another_python_makes_another_environment(tools):
+    """--python after a failure was printed, and the old environment was used on."""
+    made = tools()
+    other = dict(PYTHON, interpreter='/opt/other/bin/python3')
+    found = quickstart.describe_python(str(made / 'venv/bin/python'))
+    assert quickstart.why_not_usable(found, other, str(made / 'venv')) \
+        == 'it is of Python %(version)s (%(interpreter)s)' % PYTHON
+    copied = made / 'copied'
+    shutil.copytree(made / 'venv', copied, symlinks=True)
+    found = quickstart.describe_python(str(copied / 'bin/python'))
+    assert quickstart.why_not_usable(found, PYTHON, str(copied)) is None
+    assert 'it believes to be' in quickstart.why_not_usable(found, PYTHON, str(made / 'venv'))
+
+
+def test_index_out_of_reach_is_one_line(prefix, monkeypatch, capfd):
+    monkeypatch.setenv('PIP_CONFIG_FILE', os.devnull)
+    monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
+    monkeypatch.delenv('PIP_FIND_LINKS', raising=False)
+    with pytest.raises(quickstart.QuickstartError) as err:
+        quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+    assert err.value.args[0].startswith('pip could not reach http://127.0.0.1:9/simple/')
+    assert 'PIP_INDEX_URL' in err.value.args[1]
+    out, errors = capfd.readouterr()
+    assert errors == '' and len(out.splitlines()) == 1
+
+
+def test_pip_that_cannot_install_shows_its_error_and_no_warnings(prefix, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv('PIP_CONFIG_FILE', os.devnull)
+    monkeypatch.setenv('PIP_NO_INDEX', '1')
+    monkeypatch.setenv('PIP_FIND_LINKS', str(tmp_path / 'no such directory'))
+    with pytest.raises(quickstart.QuickstartError) as err:
+        quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+    assert err.value.args[1].startswith('ERROR: Could not find a version that satisfies the requirement ')
+    assert 'WARNING' not in ''.join(err.value.args) + ''.join(capfd.readouterr())
+
+
+# --- the shell that goes on
+
+@pytest.fixture
+def activated_prefix(prefix, lmod):
+    """A prefix with this Python's EasyBuild in it."""
+    os.symlink(sys.prefix, prefix.register('venv'))
+    tool = quickstart.find_modules_tool({'LMOD_CMD': lmod.variables['LMOD_CMD']})
+    quickstart.write_configuration(prefix, tool)
+    return prefix
+
+
+def source(prefix, script='', **env):
+    """Source 'activate' in a shell that also has other things in its environment."""
+    script = '. %s/activate && %s' % (prefix.path, script or 'true')
+    return subprocess.run(['bash', '--noprofile', '--norc', '-c', script],
+                          env={**clean_environ(), **env}, text=True, capture_output=True, cwd='/')
+
+
+def test_activate_is_one_clean_configuration(activated_prefix, tmp_path):
+    config = tmp_path / 'xdg/easybuild/config.cfg'
+    config.parent.mkdir(parents=True)
+    config.write_text('[config]\ninstallpath-software = /elsewhere\nmodule-naming-scheme = HierarchicalMNS\n')
+    done = source(activated_prefix, 'eb --show-config', XDG_CONFIG_HOME=str(tmp_path / 'xdg'),
+                  EASYBUILD_PREFIX='/other/prefix', EASYBUILD_HOOKS='/foreign/hooks.py', SLINGTORCH_SITE='nonsense')
+    assert done.returncode == 0, done.stderr
+    assert '/elsewhere' not in done.stdout and '/other' not in done.stdout and 'Hierarchical' not in done.stdout
+    assert 'prefix  ' in done.stdout and activated_prefix.file('easybuild') in done.stdout
+    assert str(ROOT / 'hooks/slingshot_hooks.py') in done.stdout
+
+
+def test_activate_with_the_checkout_gone(activated_prefix):
+    text = pathlib.Path(activated_prefix.file('activate')).read_text()
+    pathlib.Path(activated_prefix.file('activate')).write_text(text.replace(str(ROOT), '/gone/checkout'))
+    done = source(activated_prefix)
+    assert done.returncode == 1 and '/gone/checkout' in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_activate_passes_an_error_on(activated_prefix):
+    """An error of 'slingtorch env' is the only one, and the status."""
+    command = pathlib.Path(activated_prefix.path, 'bin/slingtorch')
+    os.makedirs(command.parent)
+    text = pathlib.Path(activated_prefix.file('activate')).read_text()
+    pathlib.Path(activated_prefix.file('activate')).write_text(
+        text.replace('%s/venv/bin/slingtorch' % activated_prefix.path, str(command)))
+    fake_command(command.parent, 'slingtorch', 'echo "slingtorch: error: wrong" >&2; echo false; exit 1')
+    done = source(activated_prefix, 'echo went on')
+    assert (done.returncode, done.stdout, done.stderr) == (1, '', 'slingtorch: error: wrong\n')
+
+
+def test_checkout_with_a_blank(tmp_path):
+    """The command that is printed, and the file that is sourced, quote it."""
+    checkout = tmp_path / 'my checkout'
+    checkout.mkdir()
+    for name in ('quickstart', 'setup.cfg', 'slingtorch', 'easyconfigs', 'examples'):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, checkout / name)
+    script = ('from slingtorch import quickstart as q; p = q.Prefix(%r); p.claim(); '
+              'q.write_configuration(p, ("Lmod", "/dev/null", "Lua")); print(q.shlex.quote(q.EXAMPLE))'
+              % str(tmp_path / 'prefix'))
+    done = subprocess.run([sys.executable, '-c', script], cwd=checkout, text=True, capture_output=True, check=True)
+    assert done.stdout == "'%s/examples/digits/train_digits.py'\n" % checkout
+    subprocess.run(['bash', '-n', tmp_path / 'prefix/activate'], check=True)
+    assert "'%s'/slingtorch/cli.py" % checkout in (tmp_path / 'prefix/activate').read_text()
+
+
+# --- interrupts
+
+def running(pid):
+    try:
+        return pathlib.Path('/proc', pid, 'stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+def test_interrupt_ends_what_was_started(tmp_path):
+    script = ('from slingtorch import quickstart as q; q.signal.signal(q.signal.SIGTERM, q.interrupt); '
+              'q.run(["sh", "-c", "sleep 61 & echo $! > pid; wait"], dict(q.os.environ))')
+    process = subprocess.Popen([sys.executable, '-c', script], cwd=tmp_path,
+                               env={**clean_environ(), 'PYTHONPATH': str(ROOT)}, stderr=subprocess.DEVNULL)
+    pid = tmp_path / 'pid'
+    while not (pid.exists() and pid.read_text().strip()):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) != 0
+    deadline = time.monotonic() + 30
+    while running(pid.read_text().strip()):
+        assert time.monotonic() < deadline, 'what it started goes on'
+
+
+def test_interrupt_says_what_is_left(tmp_path, monkeypatch, capsys):
+    def interrupted(args, prefix, phases):
+        raise KeyboardInterrupt(signal.SIGTERM)
+    monkeypatch.setattr(quickstart, 'quickstart', interrupted)
+    assert quickstart.main(['--prefix', str(tmp_path / 'p')]) == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    assert 'interrupted; what is in %s/p is not complete' % tmp_path in said
+    assert '--remove --prefix %s/p' % tmp_path in said
