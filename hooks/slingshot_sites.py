@@ -25,6 +25,8 @@ FALLBACK_SITE = 'local'
 # variables that name the site and its opt-in groups
 SITE_VARIABLE = 'SLINGTORCH_SITE'
 GROUPS_VARIABLE = 'SLINGTORCH_SITE_GROUPS'
+# '<site>: <what was seen>' of an activation that detected the site: then nobody has named it
+DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
 # variables that must not be set by a module, whatever the site: name pattern and reason
 FORBIDDEN = (
@@ -70,7 +72,7 @@ SECTION_KEYS = {
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
 Rule = namedtuple('Rule', ['kind', 'name', 'pattern', 'source'])
-Choice = namedtuple('Choice', ['site', 'why', 'warning'])
+Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
 
 
 class SiteError(Exception):
@@ -108,12 +110,12 @@ class Site:
             if rule.kind == 'env':
                 value = environ.get(rule.name)
                 if value is not None and fnmatch.fnmatchcase(value, rule.pattern):
-                    return "$%s is '%s'" % (rule.name, value)
+                    return "$%s is %s" % (rule.name, value)
             elif rule.kind == 'file':
                 if os.path.exists(os.path.join(root, rule.pattern.lstrip('/'))):
                     return "%s exists" % rule.pattern
             elif any(fnmatch.fnmatchcase(host, rule.pattern) for host in (hostname, hostname.split('.')[0])):
-                return "the host name is '%s'" % hostname
+                return "the host name is %s" % hostname
         return None
 
     def check_groups(self, names, asked_by='$' + GROUPS_VARIABLE):
@@ -369,26 +371,31 @@ def detect(environ, hostname, root='/', sites_dir=None):
 
 def choose(environ=None, hostname=None, root='/', sites_dir=None):
     """
-    Return the Choice (site, why, warning) for this machine: the site named by $SLINGTORCH_SITE, else the detected one.
+    Return the Choice (site, why, warning, detected) for this machine: the site named by $SLINGTORCH_SITE, else the
+    detected one.
 
+    What an earlier activation detected holds where nothing is seen any more, as on a compute node.
     A named site that is contradicted by what is detected is an error, unless it is a site without rules of its own
     (a generic one such as 'local'): that can be meant, and gives a warning.
     """
     environ = os.environ if environ is None else environ
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
-    if not name:
+    earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
+    found = detected_sites(environ, hostname, root, sites_dir)
+    if not name or (name == earlier and found):
         site, why = detect(environ, hostname, root, sites_dir)
-        return Choice(site, why, None)
+        return Choice(site, why, None, True)
 
     site = load(name, sites_dir)
-    why = "it was named"
-    found = detected_sites(environ, hostname, root, sites_dir)
+    if name == earlier:
+        return Choice(site, why, None, True)
+    why = "named by --site or $%s" % SITE_VARIABLE
     if not found or name in [other.name for other, _ in found]:
-        return Choice(site, why, None)
+        return Choice(site, why, None, False)
     if not site.rules:
         return Choice(site, why, "site '%s' was named although this machine looks like %s: nothing of that site is "
-                                 "added. To have it, unset %s." % (name, _list_found(found), SITE_VARIABLE))
+                                 "added. To have it, unset %s." % (name, _list_found(found), SITE_VARIABLE), False)
     raise SiteError("Site '%s' is named (by --site or $%s), but this machine looks like %s. Unset %s, or leave --site "
                     "out, to take what is detected; if the detection is wrong, correct the rules in %s."
                     % (name, SITE_VARIABLE, _list_found(found), SITE_VARIABLE, found[0][0].path))

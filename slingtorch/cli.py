@@ -10,7 +10,7 @@ The command slingtorch: 'env' prints shell code that makes EasyBuild find the bu
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
 import argparse
-import configparser
+import contextlib
 import glob
 import importlib.util
 import json
@@ -23,14 +23,17 @@ import textwrap
 from slingtorch import __version__, bundle_root
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
-# what has a meaning in EasyBuild's path lists and globs, or ends a line
-SPECIAL_CHARACTERS = ':,*?[]\n'
+# what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
+LIST_CHARACTERS = ':,*?[]\n'
+# what breaks an installation below a directory: templates of EasyBuild, quoting in its commands and in module files
+IMPOSSIBLE = ':*?[$%"`\\\n'
+IMPOSSIBLE_IN_TCL = ' ;{}'
 # what a bundle holds
 BUNDLE_DIRS = ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts')
 
 
 class CliError(Exception):
-    """Something that a person must decide or mend; the message says how."""
+    """Something that a person must decide or fix; the message says how."""
 
 
 def load_slingshot_sites(root):
@@ -48,99 +51,93 @@ def note(message):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# EasyBuild's configuration, as far as it must be continued
+# EasyBuild's configuration, which is continued
 
-def split_words(text, separator):
-    """Elements of a list, without the blanks around them."""
-    return [word.strip() for word in text.split(separator)]
-
-
-class EasyBuildConfig:
-    """What the user has configured: environment variables first, then configuration files."""
-
-    def __init__(self, environ):
-        """
-        Read the configuration files that EasyBuild would read (easybuild/tools/options.py).
-
-        :raises CliError: if one cannot be read
-        """
-        self.environ = environ
-        self.files = {}
-        home = environ.get('HOME') or os.path.expanduser('~')
-        self.home = home
-        dirs = (environ.get('XDG_CONFIG_DIRS') or '/etc/xdg').split(':')
-        paths = []
-        for directory in reversed(dirs):
-            paths.extend(sorted(glob.glob(os.path.join(directory, 'easybuild.d', '*.cfg'))))
-        paths.append(os.path.join(environ.get('XDG_CONFIG_HOME') or os.path.join(home, '.config'), 'easybuild',
-                                  'config.cfg'))
-        paths.extend(path for path in split_words(environ.get('EASYBUILD_CONFIGFILES', ''), ',') if path)
-        ignored = split_words(environ.get('EASYBUILD_IGNORECONFIGFILES', ''), ',')
-        for path in paths:
-            if path not in ignored and os.path.isfile(path):
-                self._read(path)
-
-    def _read(self, path):
-        """Add the options of one file: a later file wins."""
-        # an empty element of robot-paths stands for EasyBuild's default, as this constant does
-        constants = {'HOME': self.home, 'USER': self.environ.get('USER', ''), 'DEFAULT_ROBOT_PATHS': ''}
-        parser = configparser.ConfigParser()
-        parser.optionxform = str
-        parser.read_dict({'DEFAULT': constants})
-        try:
-            with open(path, encoding='utf-8') as fp:
-                parser.read_file(fp)
-            for section in parser.sections():
-                for key, value in parser.items(section):
-                    if key not in parser.defaults():
-                        self.files[key.replace('_', '-')] = (value, path)
-        except (configparser.Error, UnicodeDecodeError, OSError) as err:
-            raise CliError("EasyBuild's configuration file %s cannot be read: %s. Correct it, or leave it out with "
-                           "'export EASYBUILD_IGNORECONFIGFILES=%s'." % (path, err, path))
-
-    def get(self, option):
-        """Return (value, where it comes from), or (None, None)."""
-        variable = 'EASYBUILD_' + option.upper().replace('-', '_')
-        if self.environ.get(variable):
-            return self.environ[variable], '$' + variable
-        return self.files.get(option, (None, None))
-
-    def elements(self, option, separator, default=()):
-        """The elements of an option that is a list."""
-        value, _ = self.get(option)
-        return split_words(value, separator) if value else list(default)
-
-
-def default_metadata_files(environ):
+def easybuild_configuration():
     """
-    The files with metadata of external modules that EasyBuild reads by itself, unless the option is set.
+    EasyBuild's own view of its configuration, from variables and files, as 'eb --show-config' has it.
 
-    They are in etc/, beside the bin/ of eb or beside the package easybuild (parse_external_modules_metadata in
-    easybuild/tools/options.py).
+    :return: easybuild.tools.options.EasyBuildOptions
+    :raises CliError: if EasyBuild is not there, or does not accept its configuration
     """
-    tops = []
-    eb_path = environ.get('EB_SCRIPT_PATH') or shutil.which('eb', path=environ.get('PATH'))
-    if eb_path:
-        tops.append(os.path.dirname(os.path.dirname(eb_path)))
-    spec = importlib.util.find_spec('easybuild')
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        tops.extend([os.path.dirname(place), sys.prefix])
-    for top in tops:
-        found = sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))
-        if found:
-            return found
-    return []
+    try:
+        from easybuild.tools.build_log import raise_easybuilderror
+        from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
+    except ImportError as err:
+        raise CliError("%s, the Python that runs slingtorch, has no EasyBuild (%s). Install slingtorch with pip, which "
+                       "brings EasyBuild along, or run it with the Python of your EasyBuild: PYTHON -m slingtorch env"
+                       % (sys.executable, err))
+
+    class Configuration(EasyBuildOptions):
+        """The options without the checks that need what they include, such as a module naming scheme: eb has these."""
+
+        def validate(self):
+            """Nothing."""
+
+    try:
+        config = Configuration(go_args=[], prog='eb', envvar_prefix=CONFIG_ENV_VAR_PREFIX, with_include=False,
+                               single_cfg_level=True, error_env_options=True,
+                               error_env_option_method=raise_easybuilderror)
+    except (Exception, SystemExit) as err:  # pylint: disable=broad-except
+        # EasyBuild 5.4 fails while it reports a file without a section: its first exception says more
+        while err.__context__ is not None:
+            err = err.__context__
+        files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
+        raise CliError("EasyBuild does not accept its configuration: %s. Correct the variable EASYBUILD_... or the "
+                       "file (%s); 'export EASYBUILD_IGNORECONFIGFILES=FILE' leaves a file out."
+                       % (err, ', '.join(files) or 'there is none'))
+    shutil.rmtree(config.tmpdir, ignore_errors=True)
+    return config
+
+
+def default_metadata_files():
+    """What parse_external_modules_metadata (easybuild/tools/options.py) reads where the option is not set."""
+    from easybuild.tools import options
+    tops = [os.path.dirname(os.path.dirname(os.path.dirname(options.__file__)))]
+    tops += [os.path.dirname(os.path.dirname(path)) for path in [shutil.which('eb')] if path]
+    return [path for top in tops
+            for path in sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))]
+
+
+def modules_tool(config):
+    """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
+    from easybuild.tools.modules import avail_modules_tools
+    if is_set(config, 'modules_tool'):
+        return config.options.modules_tool
+    for name in ('Lmod', 'EnvironmentModules'):
+        tool = avail_modules_tools()[name]
+        if shutil.which(os.environ.get(tool.COMMAND_ENVIRONMENT) or tool.COMMAND):
+            return name
+    return None
+
+
+def is_set(config, option):
+    """Whether an option of EasyBuild is set, by a variable or a file (as EasyBuildOptions itself asks)."""
+    return config.options._action_taken.get(option, False)  # pylint: disable=protected-access
+
+
+def modules_directory(options):
+    """The directory of EasyBuild's module files: what 'module use' takes."""
+    top = options.installpath_modules or os.path.join(options.installpath, options.subdir_modules)
+    return os.path.join(top, options.suffix_modules_path or '').rstrip('/')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch env
 
-def check_root(root):
-    """Raise a CliError if EasyBuild could not take the path of the bundle."""
-    bad = sorted(set(root) & set(SPECIAL_CHARACTERS))
+def check_path(what, path, characters):
+    """Raise a CliError if a path holds one of the characters that EasyBuild or a shell would take apart."""
+    bad = sorted(set(path).intersection(characters))
     if bad:
-        raise CliError("The bundle is in '%s': EasyBuild's lists of paths cannot hold the characters %s. Move the "
-                       "bundle to a directory without them." % (root, ' '.join(repr(char) for char in bad)))
+        raise CliError("%s is '%s': EasyBuild cannot work with %s in this path. Use a directory without."
+                       % (what, path, ' '.join(repr(char) for char in bad)))
+
+
+def check_destination(options, syntax):
+    """Raise a CliError if EasyBuild could not install into the directories that are configured."""
+    for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
+        check_path("EasyBuild's %s (%s)" % (option, 'EASYBUILD_' + option.upper()), getattr(options, option) or '',
+                   IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
 
 
 def other_root(config, root, keep_hooks):
@@ -151,70 +148,94 @@ def other_root(config, root, keep_hooks):
     :raises CliError: if they are someone else's, since EasyBuild takes one file with hooks
     """
     ours = os.path.join(root, 'hooks', 'slingshot_hooks.py')
-    theirs, where = config.get('hooks')
-    if not theirs or keep_hooks or os.path.realpath(os.path.expanduser(theirs)) == os.path.realpath(ours):
+    theirs = config.options.hooks
+    if not theirs or keep_hooks or os.path.realpath(theirs) == os.path.realpath(ours):
         return None
-    directory, name = os.path.split(os.path.abspath(os.path.expanduser(theirs)))
+    directory, name = os.path.split(os.path.abspath(theirs))
     if name == os.path.basename(ours) and os.path.isfile(os.path.join(directory, 'slingshot_sites.py')):
         return os.path.dirname(directory)
+    where = '$EASYBUILD_HOOKS' if os.environ.get('EASYBUILD_HOOKS') else ' or '.join(config.configfiles)
     raise CliError("EasyBuild takes one file with hooks, and %s names %s already. Take it out there, or let that file "
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(environ, root, site, groups, keep_hooks=False):
+def activation(root, choice, groups, keep_hooks=False):
     """
     Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
 
-    :param environ: environment of the user, in which the variables are set already or not
     :param root: root of the bundle
-    :param site: site, as a slingshot_sites.Site
+    :param choice: the site, as a slingshot_sites.Choice
     :param groups: names of opt-in groups
     """
-    check_root(root)
-    config = EasyBuildConfig(environ)
+    site = choice.site
+    check_path("The directory of the bundle", root, LIST_CHARACTERS)
+    variables = []
+    if not shutil.which('eb'):
+        # at the end: the user's python stays what it is
+        os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), os.path.dirname(sys.executable))
+        variables.append(('PATH', os.environ['PATH']))
+    config = easybuild_configuration()
+    if not shutil.which('eb'):
+        raise CliError("There is no command eb, neither on your PATH nor beside %s: add the directory of EasyBuild's "
+                       "eb to your PATH." % sys.executable)
+    options = config.options
     roots = [root] + [other for other in [other_root(config, root, keep_hooks)] if other]
     ours = tuple(os.path.join(top, name) for top in roots for name in BUNDLE_DIRS)
 
     def theirs(elements):
         """Elements that no copy of the bundle has added."""
-        return [elem for elem in elements if not elem.startswith(ours)]
+        return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
 
-    variables = []
     # an empty element stands for EasyBuild's own easyconfigs
-    robot_paths = theirs(config.elements('robot-paths', ':', default=['']))
-    variables.append(('EASYBUILD_ROBOT_PATHS', ':'.join([os.path.join(root, 'easyconfigs')] + (robot_paths or ['']))))
-
+    robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
+    robot_paths = list(dict.fromkeys(robot_paths)) or ['']
     # a pattern without a match is an error in EasyBuild
     patterns = [os.path.join(root, 'easyblocks', '*.py'), os.path.join(root, 'easyblocks', 'generic', '*.py')]
-    easyblocks = [pattern for pattern in patterns if glob.glob(pattern)]
-    easyblocks += [elem for elem in theirs(config.elements('include-easyblocks', ',')) if elem]
-    variables.append(('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks) or None))
-
+    easyblocks = [pattern for pattern in patterns if glob.glob(pattern)] + theirs(options.include_easyblocks)
+    variables += [
+        ('EASYBUILD_ROBOT_PATHS', ':'.join([os.path.join(root, 'easyconfigs')] + robot_paths)),
+        ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks) or None),
+    ]
     if not keep_hooks:
         variables.append(('EASYBUILD_HOOKS', os.path.join(root, 'hooks', 'slingshot_hooks.py')))
-
-    prefix = os.path.expanduser(config.get('prefix')[0] or os.path.join(config.home, '.local', 'easybuild'))
-    source_path = [elem for elem in theirs(config.elements('sourcepath', ':')) if elem]
     # the first element is where EasyBuild puts what it downloads
-    source_path = source_path or [os.path.join(prefix, 'sources')]
+    source_path = theirs(options.sourcepath.split(':'))
     source_path += [os.path.join(root, 'patches'), os.path.join(root, 'runscripts')]
     variables.append(('EASYBUILD_SOURCEPATH', ':'.join(source_path)))
 
-    defaults = default_metadata_files(environ)
-    metadata = [elem for elem in theirs(config.elements('external-modules-metadata', ',')) if elem]
+    defaults = default_metadata_files()
+    metadata = theirs(options.external_modules_metadata)
     if site.external_modules_metadata:
-        if not (metadata or defaults):
-            note("EasyBuild's own metadata of external modules is not found, and is left out: is 'eb' on your PATH?")
         metadata = (metadata or defaults) + [os.path.join(root, 'hooks', 'metadata', site.external_modules_metadata)]
     elif metadata == defaults:
         # left by an earlier activation for another site
         metadata = []
     variables.append(('EASYBUILD_EXTERNAL_MODULES_METADATA', ','.join(metadata) or None))
 
-    if site.module_syntax and not config.get('module-syntax')[0]:
-        variables.append(('EASYBUILD_MODULE_SYNTAX', site.module_syntax))
-    variables.append(('SLINGTORCH_SITE', site.name))
-    variables.append(('SLINGTORCH_SITE_GROUPS', ','.join(groups) or None))
+    tool, syntax = modules_tool(config), options.module_syntax
+    if tool is None:
+        note("warning: this shell has neither Lmod nor Environment Modules, and eb needs one: source its file, such as "
+             "/usr/share/lmod/lmod/init/bash, and do this again")
+    elif tool != options.modules_tool:
+        variables.append(('EASYBUILD_MODULES_TOOL', tool))
+    if not is_set(config, 'module_syntax') and (site.module_syntax or tool != 'Lmod'):
+        # the others cannot read Lua
+        syntax = site.module_syntax if tool in ('Lmod', None) else 'Tcl'
+        variables.append(('EASYBUILD_MODULE_SYNTAX', syntax))
+    check_destination(options, syntax)
+
+    # PyTorch's modules put a Python without EasyBuild first
+    variables.append(('EB_PYTHON', sys.executable))
+    # not 'module use': a shell without the command must come through, and a directory that is not there yet too
+    module_path = [path for path in os.environ.get('MODULEPATH', '').split(':') if path]
+    if tool and modules_directory(options) not in module_path:
+        variables.append(('MODULEPATH', ':'.join([modules_directory(options)] + module_path)))
+
+    variables += [
+        ('SLINGTORCH_SITE', site.name),
+        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (site.name, choice.why) if choice.detected else None),
+        ('SLINGTORCH_SITE_GROUPS', ','.join(groups) or None),
+    ]
     return variables
 
 
@@ -245,6 +266,7 @@ def run_env(args):
     before = environ.get(sites.SITE_VARIABLE)
     if args.site:
         environ[sites.SITE_VARIABLE] = args.site
+        environ.pop(sites.DETECTED_VARIABLE, None)
     choice = sites.choose(environ)
     if choice.warning:
         note("warning: " + choice.warning)
@@ -263,9 +285,10 @@ def run_env(args):
     choice.site.env_values(groups)
     choice.site.parameter_values(groups)
 
-    text = shell_code(activation(environ, root, choice.site, groups, keep_hooks=args.keep_hooks), os.environ,
-                      args.shell)
-    sys.stdout.write(text)
+    # what EasyBuild prints must not be evaluated
+    with contextlib.redirect_stdout(sys.stderr):
+        variables = activation(root, choice, groups, keep_hooks=args.keep_hooks)
+    sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
         for group in described:

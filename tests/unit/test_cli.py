@@ -1,4 +1,5 @@
 """The command slingtorch: what it prints, and what a shell and EasyBuild make of it."""
+import argparse
 import json
 import os
 import pathlib
@@ -75,6 +76,7 @@ def test_env(environ, tmp_path):
         'EASYBUILD_HOOKS': '%s/hooks/slingshot_hooks.py' % ROOT,
         'EASYBUILD_SOURCEPATH': '%s/.local/easybuild/sources:%s/patches:%s/runscripts' % (tmp_path, ROOT, ROOT),
         'SLINGTORCH_SITE': 'local',
+        'SLINGTORCH_SITE_DETECTED': 'local: no rule of any site matches this machine',
     }
 
 
@@ -176,6 +178,7 @@ def test_other_hooks_are_refused(in_file, environ, tmp_path):
     else:
         environ['EASYBUILD_HOOKS'] = '/site/hooks.py'
         where = '$EASYBUILD_HOOKS'
+    assert bash('eval "$(slingtorch env)" && echo went on', environ).returncode == 1
     done = run(['env'], environ)
     assert (done.returncode, done.stdout) == (1, 'false\n')
     for text in (where, '/site/hooks.py', '--keep-hooks'):
@@ -207,7 +210,7 @@ def test_impossible_path_of_bundle(name, environ, tmp_path):
                           stderr=subprocess.PIPE, universal_newlines=True,
                           env={key: value for key, value in environ.items() if key != 'PYTHONPATH'})
     assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert 'cannot hold the characters' in done.stderr
+    assert 'The directory of the bundle is' in done.stderr and 'EasyBuild cannot work with' in done.stderr
 
 
 @pytest.mark.parametrize('args', ['--site nonsense', '--site derecho --with nonsense', '--bogus', '--shell ksh93'])
@@ -219,13 +222,147 @@ def test_error_reaches_the_shell(args, environ):
     assert 'error:' in done.stderr
 
 
+CONFIG = '.config/easybuild/config.cfg'
+
+
+@pytest.mark.parametrize('text, variables, message', [
+    ('prefix = /a\n', {}, 'File contains no section headers'),
+    ('[config]\nprefixx = /a\n', {}, 'no option corresponding with opt prefixx'),
+    ('[config]\nprefix = %d/a\n', {}, "'%' must be followed by"),
+    ('[config]\nmodules-tool = mine\n', {}, "invalid choice: 'mine'"),
+    ('', {'EASYBUILD_PREFIXX': '/a'}, 'EASYBUILD_PREFIXX'),
+    ('', {'EASYBUILD_MODULES_TOOL': 'mine'}, "invalid choice: 'mine'"),
+])
+def test_configuration_that_easybuild_does_not_accept(text, variables, message, environ, tmp_path):
+    """What EasyBuild says, and one remedy."""
+    (tmp_path / CONFIG).parent.mkdir(parents=True)
+    (tmp_path / CONFIG).write_text(text)
+    done = run(['env'], dict(environ, **variables))
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert 'EasyBuild does not accept its configuration: ' in done.stderr and message in done.stderr
+    assert str(tmp_path / CONFIG) in done.stderr and 'export EASYBUILD_IGNORECONFIGFILES=FILE' in done.stderr
+    assert 'Traceback' not in done.stderr
+    # the remedy is one
+    environ['EASYBUILD_IGNORECONFIGFILES'] = str(tmp_path / CONFIG)
+    assert run(['env'], environ).returncode == 0
+
+
+def test_options_that_only_eb_can_check(environ, tmp_path):
+    """A naming scheme of the centre's, which EasyBuild knows when it has included the file."""
+    (tmp_path / CONFIG).parent.mkdir(parents=True)
+    (tmp_path / CONFIG).write_text('[config]\ninclude-module-naming-schemes = /site/*.py\n'
+                                   'module-naming-scheme = SiteMNS\n')
+    assert activated(evaluate('', environ)) == activated(evaluate('', dict(environ, XDG_CONFIG_HOME='/nonexistent')))
+
+
+@pytest.mark.parametrize('setting, name', [
+    ('EASYBUILD_PREFIX', 'a:b'), ('EASYBUILD_INSTALLPATH_SOFTWARE', 'a$b'), ('prefix', 'a%%b')])
+def test_destination_that_easybuild_cannot_use(setting, name, environ, tmp_path):
+    """Refused before anything is installed: with a colon it took until the virtual environment was to be made."""
+    path = '%s/%s' % (tmp_path, name)
+    if setting == 'prefix':
+        (tmp_path / CONFIG).parent.mkdir(parents=True)
+        (tmp_path / CONFIG).write_text('[config]\nprefix = %s\n' % path)
+    else:
+        environ[setting] = path
+    done = run(['env'], environ)
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert "EasyBuild cannot work with %r in this path" % name[1] in done.stderr
+    assert (setting if setting.isupper() else 'EASYBUILD_PREFIX') in done.stderr
+
+
+@pytest.mark.parametrize('syntax, refused, taken', [
+    ('Lua', ':$%"`\\*?[\n', " ,;'(){}&#!"), ('Tcl', ':$%"`\\*?[\n ;{}', ",'()#!~")])
+def test_characters_of_a_destination(syntax, refused, taken):
+    """Each was tried: an installation by EasyBuild 5.4.1, its module and its runscript."""
+    def options(char):
+        return argparse.Namespace(prefix=None, installpath='/a%sb' % char, installpath_software=None,
+                                  installpath_modules=None, buildpath='/b')
+    for char in refused:
+        with pytest.raises(cli.CliError):
+            cli.check_destination(options(char), syntax)
+    for char in taken:
+        cli.check_destination(options(char), syntax)
+
+
+def test_python_of_easybuild(environ, tmp_path):
+    """eb goes on working when a module puts a Python without EasyBuild first; that Python itself is an error."""
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(tmp_path / 'bare')], check=True)
+    done = bash('eval "$(slingtorch env)" && PATH=%s/bare/bin:$PATH && eb --version' % tmp_path, environ)
+    assert done.returncode == 0 and 'This is EasyBuild' in done.stdout, done.stderr
+    done = subprocess.run([str(tmp_path / 'bare/bin/python'), '-m', 'slingtorch', 'env'], env=environ, cwd='/',
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert '%s/bare/bin/python' % tmp_path in done.stderr and 'has no EasyBuild' in done.stderr
+
+
+def test_eb_is_found(environ):
+    """Also when slingtorch was called by its path; the user's python stays the first."""
+    environ['PATH'] = '/usr/bin:/bin'
+    done = bash('eval "$(slingtorch env)" && eb --version && echo $PATH', environ)
+    assert 'This is EasyBuild' in done.stdout and done.stdout.endswith('\n/usr/bin:/bin:%s\n' % BIN), done.stderr
+
+
+def test_modules_are_visible(environ, tmp_path):
+    """Those that eb will make here, before the others; as often as it is activated, once."""
+    environ['MODULEPATH'] = '/site/modules'
+    assert evaluate('', environ, times=2)['MODULEPATH'] == '%s/.local/easybuild/modules/all:/site/modules' % tmp_path
+    environ.update(EASYBUILD_INSTALLPATH_MODULES='/mine', EASYBUILD_SUFFIX_MODULES_PATH='')
+    assert evaluate('', environ)['MODULEPATH'] == '/mine:/site/modules'
+
+
+def without_lmod(environ):
+    """The environment of a shell in which only Environment Modules work."""
+    return {**{key: value for key, value in environ.items() if key != 'LMOD_CMD'}, 'MODULES_CMD': '/bin/true'}
+
+
+@pytest.mark.parametrize('args', ['', '--site derecho'])
+def test_environment_modules(args, environ):
+    env = evaluate(args, without_lmod(environ), times=2)
+    assert (env['EASYBUILD_MODULES_TOOL'], env['EASYBUILD_MODULE_SYNTAX']) == ('EnvironmentModules', 'Tcl')
+
+
+def test_modules_tool_of_the_user(environ):
+    env = evaluate('', dict(without_lmod(environ), EASYBUILD_MODULES_TOOL='EnvironmentModulesC'))
+    assert (env['EASYBUILD_MODULES_TOOL'], env['EASYBUILD_MODULE_SYNTAX']) == ('EnvironmentModulesC', 'Tcl')
+    env = evaluate('', dict(environ, EASYBUILD_MODULE_SYNTAX='Tcl'))
+    assert env['EASYBUILD_MODULE_SYNTAX'] == 'Tcl' and 'EASYBUILD_MODULES_TOOL' not in env
+
+
+def test_no_modules_tool(environ):
+    del environ['LMOD_CMD']
+    done = run(['env'], environ)
+    assert done.returncode == 0 and 'MODULEPATH' not in done.stdout
+    assert 'neither Lmod nor Environment Modules' in done.stderr
+
+
+def test_why_is_remembered(environ):
+    """Also where nothing is seen of it any more, as on a compute node."""
+    env = evaluate('', dict(environ, NCAR_HOST='derecho'))
+    for host in ({'NCAR_HOST': 'derecho'}, {}):
+        later = {**{key: value for key, value in env.items() if key != 'NCAR_HOST'}, **host}
+        assert 'site derecho ($NCAR_HOST is derecho)' in run(['env'], later).stderr
+        assert 'this machine: derecho ($NCAR_HOST is derecho)' in run(['sites'], later).stderr
+        assert activated(evaluate('', later)) == activated(env)
+
+
+def test_what_nobody_named_is_detected_again(environ):
+    """After the site's modules were loaded; but what the user has named stays."""
+    env = evaluate('', environ)
+    assert env['SLINGTORCH_SITE'] == 'local'
+    assert evaluate('', dict(env, NCAR_HOST='derecho'))['SLINGTORCH_SITE'] == 'derecho'
+    named = evaluate('--site local', env)
+    assert evaluate('', dict(named, NCAR_HOST='derecho'))['SLINGTORCH_SITE'] == 'local'
+    assert 'named by --site or $SLINGTORCH_SITE' in run(['sites'], named).stderr
+
+
 def test_error_messages(environ):
     assert 'The sites are: cirrus, derecho' in run(['env', '--site', 'nonsense'], environ).stderr
     error = run(['env', '--site', 'frontier', '--with', 'nonsense'], environ).stderr
     assert "--with names the group 'nonsense'" in error and 'alt_read:' in error
     environ['NCAR_HOST'] = 'derecho'
     error = run(['env', '--site', 'frontier'], environ).stderr
-    assert "Site 'frontier' is named" in error and "'derecho' ($NCAR_HOST is 'derecho')" in error
+    assert "Site 'frontier' is named" in error and "'derecho' ($NCAR_HOST is derecho)" in error
 
 
 def test_quoting():
@@ -275,7 +412,7 @@ def test_sites(environ):
     done = run(['sites'], environ)
     assert done.returncode == 0
     assert [line for line in done.stdout.splitlines() if line.startswith('* derecho')]
-    assert "this machine: derecho ($NCAR_HOST is 'derecho')" in done.stderr
+    assert "this machine: derecho ($NCAR_HOST is derecho)" in done.stderr
     assert 'alt_read' in done.stdout
 
 
