@@ -89,14 +89,12 @@ _find_port() {
 # hydra starts one proxy per node, which is parent of all ranks there, or grandparent where a container runtime stands
 # between. $PPID alone would be another number for every rank then.
 _find_hydra_proxy() {  # -> hydra_proxy, or nothing in a PID namespace of one's own
-    local pid=$PPID name line i
+    local pid=$PPID line i
     for ((i = 0; i < 16 && pid > 1; i++)); do
-        IFS= read -r name 2> /dev/null < "/proc/$pid/comm" || return 0
-        # shellcheck disable=SC2034  # the table names it
-        [[ $name != *pmi_proxy* ]] || { hydra_proxy=$pid; return 0; }
         IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
-        line=${line##*) }  # past the command's name, which may hold anything: proc(5)
-        line=${line#* }
+        # shellcheck disable=SC2034  # the table names it
+        [[ $line != *'pmi_proxy)'* ]] || { hydra_proxy=$pid; return 0; }
+        line=${line##*) ? }  # past the command's name, which may hold anything: proc(5)
         pid=${line%% *}
     done
 }

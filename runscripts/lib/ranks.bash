@@ -66,14 +66,11 @@ _read_row() {  # FIELD...
 _slurm_tasks_on_this_node() {
     local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
     local form='^([1-9][0-9]{0,8})(\(x([1-9][0-9]{0,8})\))?$'
+    [[ -n $list || $world_size -ne 1 ]] || list=1
+    [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown. Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
     _need_number SLURM_NODEID "$node"
     _first_set SLURM_STEP_TASKS_PER_NODE,SLURM_TASKS_PER_NODE
     local_world_size='' step_nodes=0
-    if [[ -z $list ]]; then
-        local_world_size=1
-        ((world_size == 1)) || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown. Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
-        return
-    fi
     for entry in $list; do
         [[ $entry =~ $form ]] || _fail 1 "$name='$list': '$entry' is not TASKS or TASKS(xNODES). Slurm sets this variable: see whether the job script changes it"
         tasks=${BASH_REMATCH[1]} nodes=${BASH_REMATCH[3]:-1}
@@ -108,16 +105,12 @@ _find_rank() {
     # shellcheck disable=SC2034  # the table names it
     # Inside Slurm a PALS_RANKID is srun's (--mpi=cray_shasta), and MPI_LOCALRANKID never is: such a rank is hydra's.
     [[ -n ${PALS_RANKID-} && -z ${SLURM_JOB_ID-} ]] || no_pals=1
-    case ${SLURM_STEP_ID:-${SLURM_STEPID-}} in
-        # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them
-        # 0xfffffffb and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
-        '' | 4294967290 | 4294967291) ;;
-        # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's nodes.
-        *)
-            _first_set SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
-            # shellcheck disable=SC2034
-            [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=1 ;;
-    esac
+    # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's nodes.
+    _first_set SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
+    [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=${SLURM_STEP_ID:-${SLURM_STEPID-}}
+    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them 0xfffffffb
+    # and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
+    [[ $srun_task != 429496729[01] ]] || srun_task=''
     for row in "${_launchers[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
@@ -132,11 +125,9 @@ _find_rank() {
     case $launcher in
         none) _check_alone ;;
         torchrun | manual)
-            if ((world_size == 1)); then
-                : "${local_rank:=0}" "${local_world_size:=1}"
-            elif [[ -z $local_rank || -z $local_world_size ]]; then
-                _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec"
-            fi ;;
+            ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
+            [[ -n $local_rank && -n $local_world_size ]] ||
+                _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
             for i in 2 3 4 5; do
                 name=${_fields[i]}
@@ -144,9 +135,9 @@ _find_rank() {
                 _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or says '${!name}', which is no number (${_row[i]}). Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
             # All ranks would be rank 0: an export in a job script reaches every task alike.
-            [[ -z ${RANK-} || $RANK == "$rank" ]] ||
+            [[ ${RANK:-$rank} == "$rank" ]] ||
                 _fail 1 "RANK=$RANK is set already, but the launcher ($launcher) started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK WORLD_SIZE'"
-            [[ -z ${WORLD_SIZE-} || $WORLD_SIZE == "$world_size" ]] ||
+            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] ||
                 _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE' in the job script"
             ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on this node, but $world_size in all" ;;
     esac

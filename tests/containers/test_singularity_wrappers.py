@@ -303,7 +303,6 @@ def test_list_packages(small):
 
 
 def test_signals_reach_pip(small, tmp_path):
-    """It runs beside its wrapper, which has more to say afterwards."""
     server = subprocess.Popen([sys.executable, '-c', 'import socket, time; s = socket.create_server(("127.0.0.1", 0)); '
                                'print(s.getsockname()[1], flush=True); c = s.accept(); print("asked", flush=True); '
                                'time.sleep(120)'], stdout=subprocess.PIPE, text=True)
@@ -341,17 +340,11 @@ def test_pip_in_the_environment_of_another_user(other_user, lmod):
 
 
 @pytest.mark.parametrize('pip', [['pip'], ['python', '-m', 'pip']])
-def test_pip_says_what_the_image_has_already(small, tmp_path, pip):
+def test_pip_installs_into_user_software(small, tmp_path, pip):
     smallimage.wheel(tmp_path, 'newpkg', '0.3', requires=['imagepkg>=1'])
-    command = [*pip, 'install', '-q', '--no-index', '--find-links', tmp_path, '--disable-pip-version-check', 'newpkg']
-    done = small(*command)
-    assert 'in the image already, so not installed into /user-software' in done.stderr
-    assert 'imagepkg 1.5+local' in done.stderr
-    assert 'newpkg' not in done.stderr.split('in the image already')[1]
+    done = small(*pip, 'install', '--no-index', '--find-links', tmp_path, '--disable-pip-version-check', 'newpkg')
+    assert 'Requirement already satisfied: imagepkg' in done.stdout
     assert small('list-packages', 'newpkg').stdout.split() == ['newpkg', '0.3', 'user-software']
-    # a second time it is in user-software already, which is no news
-    again = small(*command)
-    assert 'newpkg' not in again.stderr
     failed = small(*pip, 'install', '-q', '--no-index', 'doesnotexist', check=False)
     assert failed.returncode == 1 and 'doesnotexist' in failed.stderr
 

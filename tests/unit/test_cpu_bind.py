@@ -46,6 +46,7 @@ class Machine:
         for cpu in cpus:
             siblings = [cpu % cores + thread * cores for thread in range(threads)]
             self.write(f'sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list', ','.join(map(str, siblings)))
+        self.write('sys/devices/system/node/online', f'0-{len(nodes) - 1}' if len(nodes) > 1 else '0')
         for number, node in enumerate(nodes):
             self.write(f'sys/devices/system/node/node{number}/cpulist', node)
         for number, (kind, vendor, local) in enumerate(devices):
