@@ -645,9 +645,9 @@ fi
 unset ${{!EASYBUILD_@}} ${{!SLINGTORCH_@}}
 export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg
 export EASYBUILD_IGNORECONFIGFILES=$(
-    IFS=:
+    IFS=: dirs=${{XDG_CONFIG_DIRS:-/etc/xdg}}:/etc
     files=("${{XDG_CONFIG_HOME:-$HOME/.config}}/easybuild/config.cfg")
-    for dir in ${{XDG_CONFIG_DIRS:-/etc/xdg}}:/etc; do files+=("$dir"/easybuild.d/*.cfg); done
+    for dir in $dirs; do files+=("$dir"/easybuild.d/*.cfg); done
     IFS=,
     echo "${{files[*]}}"
 )

@@ -399,7 +399,11 @@ def test_activate_is_one_clean_configuration(activated_prefix, tmp_path):
     config = tmp_path / 'xdg/easybuild/config.cfg'
     config.parent.mkdir(parents=True)
     config.write_text('[config]\ninstallpath-software = /elsewhere\nmodule-naming-scheme = HierarchicalMNS\n')
+    of_machine = tmp_path / 'etc/easybuild.d/site.cfg'
+    of_machine.parent.mkdir(parents=True)
+    of_machine.write_text('[config]\ninstallpath-modules = /elsewhere\n')
     done = source(activated_prefix, 'eb --show-config', XDG_CONFIG_HOME=str(tmp_path / 'xdg'),
+                  XDG_CONFIG_DIRS='/nonexistent:%s/etc' % tmp_path,
                   EASYBUILD_PREFIX='/other/prefix', EASYBUILD_HOOKS='/foreign/hooks.py', SLINGTORCH_SITE='nonsense')
     assert done.returncode == 0, done.stderr
     assert '/elsewhere' not in done.stdout and '/other' not in done.stdout and 'Hierarchical' not in done.stdout
