@@ -128,6 +128,16 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         self.check_parameters()
         super().fetch_step(*args, **kwargs)
 
+    def download_packages(self):
+        """The modules that download them are on one site alone; sources can be fetched ('eb --fetch') on any."""
+        site, here = self.cfg['only_site'], self.cfg['site_name']
+        if site and here and site != here:
+            print_warning("Only the sources of %s are fetched, not the packages of its Python environment: the modules "
+                          "that download them are on the site '%s', and this is the site '%s'",
+                          os.path.basename(self.cfg.path), site, here, log=self.log)
+        else:
+            super().download_packages()
+
     def check_readiness_step(self):
         """Check what matters with --module-only too."""
         self.check_site()

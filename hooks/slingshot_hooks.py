@@ -17,20 +17,25 @@ import os
 import sys
 
 from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
-from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
+from easybuild.tools.build_log import EasyBuildError, print_error_and_exit, print_msg, print_warning
 from easybuild.tools.config import build_option
 
-# EasyBuild loads this file by its path: what lies beside it is not importable without this
-HOOKS_DIR = os.path.dirname(os.path.realpath(__file__))
-if HOOKS_DIR not in sys.path:
-    sys.path.insert(0, HOOKS_DIR)
+# EasyBuild loads this file by its path: what lies beside it is not importable without this. It also archives this file,
+# alone (reprod/hooks beside an installation): the rest of the bundle is then the one that is activated.
+HOOKS_PATHS = [__file__, os.environ.get('EASYBUILD_HOOKS') or __file__]
+sys.path[:0] = [os.path.dirname(os.path.realpath(path)) for path in HOOKS_PATHS]
+try:
+    import slingshot_lock
+    import slingshot_sites
+except ImportError as error:
+    # an EasyBuildError would end in a traceback: hooks are loaded before eb handles errors (easybuild/main.py)
+    print_error_and_exit("%s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the "
+                         "bundle, if you can in the version of that installation, and run the same command again: "
+                         "eval \"$(slingtorch env)\"", __file__, error)
 
-import slingshot_lock  # noqa: E402  pylint: disable=wrong-import-position
-import slingshot_sites  # noqa: E402  pylint: disable=wrong-import-position
-
-# the Choice of the site, made once per run; what was already printed in this run
+# the Choice of the site, made once per run; what was added to easyconfigs: {path: message}
 _CHOICE = []
-_PRINTED = set()
+_ADDED = {}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -132,20 +137,19 @@ def add_site_values(ec):
             added.append(name)
     if added:
         ec['modextravars'] = modextravars
-        report_site_values(ec, site, groups, added)
+        what = os.path.basename(ec.path) if ec.path else ec.name
+        msg = "slingtorch: site %s: %s: %d site values (%s)" % (site.name, what, len(added), ', '.join(added))
+        for name in groups:
+            msg += "; group %s, which needs: %s" % (name, site.groups[name].needs)
+        ec.log.info(msg)
+        _ADDED[ec.path] = msg
     return added
 
 
-def report_site_values(ec, site, groups, added):
-    """Say what was added: in the log each time, on the screen once per software and run."""
-    # the name of the module is not known yet when an easyconfig is parsed
-    what = os.path.basename(ec.path) if ec.path else ec.name
-    msg = "slingtorch: site %s: %s: %d site values (%s)" % (site.name, what, len(added), ', '.join(added))
-    for name in groups:
-        msg += "; group %s, which needs: %s" % (name, site.groups[name].needs)
-    ec.log.info(msg)
-    if msg not in _PRINTED:
-        _PRINTED.add(msg)
+def print_site_values(ec):
+    """Print what was added, before it is installed: it was parsed more than once, with --try-* from other files too."""
+    msg = _ADDED.pop(ec.path, None)
+    if msg:
         print_msg(msg, silent=build_option('silent'))
 
 
@@ -183,9 +187,9 @@ def refuse_other_site(self):
     """
     Refuse to install what is for another site: what follows would end in modules that are missing.
 
-    Every software is looked at: with --robot the first one of a stack is not PyTorch.
+    Every software is looked at: with --robot the first one of a stack is not PyTorch. Sources are fetched anywhere.
     """
-    meant = None if self.dry_run else site_meant(self.cfg)
+    meant = None if self.dry_run or build_option('stop') == 'fetch' else site_meant(self.cfg)
     if meant is None:
         return
     here = chosen_site().name
@@ -219,6 +223,7 @@ def parse_hook(ec, *args, **kwargs):
 def pre_easyblock_hook(self, *args, **kwargs):
     """Run before an installation, and before EasyBuild looks at its lock."""
     refuse_other_site(self)
+    print_site_values(self.cfg)
     slingshot_lock.take_lock(self)
 
 

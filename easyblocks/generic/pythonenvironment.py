@@ -14,6 +14,7 @@ import os
 import shlex
 import tempfile
 
+from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
@@ -100,12 +101,16 @@ class PythonEnvironment(EasyBlock):
         finally:
             restore_env(saved_env)
 
-    def fetch_step(self, *args, **kwargs):
+    def fetch_step(self, skip_checksums=False):
         """Download the packages besides the sources: build nodes may have no network."""
-        if not self.dry_run:
-            with self.python_modules_loaded():
-                self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
-        super().fetch_step(*args, **kwargs)
+        if not (self.dry_run or wants_checksums_only(skip_checksums)):
+            self.download_packages()
+        super().fetch_step(skip_checksums)
+
+    def download_packages(self):
+        """Download the packages of the environment, with the Python or conda that the modules bring."""
+        with self.python_modules_loaded():
+            self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):
         """

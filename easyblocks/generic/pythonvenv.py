@@ -16,7 +16,7 @@ import shlex
 import shutil
 import tempfile
 
-from easybuild.easyblocks.generic.runscripts import RunScripts
+from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -90,9 +90,9 @@ class PythonVenv(RunScripts):
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
 
-    def fetch_step(self, *args, **kwargs):
+    def fetch_step(self, skip_checksums=False):
         """Find the lock file, then download what it names."""
-        super().fetch_step(*args, **kwargs)
+        super().fetch_step(skip_checksums)
 
         if not self.src:
             raise EasyBuildError("The PythonVenv easyblock takes its packages from a lock file, and there is none: "
@@ -102,10 +102,9 @@ class PythonVenv(RunScripts):
         if self.dry_run:
             self.dry_run_msg("  * packages named in %s will be downloaded with pip to %s",
                              self.lock_file, self.wheel_dirs()[0])
-            return
-
-        with self.dependencies_loaded():
-            self.download_wheels(self.find_python())
+        elif not wants_checksums_only(skip_checksums):
+            with self.dependencies_loaded():
+                self.download_wheels(self.find_python())
 
     def wheel_dirs(self):
         """

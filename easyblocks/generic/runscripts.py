@@ -13,6 +13,7 @@ import os
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.config import build_option
 from easybuild.tools.filetools import adjust_permissions, convert_name, copy_file
 
 RUNSCRIPTS_DIR = 'runscripts'
@@ -99,3 +100,13 @@ class RunScripts(EasyBlock):
         if self.cfg['gpu_visibility']:
             txt += self.module_generator.set_environment('SLINGTORCH_GPU_VISIBILITY', self.cfg['gpu_visibility'])
         return txt
+
+
+def wants_checksums_only(skip_checksums):
+    """
+    Whether a fetch step runs for 'eb --inject-checksums', which needs the sources and nothing else.
+
+    :param skip_checksums: as the fetch step is given it; that of 'eb --job' is, too
+    """
+    # implied by --inject-checksums (easybuild/tools/options.py), which is no build option itself
+    return skip_checksums and not build_option('pre_create_installdir')

@@ -2,6 +2,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,43 @@ def test_other_python_by_try_amend(tiny, eb_env):
     eb_env(tiny.easyconfig, '--try-amend=python_command=/usr/bin/python3', f'--robot-paths={tiny.dir}:', env=tiny.pip_env)
     config = (eb_env.prefix / 'software/PyTorch/0.1-tiny/pyvenv.cfg').read_text()
     assert 'home = /usr/bin' in config
+
+
+def test_shipped_easyconfig_with_another_lock_file_suffix_and_version(tiny, eb_env):
+    """The lock file is of the version, not of the suffix; its checksum needs no package."""
+    copy = tiny.dir / 'PyTorch-2.13.0-local-cpu.eb'
+    shutil.copy(ROOT / 'easyconfigs/p/PyTorch' / copy.name, copy)
+    tiny.lock_file.rename(copy.with_suffix('.lock'))
+    eb_env('--inject-checksums', '--force', copy)
+    assert wheels.sha256(copy.with_suffix('.lock')) in copy.read_text()
+    assert not (eb_env.prefix / 'sources/p/PyTorch/wheels').exists()
+
+    robot = f'--robot-paths={tiny.dir}:'
+    done = eb_env(copy, '--try-amend=versionsuffix=-mine', robot, '--fetch', env=tiny.pip_env)
+    assert 'PyTorch/2.13.0-mine' in done.stdout
+    done = eb_env(copy, '--try-software-version=2.99', robot, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and "Couldn't find file PyTorch-2.99-local-cpu.lock" in output(done)
+    assert 'Another version needs one of its' in output(done) and 'docs/easyconfigs.md' in output(done)
+
+
+def test_archived_easyconfig_easyblocks_and_hooks(tiny, lmod, tmp_path):
+    """What EasyBuild archives beside an installation makes the same module, where the bundle is activated."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, options=['--site', 'derecho'])
+    eb(tiny.easyconfig, env=tiny.pip_env)
+    module = eb.modulepath / 'PyTorch/0.1-tiny.lua'
+    before = module.read_text()
+    assert 'FI_MR_CACHE_MONITOR' in before
+    reprod = shutil.copytree(eb.prefix / 'software/PyTorch/0.1-tiny/easybuild/reprod', tmp_path / 'reprod')
+    hooks = reprod / 'hooks/slingshot_hooks.py'
+    command = ['--rebuild', f'--hooks={hooks}', f'--include-easyblocks={reprod}/easyblocks/*.py',
+               f'--robot-paths={tiny.dir}:', reprod / tiny.easyconfig.name]
+    module.unlink()
+    eb(*command, env=tiny.pip_env)
+    assert sorted(module.read_text().splitlines()) == sorted(before.splitlines())
+    done = eb(*command, env={**tiny.pip_env, 'EASYBUILD_HOOKS': None}, check=False)
+    said = ' '.join(output(done).split())
+    assert done.returncode != 0 and f'ERROR: {hooks} cannot be used by itself' in said and 'Traceback' not in said
+    assert 'Activate the bundle' in said and 'eval "$(slingtorch env)"' in said
 
 
 # --- bad input

@@ -1,12 +1,13 @@
 """Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
 import ast
+import hashlib
 import re
 import sys
 
 import pytest
 
 from testbed import ROOT, derecho, run
-from testbed.easybuild import EasyBuild
+from testbed.easybuild import BIN, EasyBuild
 
 EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
@@ -196,11 +197,26 @@ def test_on_another_system(tmp_path, lmod):
 def test_on_another_site(tmp_path, lmod, name, options, first):
     """An error that names both, before anything is fetched or looked for."""
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
-    done = eb(name, '--stop=fetch', *options, check=False)
+    done = eb(name, *options, check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0
     assert f"{first or name} is for the site 'derecho', and this is the site 'lumi'" in said
     assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said and "Couldn't find file" not in said
+
+
+def test_checksums_and_sources_on_another_site(tmp_path, lmod):
+    """A maintainer needs none of Derecho's modules to refresh checksums or to fetch sources."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
+    name = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
+    copy = tmp_path / name
+    copy.write_text(next(EASYCONFIGS.rglob(name)).read_text())
+    (tmp_path / 'pytorch-v2.4.0.tar.gz').write_text('made up')
+    eb(copy, '--inject-checksums', '--force')
+    assert hashlib.sha256(b'made up').hexdigest() in copy.read_text()
+    done = eb(copy, '--fetch', env={'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'})
+    said = ' '.join(done.stderr.split())
+    assert f'WARNING: Only the sources of {name} are fetched, not the packages of its Python environment' in said
+    assert "the modules that download them are on the site 'derecho', and this is the site 'lumi'" in said
 
 
 def test_without_the_hooks(tmp_path, lmod, site):

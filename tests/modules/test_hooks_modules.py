@@ -59,6 +59,10 @@ def test_module(tool_and_syntax, tmp_path):
     assert done.stdout.count('slingtorch: site derecho: PyTorch-9.9.eb: 10 site values') == 1
     assert 'group alt_read, which needs: mpiexec --disable_rdzv_get' in done.stdout
 
+    amended = eb('PyTorch-9.9.eb', '--try-amend=versionsuffix=-mine', '--module-only', '--force', cwd=tmp_path)
+    said = [line for line in amended.stdout.splitlines() if 'slingtorch' in line]
+    assert len(said) == 1 and 'slingtorch: site derecho: PyTorch-9.9-mine.eb: 10 site values' in said[0]
+
     module_file = eb.modulepath / ('PyTorch/9.9' + ('.lua' if syntax == 'Lua' else ''))
     text = module_file.read_text()
     expected = {'Lua': 'pushenv("FI_MR_CACHE_MONITOR", "userfaultfd")', 'Tcl': 'pushenv\tFI_MR_CACHE_MONITOR'}

@@ -4,12 +4,15 @@ A check takes a Context. CHECKS maps its name to the function; tests/upstream/wo
 """
 
 import ast
+import collections
 import io
 import os
 import re
+import shutil
 import stat
 import tempfile
 import tokenize
+import unittest.mock
 
 CHECKS = {}
 
@@ -286,6 +289,44 @@ def checksum_none_has_reason(context):
 
 @check
 @needs_ec
+def checksums_can_be_injected(context):
+    """`eb --inject-checksums --force` changes the checksums alone; sources are made up."""
+    from easybuild.framework import easyblock
+    from easybuild.framework.easyconfig.easyconfig import get_easyblock_class, process_easyconfig
+    from easybuild.framework.easyconfig.parser import EasyConfigParser
+    from easybuild.tools.config import update_build_options
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = shutil.copy(context.path, directory)
+
+        def made_up(self, filename, *args, **kwargs):
+            if filename == easyblock.CHECKSUMS_JSON:
+                return None
+            with open(os.path.join(directory, 'source-' + os.path.basename(filename)), 'w') as source:
+                source.write(filename)
+            return source.name
+
+        before = update_build_options({'force': True, 'pre_create_installdir': False})  # as eb does with these options
+        try:
+            with unittest.mock.patch.object(easyblock.EasyBlock, 'obtain_file', made_up):
+                easyblock.inject_checksums(process_easyconfig(path, validate=False), 'sha256')
+        finally:
+            update_build_options(before)
+        old, new = (without_checksums(EasyConfigParser(one).get_config_dict()) for one in (context.path, path))
+        yield from differences(*(collections.defaultdict(str, values) for values in (old, new)), {*old, *new})
+        ec = process_easyconfig(path)[0]['ec']
+        yield from get_easyblock_class(ec['easyblock'], name=ec.name)(ec).check_checksums()
+
+
+def without_checksums(value):
+    """The same value, without checksums, also those of extensions."""
+    if isinstance(value, dict):
+        return {key: without_checksums(item) for key, item in value.items() if key != 'checksums'}
+    return [without_checksums(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@check
+@needs_ec
 def patches_exist(context):
     """Every patch is beside the easyconfig or in patches/."""
     from easybuild.framework.easyconfig.easyconfig import letter_dir_for
@@ -309,6 +350,27 @@ def patch_names(ec):
             patch = patch['name']
         names.append(patch)
     return names
+
+
+@check
+@needs_ec
+def sources_can_be_had(context):
+    """Sources have an address, or instructions for a person."""
+    keys = ('source_urls', 'git_config')
+    if context.ec['sources'] and not (
+        context.ec['source_urls']
+        or context.ec['download_instructions']
+        or any(isinstance(source, dict) and any(source.get(key) for key in keys) for source in context.ec['sources'])
+    ):
+        yield 'neither source_urls nor download_instructions'
+
+
+@check
+def python_without_user_packages(context):
+    """Python is called with -s: packages in ~/.local must not decide what a check or a build sees."""
+    for number, line in enumerate(context.lines, 1):
+        if re.search(r'\bpython3? (?!(-\w+ )*-s )(-\w+ )*(-c|-m|\S*\w\.py) ', line.partition('# ')[0]):
+            yield f'line {number}: {line.strip()}'
 
 
 @check

@@ -108,7 +108,8 @@ source_urls = ['https://example.org/releases']
 sources = ['%(name)s-%(version)s.tar.gz']
 patches = ['good-1.0_fix.patch']
 checksums = [
-    None,  # the server signs it anew every day
+    # the server signs it anew every day
+    None,
     '{SHA}',
 ]
 
@@ -116,6 +117,7 @@ sanity_check_paths = {{
     'files': ['bin/good'],
     'dirs': [],
 }}
+sanity_check_commands = ['python -s -c "import good"']
 
 moduleclass = 'tools'
 """
@@ -132,7 +134,10 @@ BAD = {
     'parameter_order': ("moduleclass = 'tools'", "moduleclass = 'tools'\nversionsuffix = ''"),
     'easyblock_is_meant': ("easyblock = 'Tarball'\n", ""),
     'checksums_complete': (f"    '{SHA}',\n", ""),
-    'checksum_none_has_reason': ("None,  # the server signs it anew every day", "None,"),
+    'checksum_none_has_reason': ("    # the server signs it anew every day\n", ""),
+    'checksums_can_be_injected': (f"    '{SHA}',\n]\n", f"    '{SHA}',\n]  # by hand\nbuildopts = ['a']\n"),
+    'sources_can_be_had': ("source_urls = ['https://example.org/releases']\n", ""),
+    'python_without_user_packages': ("python -s -c", "python -c"),
     'patches_exist': ("good-1.0_fix.patch", "good-1.0_absent.patch"),
     'https_only': ("https://example.org/releases", "http://example.org/releases"),
     'no_trailing_whitespace': ("toolchain = SYSTEM", "toolchain = SYSTEM "),
