@@ -8,7 +8,7 @@ _other_root='set SLINGTORCH_CACHE_ROOT to a directory of yours on a local disk o
 
 _make_caches() {
     local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
-    local cache name path base missing='' modes
+    local cache name path base missing='' mode modes
     local -a dirs
     for cache in "${_caches[@]}"; do
         name=${cache%=*}
@@ -17,10 +17,12 @@ _make_caches() {
     [[ -n $missing ]] || return 0
 
     if [[ -z $root ]]; then
-        what=TMPDIR root=${TMPDIR:-/tmp}
-        # A TMPDIR of the submitting host or of outside the container. Python's tempfile takes /tmp then as well.
-        [[ -d $root ]] || ((local_rank)) || _say "TMPDIR=$root does not exist on this node; the caches go to /tmp. Set SLINGTORCH_CACHE_ROOT to have them elsewhere"
-        [[ -n ${TMPDIR-} && -d $root ]] || what='the default directory of caches' root=/tmp
+        what=TMPDIR root=${TMPDIR-}
+        if [[ ! -d $root ]]; then
+            # A TMPDIR of the submitting host or of outside the container. Python's tempfile takes /tmp then as well.
+            [[ -z $root ]] || ((local_rank)) || _say "TMPDIR=$root does not exist on this node; the caches go to /tmp. Set SLINGTORCH_CACHE_ROOT to have them elsewhere"
+            what='the default directory of caches' root=/tmp
+        fi
     fi
     root=${root%/}
     if [[ $root/ != /* ]]; then wrong='is not an absolute path'
@@ -50,8 +52,7 @@ _make_caches() {
     if ((local_rank == 0)); then
         modes=$(stat -c %a -- "$base" "$path") || _fail 1 "cannot read the permissions of the cache directory '$path': $_other_root"
         for mode in $modes; do
-            (((8#$mode & 8#022) == 0)) ||
-                _fail 1 "the cache directory '$path' or the one above it is writable by others (mode $mode). Remove '$base' and start again, or $_other_root"
+            (((8#$mode & 8#022) == 0)) || _fail 1 "the cache directory '$path' or the one above it is writable by others (mode $mode). Remove '$base' and start again, or $_other_root"
         done
     fi
     for cache in "${_caches[@]}"; do

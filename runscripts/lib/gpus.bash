@@ -4,12 +4,10 @@
 
 _share_gpus() {
     local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' list='' name device count=0 share i IFS=','
+    local known='CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL'
     local -a gpus=() mine=()
-    case $variable in
-        '') return 0 ;;  # some sites want every rank to see all GPUs
-        CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | HIP_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL) ;;
-        *) _fail 1 "SLINGTORCH_GPU_VISIBILITY='$variable' is none of CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL. Set it to one of them, or unset it to leave the GPUs alone" ;;
-    esac
+    [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
+    [[ ", $known," == *", $variable,"* && $variable != *,* ]] || _fail 1 "SLINGTORCH_GPU_VISIBILITY='$variable' is none of $known. Set it to one of them, or unset it to leave the GPUs alone"
     ((local_world_size > 1)) || return 0
     [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
     [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))

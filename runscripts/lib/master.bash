@@ -13,8 +13,7 @@ _find_host() {
         colons=${MASTER_ADDR//[!:]/}
         # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or more,
         # and a zone (fe80::1%hsn0) where it is link-local.
-        [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] ||
-            _fail 1 "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the port in MASTER_PORT"
+        [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the port in MASTER_PORT"
         return
     fi
     if ! _several_nodes; then
@@ -46,8 +45,7 @@ _find_host() {
     done
     [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0 is on is unknown: $wanting. $remedy"
     # The step's list and not the job's: a step may leave out the job's first node.
-    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) ||
-        _fail 1 "SLURM_STEP_NODELIST has $host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm sets both: see whether the job script changes one of them. $remedy"
+    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) || _fail 1 "SLURM_STEP_NODELIST has $host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm sets both: see whether the job script changes one of them. $remedy"
     MASTER_ADDR=$first_host
 }
 

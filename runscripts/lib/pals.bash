@@ -23,12 +23,11 @@ _rank0_of_apinfo() {  # FILE -> first_host; false if the file is anything else
         field[9] + 12 <= ${#bytes[@]})) || return 1
     node=$((bytes[field[9]+8] | bytes[field[9]+9] << 8 | bytes[field[9]+10] << 16))
     ((node < field[13])) || return 1
-    for code in $(od -An -v -tu1 -j $((field[12] + 68 * node + 4)) -N 64 "$1"); do
-        ((code > 0)) || break
-        printf -v code '%03o' "$code"
-        # shellcheck disable=SC2059  # an octal escape makes the character
-        printf -v byte "\\$code"
+    set -f
+    for byte in $(od -An -v -tc -j $((field[12] + 68 * node + 4)) -N 64 "$1"); do
+        [[ $byte == [A-Za-z0-9._-] ]] || break
         first_host+=$byte
     done
-    [[ -n $first_host && $first_host != *[!A-Za-z0-9._-]* ]] || { first_host=''; return 1; }
+    set +f
+    [[ -n $first_host && $byte == '\0' ]] || { first_host=''; return 1; }
 }

@@ -86,14 +86,12 @@ _check_alone() {  # others that this one rank would wait for, or miss
     local tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}}
     if [[ -n ${SLURM_JOB_ID-} ]]; then
         _need_number SLURM_NTASKS "$tasks"
-        ((tasks == 1)) ||
-            _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on its own: conda-python-simple)"
+        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on its own: conda-python-simple)"
     elif [[ -n ${PMIX_RANK-} ]]; then
         # prun and others. PMIx tells the size only to programs that are linked with it.
         _fail 1 "a PMIx launcher set PMIX_RANK=$PMIX_RANK, but nothing says how many ranks there are. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun, mpirun or mpiexec"
     fi
-    [[ -z ${RANK-}${WORLD_SIZE-} ]] ||
-        _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
+    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
 }
 
 _find_rank() {
@@ -126,8 +124,7 @@ _find_rank() {
         none) _check_alone ;;
         torchrun | manual)
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
-            [[ -n $local_rank && -n $local_world_size ]] ||
-                _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
+            [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
             for i in 2 3 4 5; do
                 name=${_fields[i]}
@@ -135,10 +132,8 @@ _find_rank() {
                 _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or says '${!name}', which is no number (${_row[i]}). Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
             # All ranks would be rank 0: an export in a job script reaches every task alike.
-            [[ ${RANK:-$rank} == "$rank" ]] ||
-                _fail 1 "RANK=$RANK is set already, but the launcher ($launcher) started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK WORLD_SIZE'"
-            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] ||
-                _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE' in the job script"
+            [[ ${RANK:-$rank} == "$rank" ]] || _fail 1 "RANK=$RANK is set already, but the launcher ($launcher) started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK WORLD_SIZE'"
+            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] || _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE' in the job script"
             ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on this node, but $world_size in all" ;;
     esac
     ((rank < world_size)) || _fail 1 "rank $rank is not below the world size $world_size (from: $launcher). Ranks count from 0: fix RANK and WORLD_SIZE where they are set"

@@ -1049,7 +1049,9 @@ def test_gpus_of_an_mpiexec(job):
     )  # the launcher's local rank, whatever LOCAL_RANK says
 
 
-@pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES "])
+@pytest.mark.parametrize(
+    "name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES ", "ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL"]
+)
 def test_gpu_variable_must_be_one_of_five(job, name):
     assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
