@@ -194,6 +194,8 @@ def activation(root, choice, groups, keep_hooks=False):
     easyblocks = [pattern for pattern in patterns if glob.glob(pattern)] + theirs(options.include_easyblocks)
     variables += [
         ('EASYBUILD_ROBOT_PATHS', ':'.join([os.path.join(root, 'easyconfigs')] + robot_paths)),
+        # lets 'eb --search' find the patches too
+        ('EASYBUILD_SEARCH_PATHS', ':'.join(theirs(options.search_paths) + [os.path.join(root, 'patches')])),
         ('EASYBUILD_INCLUDE_EASYBLOCKS', ','.join(easyblocks) or None),
     ]
     if not keep_hooks:

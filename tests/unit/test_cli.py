@@ -74,6 +74,7 @@ def test_env(environ, tmp_path):
     assert env == {
         'EASYBUILD_ROBOT_PATHS': '%s/easyconfigs:' % ROOT,
         'EASYBUILD_HOOKS': '%s/hooks/slingshot_hooks.py' % ROOT,
+        'EASYBUILD_SEARCH_PATHS': '%s/patches' % ROOT,
         'EASYBUILD_SOURCEPATH': '%s/.local/easybuild/sources:%s/patches:%s/runscripts' % (tmp_path, ROOT, ROOT),
         'SLINGTORCH_SITE': 'local',
         'SLINGTORCH_SITE_DETECTED': 'local: no rule of any site matches this machine',
@@ -129,12 +130,14 @@ def test_users_own_values_stay(environ):
     environ.update({
         'EASYBUILD_ROBOT_PATHS': '/my/easyconfigs:/more',
         'EASYBUILD_INCLUDE_EASYBLOCKS': '/my/easyblocks/*.py',
+        'EASYBUILD_SEARCH_PATHS': '/my/search',
         'EASYBUILD_SOURCEPATH': '/my/sources:/central/sources',
         'EASYBUILD_EXTERNAL_MODULES_METADATA': '/my/metadata.cfg',
         'EASYBUILD_MODULE_SYNTAX': 'Tcl',
     })
     env = evaluate('--site derecho', environ, times=2)
     assert env['EASYBUILD_ROBOT_PATHS'] == '%s/easyconfigs:/my/easyconfigs:/more' % ROOT
+    assert env['EASYBUILD_SEARCH_PATHS'] == '/my/search:%s/patches' % ROOT
     assert env['EASYBUILD_INCLUDE_EASYBLOCKS'].endswith('/*.py,/my/easyblocks/*.py')
     assert env['EASYBUILD_SOURCEPATH'] == '/my/sources:/central/sources:%s/patches:%s/runscripts' % (ROOT, ROOT)
     assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'] == \
