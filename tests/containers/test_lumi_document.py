@@ -3,10 +3,12 @@
 import json
 import pathlib
 import shutil
+import sys
 
 import pytest
 
 import testbed
+from testbed import derecho, readme
 
 pytestmark = pytest.mark.real
 
@@ -191,3 +193,19 @@ def test_missing_image_says_where_to_get_it(lumi):
     assert done.returncode != 0
     assert 'lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.7.1-dockerhash-0d479e852886.sif' in text
     assert str(lumi.central) in text and 'your own copy serves' in text
+
+
+def test_readme(lumi, pytorch_image, lumi_nodes, tmp_path):
+    """README.md, "On a supercomputer": the block for LUMI as it stands, with an image for CPUs in place of the newer one."""
+    block = readme.supercomputer()['lumi']
+    image = lumi.central / 'lumi-pytorch-rocm-6.2.4-python-3.12-pytorch-v2.7.1-dockerhash-0d479e852886.sif'
+    shutil.copyfile(pytorch_image, image)
+    derecho.script(tmp_path / 'slingtorch-env/bin/slingtorch',
+                   f'#!/bin/sh\nPYTHONPATH={lumi.bundle} exec {sys.executable} -m slingtorch "$@"\n')
+    (tmp_path / 'train.py').write_text(
+        'import os; print(*(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ROCR_VISIBLE_DEVICES")))')
+    done = lumi.bash('set -e\n' + block, cwd=tmp_path, timeout=600, env={
+        'SLURM_CONF': lumi_nodes.env['SLURM_CONF'], 'EASYBUILD_SKIP_SANITY_CHECK': '1'})
+    assert "slingtorch: site lumi (" in done.stderr
+    ranks = sorted(line for line in done.stdout.splitlines() if ' 16 ' in line)
+    assert ranks == sorted(f'{rank} 16 {rank % 8} {rank % 8}' for rank in range(16))

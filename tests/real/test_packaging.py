@@ -1,12 +1,13 @@
-"""The wheel: built, installed into a clean virtual environment, used from an empty directory."""
+"""The wheel, and what pip installs as README says: used from an empty directory, without the checkout."""
 import os
 import pathlib
+import shutil
 import sys
 import zipfile
 
 import pytest
 
-from testbed import ROOT, clean_environ, copy_of_checkout, run, wheels
+from testbed import ROOT, clean_environ, copy_of_checkout, readme, run, wheels
 
 pytestmark = pytest.mark.real
 
@@ -31,11 +32,11 @@ def test_wheel_holds_every_file_of_the_rooms(wheel):
     assert any(name.endswith('LICENSE') for name in packed)
 
 
-def test_eb_from_an_installed_wheel(wheel, lmod, tmp_path):
-    venv = tmp_path / 'venv'
-    run([sys.executable, '-m', 'venv', venv])
-    run([venv / 'bin/python', '-m', 'pip', 'install', '--quiet', wheel], timeout=300, env=clean_environ())
-
+def test_eb_after_the_installation_of_the_readme(lmod, tmp_path):
+    copy_of_checkout(tmp_path / 'slingtorch')
+    run(['bash', '-ec', readme.supercomputer()['installation']], timeout=300, env=clean_environ(), cwd=tmp_path)
+    venv = tmp_path / 'slingtorch-env'
+    shutil.rmtree(tmp_path / 'slingtorch')
     index, work = tmp_path / 'index', tmp_path / 'work'
     work.mkdir()
     made = wheels.make_wheel(index, 'alpha', '1.0')

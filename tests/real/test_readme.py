@@ -1,0 +1,77 @@
+"""README.md, "On a supercomputer": each block line by line, on an emulation of its system, with real ranks."""
+import json
+import os
+import shutil
+import sys
+
+import pytest
+
+from testbed import ROOT, derecho, readme
+
+pytestmark = pytest.mark.real
+
+TRAIN = """
+import json, os, sys
+names = 'RANK WORLD_SIZE NCCL_SOCKET_IFNAME RUNSCRIPTS'.split()
+os.write(1, (json.dumps([os.environ.get(name) for name in names]) + '\\n').encode())
+"""
+# MPICH's does not know the option of PALS
+MPIEXEC = """#!/bin/bash
+while [[ $1 != --cpu-bind ]]; do options+=("$1"); shift; done
+exec mpiexec.hydra -launcher fork "${options[@]}" "${@:3}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A user's directory after README's first block, with a copy of the bundle in place of an installed one."""
+    for room in ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts', 'slingtorch'):
+        shutil.copytree(ROOT / room, tmp_path / 'bundle' / room, ignore=shutil.ignore_patterns('__pycache__'))
+    derecho.script(tmp_path / 'slingtorch-env/bin/slingtorch',
+                   f'#!/bin/sh\nPYTHONPATH={tmp_path}/bundle exec {sys.executable} -m slingtorch "$@"\n')
+    return tmp_path
+
+
+def typed(block, home, tool, **kwargs):
+    """Run a block as it stands, in a new shell of the user that stops where a line fails; then eb once more."""
+    path = [entry for entry in os.environ['PATH'].split(':') if not os.path.exists(f'{entry}/slingtorch')]
+    env = {'HOME': home, 'PATH': ':'.join([f'{home}/bin', *path]), 'EASYBUILD_OUTPUT_STYLE': 'no_color',
+           'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1', **kwargs.pop('env', {})}
+    done = tool.bash(f'set -e\n{block}\neb --version', env=env, cwd=home, timeout=600, **kwargs)
+    assert 'This is EasyBuild' in done.stdout.splitlines()[-1]
+    return done
+
+
+def test_derecho(home, lmod, mpich):
+    """NCCL and its plugin are there already, and PyTorch is a toy that compiles in a second."""
+    site = derecho.Derecho(home / 'derecho')
+    shutil.copy(site.metadata, home / 'bundle/hooks/metadata/derecho_external_modules_metadata.cfg')
+    prefix = home / '.local/easybuild'
+    site.install(prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
+    site.install(prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+    derecho.ToySources(prefix / 'sources').write('2.4.0')
+    derecho.script(home / 'bin/mpiexec', MPIEXEC)
+    (home / 'train.py').write_text(TRAIN)
+    done = typed(readme.supercomputer()['derecho'], home, lmod, modulepath=[site.modulepath],
+                 env={'EASYBUILD_IGNORE_CHECKSUMS': '1'})
+    assert 'site derecho ($NCAR_HOST is derecho)' in done.stderr
+    ranks = sorted(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+    runscripts = f'{prefix}/software/PyTorch/2.4.0-derecho-cray-mpich/runscripts'
+    assert ranks == [[str(rank), '8', 'hsn', runscripts] for rank in range(8)]
+
+
+def test_slurm(home, installed_pytorch, lmod, slurm):
+    """PyTorch is really installed, and trains on eight ranks of two nodes."""
+    prefix = installed_pytorch.modulepath.parents[1]
+    (home / 'train.py').write_text(f"""
+import runpy, sys
+sys.argv[1:] = ['--epochs', '1', '--backend', 'gloo', '--json', 'result.json']
+runpy.run_path({str(ROOT / 'examples/digits/train_digits.py')!r}, run_name='__main__')
+""")
+    done = typed(readme.supercomputer()['slurm'], home, lmod, env={
+        'EASYBUILD_PREFIX': prefix, 'SLURM_CONF': slurm.env['SLURM_CONF'], 'GLOO_SOCKET_IFNAME': 'lo',
+        'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})
+    assert 'PyTorch/2.13.0-local-cpu is already installed' in done.stdout
+    result = json.loads((home / 'result.json').read_text())
+    assert [host['node'] for host in sorted(result['hosts'], key=lambda host: host['rank'])] == \
+        ['nid000001'] * 4 + ['nid000002'] * 4

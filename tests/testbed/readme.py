@@ -1,0 +1,16 @@
+"""The commands of README.md, as its readers type them."""
+
+import re
+
+from . import ROOT
+
+
+def blocks(section):
+    """The indented blocks of a section, in order, each as the text of its lines."""
+    text = re.search(rf'^## {section}\n(.*?)(?=^## )', (ROOT / 'README.md').read_text(), re.M | re.S).group(1)
+    return [re.sub('^    ', '', block, flags=re.M) for block in re.findall(r'(?:^    \S.*\n)+', text, re.M)]
+
+
+def supercomputer():
+    """The blocks on supercomputers: {system: text}."""
+    return dict(zip(('installation', 'derecho', 'lumi', 'slurm'), blocks('On a supercomputer'), strict=True))
