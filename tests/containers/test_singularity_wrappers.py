@@ -166,6 +166,8 @@ def test_environment_without_the_module(small):
     out = small('python', '-c', code).stdout.strip()
     assert out == "/user-software/venv/mine dark blue 1 True True ['/runscripts', '/user-software/venv/mine/bin']"
     assert 'venv/mine mine 1' in small('python', '-c', code, env={'SINGULARITYENV_COLOUR': 'mine'}).stdout
+    code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"])'
+    assert small('in-container', 'conda-python-distributed', '-c', code).stdout == '0 127.0.0.1\n'
 
 
 def test_binds_of_the_user_are_kept(small, tmp_path):
