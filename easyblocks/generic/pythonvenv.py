@@ -33,6 +33,8 @@ INDEX_OPTION_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|-
 # $PIP_CONFIG_FILE names.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
+RECENT_PIP = "import pip, sys; sys.exit(int(pip.__version__.split('.')[0]) < 20)"
+
 # what pip prints when a file has none of the hashes that the lock file allows
 HASH_MISMATCH_REGEX = re.compile(
     r'^\s*(?P<package>[^\s=<>@]+)[^\n]* from (?P<origin>[^\n]+?)(\([^\n]*\))?:?\s*\n'
@@ -189,7 +191,11 @@ class PythonVenv(RunScripts):
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
         try:
-            pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
+            pip = '%s -s -m pip' % shlex.quote(python)
+            # an environment of its own only where there is no pip, or one that does not know the options below
+            recent = ' '.join([shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)])
+            if run_shell_cmd(recent, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+                pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
             download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
                         '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
 
@@ -293,10 +299,15 @@ class PythonVenv(RunScripts):
         try:
             python = self.make_venv(self.find_python(), self.installdir, options=' '.join(options))
             cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-m', 'pip', 'install', '--require-hashes',
-                   '--only-binary', ':all:', '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
+                   '--only-binary', ':all:', '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off',
+                   '--no-compile']
             res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "installing", self.installdir)
+            # pip compiles with one process; what is no valid Python, as templates in packages, is left out by both
+            run_shell_cmd('%s -m compileall -q -j %d %s' % (shlex.quote(python), self.cfg.parallel,
+                                                            shlex.quote(os.path.join(self.installdir, 'lib'))),
+                          fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
         except (EasyBuildError, OSError):
             # no half environment that could be activated by hand, and a full disk gets its space back
@@ -319,10 +330,11 @@ class PythonVenv(RunScripts):
                      for version in installed_python_versions(self.installdir) or ['3*']],
         }
         commands = ['"%s" -m pip --disable-pip-version-check check' % python]
-        for name in self.cfg['sanity_check_imports']:
-            commands.append('"%s" -c "import %s"' % (python, name))
+        if self.cfg['sanity_check_imports']:
+            # one process: each would import torch anew
+            commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
         for name, version in sorted(self.cfg['sanity_check_packages'].items()):
-            commands.append("\"%s\" -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
+            commands.append("\"%s\" -s -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
                             "found == \"%s\" or sys.exit(\"%s is \" + found + \", not %s\")'"
                             % (python, name, version, name, version))
         paths['files'] += (custom_paths or {}).get('files', [])
