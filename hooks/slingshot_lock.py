@@ -2,8 +2,8 @@
 """
 Lock of an installation that the kernel holds: it ends with the processes that hold it, however these end.
 
-EasyBuild's own lock is a directory that a killed run leaves behind (create_lock in easybuild/tools/filetools.py). Here a
-file beside it is locked (flock) and says who installs. Where flock is missing or local, EasyBuild's lock decides.
+EasyBuild's own lock is a directory that a killed run leaves behind (create_lock in easybuild/tools/filetools.py). Here
+a file beside it is locked (flock) and says who installs. Where flock is missing or local, EasyBuild's lock decides.
 """
 import contextlib
 import fcntl
