@@ -30,6 +30,7 @@ import textwrap
 import time
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+COMMAND = shlex.quote(os.path.join(BUNDLE, 'quickstart'))
 EASYCONFIG = 'PyTorch-2.13.0-local-cpu.eb'
 MODULE = 'PyTorch/2.13.0-local-cpu'
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
@@ -138,7 +139,10 @@ def check_path(path):
     """
     if path.startswith('~'):
         raise QuickstartError("--prefix %s: the shell has not replaced the ~" % path, 'write --prefix "$HOME/..."')
-    real = os.path.realpath(path)
+    try:
+        real = os.path.realpath(path)
+    except OSError:
+        raise QuickstartError("the current directory is gone", "go to another one, then run quickstart again")
     bad = sorted(set(re.sub(r'[\w./+@-]', '', real)))
     if not path or bad:
         raise QuickstartError("'%s' cannot be a prefix: EasyBuild installations work in paths of letters, digits and "
@@ -216,8 +220,13 @@ class Prefix:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            owner = os.read(self.lock, 20).decode(errors='replace')
             raise QuickstartError("another quickstart is running with the prefix %s, or what it started" % self.path,
-                                  "wait until it has ended, or use another --prefix")
+                                  "wait until it has ended, or use another --prefix",
+                                  "it was started as process %s; 'fuser %s' lists what is left of it"
+                                  % (owner or '?', self.file('.lock')))
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, str(os.getpid()).encode(), 0)
         for name in ('tmp', 'cache', 'log'):
             self.make(name)
         self.check_noexec()
@@ -427,7 +436,7 @@ def find_python(wanted, path=None):
     :return: what describe_python says of it, or None if there is no Python at all
     """
     seen = []
-    for command in [wanted] if wanted else PYTHON_COMMANDS:
+    for command in PYTHON_COMMANDS if wanted is None else [wanted]:
         found = describe_python(shutil.which(command, path=path) or '')
         if found and found['version'] in PYTHON_VERSIONS:
             return found
@@ -437,8 +446,8 @@ def find_python(wanted, path=None):
         raise QuickstartError("PyTorch is installed for Python %s, and %s"
                               % (', '.join(PYTHON_VERSIONS), ', '.join(seen)),
                               "install one of these versions, or name one with --python /path/to/python3.12")
-    if wanted:
-        raise QuickstartError("--python %s: that is no command, or no Python" % wanted,
+    if wanted is not None:
+        raise QuickstartError("--python '%s': that is no command, or no Python" % wanted,
                               "give the path of a Python, or leave --python out")
     return None
 
@@ -622,12 +631,15 @@ def pip_install(prefix, python, wanted, env):
         address = re.search(r'Could not fetch URL (\S+): (?:connection|[Tt]imeout|.*(?:ssl|SSL))', read_text(log))
         if not address:
             break
-    errors = [line for line in read_text(screen).splitlines() if line.startswith('ERROR')]
+    errors = [line for line in read_text(screen).splitlines() if line.startswith('ERROR') or 'not a trusted' in line]
+    settings = sorted('%s=%s' % item for item in env.items() if item[0].startswith('PIP_') and item[0] not in
+                      ('PIP_CACHE_DIR', 'PIP_CONFIG_FILE', 'PIP_DEFAULT_TIMEOUT', 'PIP_CERT'))
     if address:
         raise QuickstartError("pip could not reach %s" % address.group(1),
                               "tell pip the way: PIP_INDEX_URL, or index-url in pip.conf, for a mirror; PIP_PROXY",
                               "all that pip said: " + log)
     raise QuickstartError("pip could not install EasyBuild:", last_lines('\n'.join(errors) or read_text(screen), 4),
+                          "settings that pip took from your configuration: %s" % (', '.join(settings) or "none"),
                           "all that pip said: " + log)
 
 
@@ -638,7 +650,8 @@ if [ -z "${{BASH_VERSION-}}" ]; then
     return 1
 fi
 if ! [ -r {bundle}/slingtorch/cli.py -a -r {init} -a -x {prefix}/venv/bin/python ]; then
-    printf 'activate: one of these is gone, run quickstart again: %s %s %s\\n' {bundle} {init} {prefix}/venv >&2
+    printf 'activate: one of these is gone, or you may not read it: %s %s %s; run quickstart again\\n' \\
+        {bundle} {init} {prefix}/venv >&2
     return 1
 fi
 # the configuration here alone: neither the shell's EASYBUILD_* variables nor configuration files elsewhere
@@ -646,7 +659,7 @@ unset ${{!EASYBUILD_@}} ${{!SLINGTORCH_@}}
 export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg
 export EASYBUILD_IGNORECONFIGFILES=$(
     IFS=: dirs=${{XDG_CONFIG_DIRS:-/etc/xdg}}:/etc
-    files=("${{XDG_CONFIG_HOME:-$HOME/.config}}/easybuild/config.cfg")
+    files=("${{XDG_CONFIG_HOME:-${{HOME-}}/.config}}/easybuild/config.cfg")
     for dir in $dirs; do files+=("$dir"/easybuild.d/*.cfg); done
     IFS=,
     echo "${{files[*]}}"
@@ -684,9 +697,10 @@ def activated(prefix, env):
 # PyTorch
 
 def installed_pytorch(prefix):
-    """Whether PyTorch's module is there, and what its Python says of itself (None if it does not run)."""
+    """Time of PyTorch's module file (None: not there), and what its Python says of itself (None: it does not run)."""
     module = glob.glob(prefix.file('easybuild', 'modules', 'all', MODULE + '*'))
-    return bool(module), describe_python(prefix.file('easybuild', 'software', MODULE, 'bin', 'python'))
+    python = prefix.file('easybuild', 'software', MODULE, 'bin', 'python')
+    return (os.stat(module[0]).st_mtime_ns if module else None), describe_python(python)
 
 
 def install_pytorch(prefix, env, rebuild):
@@ -699,7 +713,7 @@ def install_pytorch(prefix, env, rebuild):
     sys.stdout.flush()
     if run(command, env, prefix.lock, cwd=prefix.path):
         raise QuickstartError("EasyBuild could not install %s; its message above says why" % EASYCONFIG,
-                              "fix that, then run ./quickstart again: it goes on from what is there")
+                              "fix that, then run the same command again: it goes on from what is there")
 
 
 def train(prefix, env, tool, ranks):
@@ -781,7 +795,7 @@ def quickstart(args, prefix, phases):
     ranks = "%d rank%s" % (args.ranks, '' if args.ranks == 1 else 's')
     phases.begin("Training on " + ranks)
     wrong = train(prefix, env, tool, args.ranks)
-    if wrong and module and not rebuild:
+    if wrong and module and installed_pytorch(prefix)[0] == module:
         phases.begin("%s: installing PyTorch anew, it was there from an earlier run" % wrong)
         env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
         install_pytorch(prefix, env, rebuild=True)
@@ -795,6 +809,12 @@ def quickstart(args, prefix, phases):
           % (phases.table(), prefix.file('activate'), MODULE, args.ranks, shlex.quote(EXAMPLE)))
 
 
+def command_line(argv):
+    """The command that was given, as it can be typed in any directory."""
+    words = [os.path.abspath(word) if before == '--prefix' else word for before, word in zip([''] + argv, argv)]
+    return ' '.join([COMMAND] + [shlex.quote(word) for word in words])
+
+
 def interrupt(number, _frame):
     """End as after Ctrl-C."""
     raise KeyboardInterrupt(number)
@@ -802,6 +822,7 @@ def interrupt(number, _frame):
 
 def main(argv=None):
     """Run quickstart; return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
@@ -809,6 +830,8 @@ def main(argv=None):
     os.umask(os.umask(0o077) | 0o022)
     try:
         prefix = Prefix(args.prefix)
+        if args.python is not None:
+            find_python(args.python)    # a typo must not leave a directory
         if args.remove and not os.path.exists(prefix.file(MARK)):
             raise QuickstartError("there is nothing to remove: no quickstart has made %s" % prefix.path)
         prefix.claim()
@@ -829,9 +852,10 @@ def main(argv=None):
     except KeyboardInterrupt as err:
         sys.stdout.flush()
         where = prefix.path if prefix else args.prefix
-        sys.stderr.write("\nquickstart: interrupted; what is in %s is not complete. Run ./quickstart again: it goes\n"
-                         "            on from there. To remove it: ./quickstart --remove --prefix %s\n"
-                         % (where, where))
+        sys.stderr.write("\nquickstart: interrupted; what is in %s is not complete\n"
+                         "            to go on from there: %s\n"
+                         "            to remove it:        %s --remove --prefix %s\n"
+                         % (where, command_line(argv), COMMAND, where))
         return 128 + (err.args[0] if err.args else signal.SIGINT)
 
 

@@ -104,8 +104,14 @@ def test_remove_removes_only_what_it_made(prefix, capsys):
 
 
 def test_two_at_once(prefix):
-    with pytest.raises(quickstart.QuickstartError, match='another quickstart is running with the prefix'):
+    with pytest.raises(quickstart.QuickstartError, match='another quickstart is running with the prefix') as err:
         quickstart.Prefix(prefix.path).claim()
+    assert 'started as process %d;' % os.getpid() in err.value.args[2]
+
+
+def test_wrong_python_leaves_no_directory(tmp_path, capsys):
+    assert quickstart.main(['--prefix', str(tmp_path / 'p'), '--python', '']) == 1
+    assert "--python '': that is no command" in capsys.readouterr().err and not (tmp_path / 'p').exists()
 
 
 def test_what_it_started_keeps_the_lock(prefix):
@@ -225,7 +231,7 @@ def test_find_python(tmp_path):
             with pytest.raises(quickstart.QuickstartError) as err:
                 quickstart.find_python(wanted, path)
             assert 'is 3.6' in str(err.value) and '3.11, 3.12, 3.13, 3.14' in str(err.value)
-    for nonsense in ('/nonexistent', 'true'):
+    for nonsense in ('/nonexistent', 'true', ''):
         with pytest.raises(quickstart.QuickstartError, match='that is no command, or no Python'):
             quickstart.find_python(nonsense)
     assert quickstart.find_python(sys.executable)['version'] == '%d.%d' % sys.version_info[:2]
@@ -374,6 +380,8 @@ def test_pip_that_cannot_install_shows_its_error_and_no_warnings(prefix, tmp_pat
     with pytest.raises(quickstart.QuickstartError) as err:
         quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
     assert err.value.args[1].startswith('ERROR: Could not find a version that satisfies the requirement ')
+    assert 'PIP_FIND_LINKS=%s/no such directory' % tmp_path in err.value.args[2]
+    assert 'PIP_NO_INDEX=1' in err.value.args[2]
     assert 'WARNING' not in ''.join(err.value.args) + ''.join(capfd.readouterr())
 
 
@@ -476,4 +484,5 @@ def test_interrupt_says_what_is_left(tmp_path, monkeypatch, capsys):
     assert quickstart.main(['--prefix', str(tmp_path / 'p')]) == 128 + signal.SIGTERM
     said = capsys.readouterr().err
     assert 'interrupted; what is in %s/p is not complete' % tmp_path in said
-    assert '--remove --prefix %s/p' % tmp_path in said
+    assert 'to go on from there: %s/quickstart --prefix %s/p\n' % (ROOT, tmp_path) in said
+    assert '%s/quickstart --remove --prefix %s/p\n' % (ROOT, tmp_path) in said

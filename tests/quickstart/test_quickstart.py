@@ -134,7 +134,8 @@ def test_however_it_is_started(tmp_path, how):
     if how[0] == './a link':
         cwd = tmp_path
         (tmp_path / 'a link').symlink_to('checkout/quickstart')
-    done = run([*how, 'one', 'two words'], cwd=cwd, env={**clean_environ(), 'CDPATH': str(tmp_path / 'CD')})
+    env = {**clean_environ(), 'CDPATH': str(tmp_path / 'CD'), 'PYTHONHOME': '/nonexistent'}
+    done = run([*how, 'one', 'two words'], cwd=cwd, env=env)
     assert done.stdout == f"['{checkout}/slingtorch/quickstart.py', 'one', 'two words']\n"
 
 
