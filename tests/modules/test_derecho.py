@@ -1,5 +1,6 @@
 """Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
 import ast
+import functools
 import hashlib
 import re
 import sys
@@ -60,9 +61,10 @@ class Site:
             output += self.eb(*names, *args, env={'MODULEPATH': modulepath}).stdout
         return output
 
-    def load(self, *modules):
+    @functools.lru_cache(maxsize=None)
+    def load(self, module):
         """The environment after `module load`, in a shell as after login."""
-        return self.lmod.load(*modules, modulepath=[self.eb.modulepath, self.derecho.modulepath])
+        return self.lmod.load(module, modulepath=[self.eb.modulepath, self.derecho.modulepath])
 
 
 @pytest.fixture(scope='module')
@@ -135,7 +137,7 @@ def test_mpi4py_finds_what_the_transport_layer_needs(modules, name, tmp_path):
     """What is linked with its flags can be loaded into a process that has neither MPI nor CUDA yet."""
     text = next(EASYCONFIGS.rglob(name)).read_text()
     options = ast.literal_eval(re.search(r'^preinstallopts = (\(.*?^\))', text, re.M | re.S).group(1))
-    env = modules.load(module_name(name))
+    env = dict(modules.load(module_name(name)))
     env['EBROOTMPICH'] = env['CRAY_MPICH_DIR']
     library = tmp_path / 'libuse.so'
     source = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }\n'

@@ -8,6 +8,7 @@ ToySources stands for the sources of PyTorch: pip builds and installs them in a 
 options that the easyblock gives.
 """
 
+import functools
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import shutil
 import stat
 import tarfile
 
-from . import ROOT, missing, run
+from . import ROOT, missing, quickvenv, run
 
 GENERATIONS = {
     '23.09': {
@@ -45,7 +46,7 @@ while [[ $# -gt 0 ]]; do
     case $1 in --prefix) prefix=$2; shift ;; --download-only) download=1 ;; esac
     shift
 done
-[[ -n $download ]] || {python} -m venv "$prefix"
+[[ -n $download ]] || {python3} -m venv "$prefix"
 """
 
 
@@ -56,19 +57,38 @@ def needed_commands():
             missing(f'{command} (package {package})')
 
 
+built = {}
+"""Libraries that were made before, by what they are made of: every test has a tree of its own."""
+
+
 def shared_library(path, needs=(), source='', soname=None):
     """Make a shared library that needs others, also where it uses nothing of them; its path."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    libraries = [word for need in needs for word in (f'-Wl,-rpath,{pathlib.Path(need).parent}', need)]
-    run(
-        ['gcc', '-shared', '-fPIC', '-o', path, f'-Wl,-soname,{soname or path.name}', '-Wl,--no-as-needed',
-         '-Wl,--disable-new-dtags', '-xc', '-', '-xnone', *libraries],
-        input=source + '\n',
-    )  # fmt: skip
+    recipe = (soname or path.name, source, *(os.path.relpath(need, path.parent) for need in needs))
+    if recipe not in built:
+        libraries = []
+        for need in needs:
+            libraries += [f'-Wl,-rpath,$ORIGIN/{os.path.relpath(pathlib.Path(need).parent, path.parent)}', need]
+        run(
+            ['gcc', '-shared', '-fPIC', '-o', path, f'-Wl,-soname,{recipe[0]}', '-Wl,--no-as-needed',
+             '-Wl,--disable-new-dtags', '-xc', '-', '-xnone', *libraries],
+            input=source + '\n',
+        )  # fmt: skip
+        built[recipe] = path.read_bytes()
+    path.write_bytes(built[recipe])
     return path
 
 
+def copy_or_link(library, path):
+    """Copy a large library for the first tree; those of other trees are links to this copy, which nothing changes."""
+    if library not in built:
+        built[library] = shutil.copy(library, path)
+    else:
+        os.link(built[library], path)
+
+
+@functools.lru_cache(maxsize=None)
 def mpich_of_the_machine():
     """The library of the machine's MPICH, and the flags for its headers."""
     shown = run(['mpicc.mpich', '-show']).stdout
@@ -140,7 +160,7 @@ class Derecho:
         # the machine's own MPICH, in Cray's place: its compilers give no RPATH
         library, headers = mpich_of_the_machine()
         (mpich / 'lib').mkdir(parents=True)
-        shutil.copy(library, mpich / 'lib/libmpich.so.12')
+        copy_or_link(library, mpich / 'lib/libmpich.so.12')
         (mpich / 'lib/libmpich.so').symlink_to('libmpich.so.12')
         for name, compiler in (('mpicc', 'gcc'), ('mpicxx', 'g++')):
             flags = f'-DCRAY_MPICH_VERSION={version} {headers} "$@" -L{mpich}/lib -lmpich'
@@ -180,7 +200,7 @@ class Derecho:
                     f'setenv("NCAR_ROOT_MKL", "{mkl}")')  # fmt: skip
 
         conda = self.prefix('/glade/u/apps/opt/conda')
-        script(conda / 'bin/conda', CONDA.replace('{python}', os.path.realpath('/usr/bin/python3')))
+        script(conda / 'bin/conda', CONDA.replace('{python3}', f'{quickvenv.python3("/usr/bin/python3")}/python3'))
         self.module(core, 'conda/latest', f'prepend_path("PATH", "{conda}/bin")')
 
     @property

@@ -4,13 +4,14 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import sys
 
 import pytest
 
-from . import DIR, ROOT, checked, forkedeb, locked, missing, parse_env0, run
+from . import DIR, ROOT, checked, forkedeb, locked, missing, parse_env0, quickvenv, run
 
 BIN = pathlib.Path(sys.executable).parent
 """Directory of `eb` and `slingtorch`: that of the Python that runs the tests."""
@@ -32,7 +33,8 @@ class EasyBuild:
         :param prefix: directory for software, modules, sources and build
         :param tool: testbed.modulestools.ModulesTool
         :param options: of `slingtorch env`, for example ['--site', 'lumi']
-        :param fresh: start `eb` itself each time: testbed.forkedeb
+        :param fresh: do without what makes tests fast: start `eb` itself each time (testbed.forkedeb), and let Python
+                      make virtual environments in its own way (testbed.quickvenv)
         """
         for command in ('eb', 'slingtorch'):
             if not (BIN / command).exists():
@@ -44,7 +46,7 @@ class EasyBuild:
         own_files = [f'{os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")}/easybuild/config.cfg']
         base = {
             **tool.env,
-            'PATH': f'{BIN}:{os.environ["PATH"]}',
+            'PATH': f'{BIN}:{os.environ["PATH"]}' if fresh else f'{quickvenv.python3()}:{BIN}:{os.environ["PATH"]}',
             'EASYBUILD_PREFIX': str(self.prefix),
             'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
             'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
@@ -103,13 +105,22 @@ class Installation:
         self.python = self.root / 'bin/python'
 
 
+def made_from(easyconfig):
+    """The files of the bundle that an installation of a PyTorch for this machine comes from, in order."""
+    files = {path for pattern in ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*') for path in ROOT.glob(pattern)}
+    files.update(easyconfig.parent.glob(f'{easyconfig.stem}*'))
+    blocks = {path.stem: path for path in (ROOT / 'easyblocks').rglob('*.py')}
+    todo = [re.search(r"^easyblock = '(?:EB_)?(\w+)'", easyconfig.read_text(), re.M).group(1).lower()]
+    for name in todo:   # which grows: what an easyblock imports of ours
+        files.add(blocks[name])
+        todo += set(re.findall(r'\b\w+\b', blocks[name].read_text())) & set(blocks) - set(todo)
+    return sorted(path for path in files if path.is_file() and '__pycache__' not in path.parts)
+
+
 def state_of_bundle(easyconfig):
-    """A short digest of all that an installation is made from, so that a kept one is made anew after a change."""
+    """A short digest of what an installation is made from, so that a kept one is made anew after a change."""
     digest = hashlib.sha256(sys.version.encode())
-    files = list(easyconfig.parent.glob(f'{easyconfig.stem}*'))
-    for room in ('easyblocks', 'hooks', 'runscripts', 'slingtorch'):
-        files += [path for path in (ROOT / room).rglob('*') if path.is_file() and '__pycache__' not in path.parts]
-    for path in sorted(files):
+    for path in made_from(easyconfig):
         digest.update(str(path.relative_to(ROOT)).encode() + b'\0' + path.read_bytes() + b'\0')
     return digest.hexdigest()[:12]
 
