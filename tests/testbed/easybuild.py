@@ -143,7 +143,7 @@ def installed(easyconfig, tool):
         if not (prefix / 'modules/all' / f'{module}.lua').exists():
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
             eb = EasyBuild(prefix, tool, fresh=True)
-            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts')
+            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', timeout=1800)
     installation = Installation(module, prefix / 'modules/all', tool)
     installation.use = use  # open as long as this run lasts: remove_unless_used()
     return installation
