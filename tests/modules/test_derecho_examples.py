@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, derecho, run
-from testbed.easybuild import BIN
+from testbed import ROOT, derecho, forkedeb, parse_env0, run
 
 EXAMPLES = ROOT / 'examples/derecho'
 EASYCONFIGS = {path.name: path for path in (ROOT / 'easyconfigs').rglob('*derecho*.eb')}
@@ -18,11 +17,10 @@ RECORD = '#!/bin/bash\nprintf "%s|" {name} "$@" >> "{log}"; printf "\\n" >> "{lo
 
 # real eb tells its configuration; where and with which settings the other calls are made is written down
 EB = RECORD + """case " $* " in
-    *' --show-full-config '*) EB_PYTHON={python} exec {bin}/eb "$@" ;;
+    *' --show-full-config '*) exec {path}/forked/eb "$@" ;;
 esac
 pwd > {path}/eb-directory
-env -0 | grep -z -E '^(EASYBUILD|SLINGTORCH|CCACHE)_' > {path}/eb-environment
-EB_PYTHON={python} {bin}/eb --show-full-config > {path}/eb-configuration
+env -0 > {path}/eb-environment
 exit "${{EB_STATUS:-0}}"
 """
 # what test_imports.py imports must be there
@@ -61,8 +59,9 @@ class Login:
         self.home.mkdir()
         self.derecho = derecho.Derecho(path / 'derecho')
         for name, text in (('eb', EB), ('qsub', QSUB), ('mpiexec', RECORD), ('python', PYTHON)):
-            derecho.script(path / 'bin' / name, text.format(name=name, log=self.log, path=path, bin=BIN,
-                                                            python=sys.executable))
+            derecho.script(path / 'bin' / name, text.format(name=name, log=self.log, path=path, python=sys.executable))
+        (path / 'forked').mkdir()
+        forkedeb.command(path / 'forked/eb')
         (path / 'bin/slingtorch').symlink_to(shutil.which('slingtorch'))
 
     def bash(self, script, *args, env=None, check=True, cwd=None):
@@ -117,14 +116,16 @@ class Login:
         """Calls of eb that are more than a question."""
         return [call[1:] for call in self.calls if call[0] == 'eb' and '--show-full-config' not in call]
 
-    def environment(self):
+    def environment(self, everything=False):
         """The settings with which eb was called last."""
-        return dict(entry.split('=', 1) for entry in (self.path / 'eb-environment').read_text().split('\0') if entry)
+        found = parse_env0((self.path / 'eb-environment').read_text())
+        return {name: value for name, value in found.items()
+                if everything or name.startswith(('EASYBUILD_', 'SLINGTORCH_', 'CCACHE_'))}
 
     def configuration(self, option):
-        """What EasyBuild made of the settings at the last call."""
-        text = (self.path / 'eb-configuration').read_text()
-        return re.search(rf'^{option} +\([A-Z]\) = (.*)$', text, re.M).group(1)
+        """What EasyBuild makes of the settings of the last call."""
+        done = forkedeb.eb(['--show-full-config'], self.environment(everything=True), self.path)
+        return re.search(rf'^{option} +\([A-Z]\) = (.*)$', done.stdout, re.M).group(1)
 
 
 @pytest.fixture

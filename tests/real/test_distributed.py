@@ -270,7 +270,7 @@ def test_killed_rank_ends_the_job_under_launcher(request, name, pytorch, distrib
 def test_batch_script_without_srun_is_an_error(slurm, pytorch, distributed):
     """One rank that believes it is the whole job would waste the other nodes in silence."""
     batch = slurm.sbatch(
-        f'#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n{distributed} -c "print(1)"\n', env=pytorch.env
+        f'#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n"{distributed}" -c "print(1)"\n', env=pytorch.env
     )
     assert batch.returncode != 0
     assert 'srun' in batch.output and 'conda-python-distributed' in batch.output

@@ -156,6 +156,10 @@ def test_forked_eb_is_eb(lmod, tmp_path):
     """Whether it works or not: the same output, status and files; and nothing of one run is left for the next."""
     path = toy(tmp_path, SHOW)
     both = easybuild.EasyBuild(tmp_path / 'fork', lmod), easybuild.EasyBuild(tmp_path / 'real', lmod, fresh=True)
+    both[1].env['PATH'] = both[0].env['PATH']
+    home = tmp_path / 'home'
+    (home / '.config/easybuild').mkdir(parents=True)
+    (home / '.config/easybuild/config.cfg').write_text('[override]\nmax-parallel = 24\n')
 
     def outcome(eb, *args, **kwargs):
         """Words of both streams, of what the program saw, and of the module file; without random names and times."""
@@ -170,10 +174,10 @@ def test_forked_eb_is_eb(lmod, tmp_path):
         ([path], {}),
         ([path, '--rebuild', '--trace', '--umask=077'], {'ONLY': '1', 'PYTHONPATH': str(tmp_path)}),
         ([path, '--rebuild'], {'EASYBUILD_HOOKS': None, 'EASYBUILD_MODULE_SYNTAX': 'Tcl'}),
+        (['--show-config'], {'HOME': home, 'EASYBUILD_PREFIX': None, 'LD_LIBRARY_PATH': '/nowhere'}),
+        ([path, '--rebuild'], {'LD_LIBRARY_PATH': '/nowhere', 'EASYBUILD_TMPDIR': None, 'TMPDIR': home}),
         (['absent.eb'], {}),
         (['--frobnicate'], {}),
-        (['--show-config'], {}),
-        ([], {}),
     ]:
         fork, real = (outcome(eb, *args, env=env) for eb in both)
         assert fork == real

@@ -107,7 +107,8 @@ class Installation:
 
 def made_from(easyconfig):
     """The files of the bundle that an installation of a PyTorch for this machine comes from, in order."""
-    files = {path for pattern in ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*') for path in ROOT.glob(pattern)}
+    patterns = ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*')
+    files = {path for pattern in patterns for path in ROOT.glob(pattern)}
     files.update(easyconfig.parent.glob(f'{easyconfig.stem}*'))
     blocks = {path.stem: path for path in (ROOT / 'easyblocks').rglob('*.py')}
     todo = [re.search(r"^easyblock = '(?:EB_)?(\w+)'", easyconfig.read_text(), re.M).group(1).lower()]

@@ -3,6 +3,7 @@
 testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test that runs `eb` in its own way:
 
     done = forkedeb.eb(['Small.eb', '--rebuild'], env, cwd, timeout=300)    # as subprocess.run() of `eb` would
+    script = forkedeb.command(directory / 'eb')     # for a shell script that calls `eb`
 
 The child is what `eb` is: the same code as `python -O -m easybuild.main`, with exactly the environment and working
 directory that are given, a session of its own, standard input from /dev/null. What it prints goes to a file, so this is
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import signal
 import socket
 import subprocess
@@ -50,25 +52,32 @@ class Server:
 
     def run(self, args, env, cwd, timeout):
         """Run `eb ARGS`; a CompletedProcess with text streams. subprocess.TimeoutExpired if it does not end."""
-        with tempfile.TemporaryDirectory(dir=self.directory.name) as directory, \
-                socket.socket(socket.AF_UNIX) as connection:
+        with tempfile.TemporaryDirectory(dir=self.directory.name) as directory:
             out, err = pathlib.Path(directory, 'out'), pathlib.Path(directory, 'err')
-            request = {'args': [str(arg) for arg in args], 'env': env, 'cwd': str(cwd), 'out': str(out),
-                       'err': str(err), 'umask': os.umask(0)}
-            os.umask(request['umask'])
-            connection.connect(self.socket)
-            connection.sendall(json.dumps(request).encode() + b'\n')
-            answers = connection.makefile()
-            pid = int(answers.readline())
-            connection.settimeout(timeout)
             try:
-                status = int(answers.readline())
-            except BaseException as error:      # Ctrl-C as well: it is in a session of its own
-                os.killpg(pid, signal.SIGKILL)
-                if isinstance(error, TimeoutError):
-                    raise subprocess.TimeoutExpired(['eb', *args], timeout, out.read_text(), err.read_text())
-                raise
+                status = ask(self.socket, args, env, cwd, out, err, timeout)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(['eb', *args], timeout, out.read_text(), err.read_text())
             return subprocess.CompletedProcess(['eb', *args], status, out.read_text(), err.read_text())
+
+
+def ask(path, args, env, cwd, out, err, timeout=None):
+    """Run `eb ARGS`, which writes to the files `out` and `err`; its status. TimeoutError if it does not end in time."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        umask = os.umask(0)
+        os.umask(umask)
+        request = {'args': [str(arg) for arg in args], 'env': dict(env), 'cwd': str(cwd), 'out': str(out),
+                   'err': str(err), 'umask': umask}
+        connection.connect(path)
+        connection.sendall(json.dumps(request).encode() + b'\n')
+        answers = connection.makefile()
+        pid = int(answers.readline())
+        connection.settimeout(timeout)
+        try:
+            return int(answers.readline())
+        except BaseException:   # Ctrl-C as well: it is in a session of its own
+            os.killpg(pid, signal.SIGKILL)
+            raise
 
 
 server = None
@@ -88,10 +97,23 @@ def eb(args, env, cwd, timeout=600):
     :return: CompletedProcess with text streams
     :raises subprocess.TimeoutExpired: after so many seconds; it and what it started in its session are killed
     """
+    return the_server().run(args, env, cwd, timeout)
+
+
+def the_server():
+    """The server of this process, started at the first call."""
     global server
     if not server or server.owner != os.getpid():
         server = Server()
-    return server.run(args, env, cwd, timeout)
+    return server
+
+
+def command(path):
+    """Write to `path` a command that does what `eb` does, for scripts that call it; the path."""
+    words = [sys.executable, '-IS', os.path.abspath(__file__), '--ask', the_server().socket]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 # --- the other side
@@ -111,7 +133,18 @@ def become_eb(request):
                       EB_SCRIPT_PATH=os.path.join(os.path.dirname(sys.executable), 'eb'))
     sys.path[0:0] = [os.getcwd(), *filter(None, request['env'].get('PYTHONPATH', '').split(os.pathsep))]
     sys.argv = ['easybuild.main', *request['args']]
+
+    # what was taken from the environment when it was imported
+    import copy
+    import importlib
     import runpy
+    from easybuild.tools import config, environment, modules, options
+    tempfile.tempdir = None
+    config.DEFAULT_PREFIX = os.path.expanduser('~/.local/easybuild')
+    config.mk_full_default_path.__defaults__ = (config.DEFAULT_PREFIX,)
+    environment.ORIG_OS_ENVIRON = modules.ORIG_OS_ENVIRON = copy.deepcopy(os.environ)
+    importlib.reload(options)
+
     sys.modules.pop('easybuild.main')   # it is to be __main__
     runpy.run_module('easybuild.main', run_name='__main__', alter_sys=True)
 
@@ -153,4 +186,7 @@ def serve(path):
 
 
 if __name__ == '__main__':
+    if sys.argv[1] == '--ask':
+        streams = [f'/proc/{os.getpid()}/fd/{number}' for number in (1, 2)]
+        sys.exit(ask(sys.argv[2], sys.argv[3:], os.environ, os.getcwd(), *streams))
     become_eb(serve(sys.argv[1]))

@@ -3,6 +3,7 @@
 import glob
 import os
 import pathlib
+import shlex
 import shutil
 
 from . import DIR, clean_environ, missing, parse_env0, run
@@ -53,7 +54,7 @@ class ModulesTool:
                 environment.pop(key, None)
             else:
                 environment[key] = str(value)
-        uses = ''.join(f'module use {path}\n' for path in reversed([str(path) for path in modulepath]))
+        uses = ''.join(f'module use {shlex.quote(str(path))}\n' for path in reversed(list(modulepath)))
         prologue = f'{self.init}\nunset MODULEPATH\n{uses}'
         return run(
             ['bash', '--noprofile', '--norc', '-c', prologue + script],
@@ -78,7 +79,9 @@ def lmod():
     init = pathlib.Path(command).parents[1] / 'init/bash'
     if not (os.access(command, os.X_OK) and init.is_file()):
         missing('Lmod (package lmod)')
-    return ModulesTool('Lmod', 'Lua', {'LMOD_CMD': command}, f'. {init}')
+    # it asks the terminal otherwise, each time, and starts four processes to do so
+    variables = {'LMOD_CMD': command, 'LMOD_TERM_WIDTH': '80'}
+    return ModulesTool('Lmod', 'Lua', variables, f'. {shlex.quote(str(init))}')
 
 
 def envmodules():
@@ -86,6 +89,5 @@ def envmodules():
     found = glob.glob(f'{DIR}/envmodules/usr/lib/*/modulecmd.tcl')
     if not (found and shutil.which('tclsh')):
         missing(f'Environment Modules (package environment-modules, unpacked into {DIR}/envmodules)')
-    return ModulesTool(
-        'EnvironmentModules', 'Tcl', {'MODULES_CMD': found[0]}, f'eval "$(tclsh {found[0]} bash autoinit)"'
-    )
+    init = f'eval "$(tclsh {shlex.quote(found[0])} bash autoinit)"'
+    return ModulesTool('EnvironmentModules', 'Tcl', {'MODULES_CMD': found[0]}, init)

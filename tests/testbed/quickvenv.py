@@ -5,7 +5,6 @@ pip unpacks and compiles itself for 3 to 6 s of processor time in each new envir
 
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
