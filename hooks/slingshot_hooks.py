@@ -16,6 +16,7 @@ A callable in this file must not have a name that ends in '_hook' unless it is a
 import os
 import sys
 
+from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, OTHER
 from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
 from easybuild.tools.build_log import EasyBuildError, print_error_and_exit, print_msg, print_warning
 from easybuild.tools.config import build_option
@@ -32,6 +33,9 @@ except ImportError as error:
     print_error_and_exit("%s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the "
                          "bundle, if you can in the version of that installation, and run the same command again: "
                          "eval \"$(slingtorch env)\"", __file__, error)
+
+# a parameter of every easyconfig, whichever its easyblock
+DEFAULT_CONFIG['only_site'] = [None, "Name of the one site that this easyconfig is for", OTHER]
 
 # the Choice of the site, made once per run; what was added to easyconfigs: {path: message}
 _CHOICE = []
@@ -164,43 +168,22 @@ def parse_hook_pytorch_site_values(ec, *args, **kwargs):
     return add_site_values(ec)
 
 
-def site_meant(ec):
-    """
-    Name of the one site that an easyconfig is for, or None.
-
-    It says so with the parameter only_site, or in its versionsuffix: '-derecho', '-derecho-cray-mpich'. Only sites that
-    are one system count, which can be detected: 'local' and 'slurm' are any machine.
-    """
-    if 'only_site' in ec and ec['only_site']:
-        return ec['only_site']
-    words = ec['versionsuffix'].split('-')
-    if len(words) < 2:
-        return None
-    try:
-        sites = slingshot_sites.load_all()
-    except slingshot_sites.SiteError as err:
-        raise EasyBuildError("slingtorch: %s", err)
-    return next((site.name for site in sites if site.rules and site.name in words), None)
-
-
 def refuse_other_site(self):
     """
     Refuse to install what is for another site: what follows would end in modules that are missing.
 
     Every software is looked at: with --robot the first one of a stack is not PyTorch. Sources are fetched anywhere.
     """
-    meant = None if self.dry_run or build_option('stop') == 'fetch' else site_meant(self.cfg)
-    if meant is None:
+    only = None if self.dry_run or build_option('stop') == 'fetch' else self.cfg['only_site']
+    if not only:
         return
     here = chosen_site().name
-    if meant == here:
-        return
-    raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
-                         "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies%s. "
-                         "If this is '%s' and was not recognised, say so: export %s=%s",
-                         os.path.basename(self.cfg.path), meant, here, self.name,
-                         ' and only_site' if 'only_site' in self.cfg else ' and versionsuffix', meant,
-                         slingshot_sites.SITE_VARIABLE, meant)
+    if only != here:
+        raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
+                             "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies "
+                             "and only_site. If this is '%s' and was not recognised, say so: export %s=%s",
+                             os.path.basename(self.cfg.path), only, here, self.name, only,
+                             slingshot_sites.SITE_VARIABLE, only)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

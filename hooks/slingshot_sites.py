@@ -7,9 +7,9 @@
 """
 Sites: which system this is and which values it gives to software that is installed on it.
 
-A site is one file, sites/<site>.cfg, with data alone; docs/sites.md describes its form. This module reads, checks and
-chooses sites. It imports nothing but the standard library, so that both the hooks (under eb) and the command
-'slingtorch' (without EasyBuild) can use it.
+A site is one file with data alone, <site>.cfg; docs/sites.md describes its form. This module reads, checks and chooses
+sites. It imports nothing but the standard library, so that both the hooks (under eb) and the command 'slingtorch' can
+use it.
 """
 import configparser
 import fnmatch
@@ -22,11 +22,15 @@ SITES_DIR = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'sites')
 
 # the site that is chosen when nothing is detected
 FALLBACK_SITE = 'local'
-# variables that name the site and its opt-in groups
+# variables that name the site, its opt-in groups, and directories with sites of the user's or the centre's
 SITE_VARIABLE = 'SLINGTORCH_SITE'
 GROUPS_VARIABLE = 'SLINGTORCH_SITE_GROUPS'
+PATH_VARIABLE = 'SLINGTORCH_SITES_PATH'
 # '<site>: <what was seen>' of an activation that detected the site: then nobody has named it
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
+
+# ends of the names of files: a site, values that several sites share, what EasyBuild must know of a site's own modules
+SITE, SHARED, METADATA = '.cfg', '.inc', '_external_modules_metadata.cfg'
 
 # variables that must not be set by a module, whatever the site: name pattern and reason
 FORBIDDEN = (
@@ -52,26 +56,41 @@ FORBIDDEN = (
     ('PYTHONPATH', "setting it would replace what the user has"),
 )
 
+# the form of a file: how a section is written, the pattern of what follows its kind, the keys that it must have, those
+# of which it must have one, and those that it may have
+Kind = namedtuple('Kind', ['form', 'pattern', 'keys', 'one_of', 'optional'])
 SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source')
-CHOICES = {
-    'scheduler': ('slurm', 'pbs', 'none'),
-    'gpu': ('cuda', 'rocm', 'none', 'any'),
-    'network': ('slingshot11', 'infiniband', 'ethernet', 'any'),
-    'module_syntax': ('Lua', 'Tcl'),
+IN_GROUP = r'(?P<name>\S+)( in (?P<group>\S+))?'
+KINDS = {
+    'site': Kind('[site]', '', SITE_KEYS, (), ('include',)),
+    'detect': Kind('[detect LABEL]', r'(?P<name>\S+)', ('source',), ('env', 'file', 'hostname'), ()),
+    'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
+    'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
+                      ('value', 'values'), ('for',)),
+    'group': Kind("[group NAME], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
+                  ('title', 'needs', 'reason', 'source'), (), ()),
 }
-# section kind: (mandatory keys, optional keys)
-SECTION_KEYS = {
-    'site': (SITE_KEYS, ()),
-    'detect': (('source',), ('env', 'file', 'hostname')),
-    'env': (('value', 'reason', 'source'), ('for', 'when')),
-    'parameter': (('reason', 'source'), ('value', 'values', 'for')),
-    'group': (('title', 'needs', 'reason', 'source'), ()),
-    'slingtorch': (('reason', 'source'), ('external_modules_metadata', 'module_syntax')),
+# (kind, keys): pattern of their values with blanks between, what is right
+CHECKS = {
+    ('site', 'scheduler'): ('slurm|pbs|none', "it must be one of slurm, pbs, none"),
+    ('site', 'gpu'): ('cuda|rocm|none|any', "it must be one of cuda, rocm, none, any"),
+    ('site', 'network'): ('slingshot11|infiniband|ethernet|any',
+                          "it must be one of slingshot11, infiniband, ethernet, any"),
+    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm)|0 none|any any',
+                                    "give the number of GPUs that a job sees on a node, 0 where gpu is none, any where "
+                                    "gpu is any"),
+    ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),
+    ('detect', 'file'): ('/.+', "it must be the absolute path of a file"),
+    ('detect', 'hostname'): (r'.*[^*?].*', "it would match every machine: make it narrower"),
+    ('env', 'name'): ('[A-Z_][A-Z0-9_]*', "it is not a name of an environment variable: use capitals, digits and _"),
+    ('env', 'value'): (r'(?!.*%\().*', "EasyBuild would take '%(' in a value for a template: write it differently"),
+    ('env', 'when'): (r'\w+ *= *\S.*', "write when = PARAMETER=VALUE"),
+    ('parameter', 'name'): ('(?!(modextravars|site_groups)$)[a-z_][a-z0-9_]*', "it is not a name of an easyconfig "
+                            "parameter that is set this way: use [env VARIABLE] and [group NAME]"),
 }
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
-Rule = namedtuple('Rule', ['kind', 'name', 'pattern', 'source'])
 Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
 
 
@@ -83,20 +102,31 @@ class Site:
     """One site, as its file describes it.
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
-    Group by name), rules (list of Rule), external_modules_metadata (file name or None), module_syntax (or None).
+    Group by name), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
     """
 
-    def __init__(self, name, path):
+    def __init__(self, name, path, sections):
         self.name = name
         self.path = path
-        self.env = []
-        self.parameters = []
-        self.groups = OrderedDict()
+        metadata = path[:-len(SITE)] + METADATA
+        self.metadata = metadata if os.path.isfile(metadata) else None
         self.rules = []
-        self.external_modules_metadata = None
-        self.module_syntax = None
-        for key in SITE_KEYS:
-            setattr(self, key, None)
+        self.groups = OrderedDict()
+        values = {'env': [], 'parameter': []}
+        for (kind, _, _), keys in sections.items():
+            if kind == 'site':
+                for key in SITE_KEYS:
+                    setattr(self, key, keys[key])
+            elif kind == 'detect':
+                self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
+            elif kind == 'group':
+                self.groups[keys['name']] = Group(*[keys[field] for field in Group._fields])
+            else:
+                when = keys.get('when')
+                values[kind].append(Value(keys['name'], keys.get('values') or keys['value'], keys['reason'],
+                                          keys['source'], keys['group'], split_list(keys.get('for')),
+                                          when and tuple(split_pair(when))))
+        self.env, self.parameters = values['env'], values['parameter']
 
     def detected(self, environ, hostname, root='/'):
         """
@@ -106,15 +136,15 @@ class Site:
         :param hostname: name of this host, short or full
         :param root: directory that stands for / (for tests)
         """
-        for rule in self.rules:
-            if rule.kind == 'env':
-                value = environ.get(rule.name)
-                if value is not None and fnmatch.fnmatchcase(value, rule.pattern):
-                    return "$%s is %s" % (rule.name, value)
-            elif rule.kind == 'file':
-                if os.path.exists(os.path.join(root, rule.pattern.lstrip('/'))):
-                    return "%s exists" % rule.pattern
-            elif any(fnmatch.fnmatchcase(host, rule.pattern) for host in (hostname, hostname.split('.')[0])):
+        for kind, pattern in self.rules:
+            if kind == 'env':
+                variable, pattern = split_pair(pattern)
+                if variable in environ and fnmatch.fnmatchcase(environ[variable], pattern):
+                    return "$%s is %s" % (variable, environ[variable])
+            elif kind == 'file':
+                if os.path.exists(os.path.join(root, pattern.lstrip('/'))):
+                    return "%s exists" % pattern
+            elif any(fnmatch.fnmatchcase(host, pattern) for host in (hostname, hostname.split('.')[0])):
                 return "the host name is %s" % hostname
         return None
 
@@ -131,6 +161,7 @@ class Site:
 
     def _selected(self, values, names):
         """Values outside of groups, replaced by and completed with those of the named groups."""
+        self.check_groups(names)
         res = OrderedDict((value.name, value) for value in values if value.group is None)
         for value in values:
             if value.group in names:
@@ -144,18 +175,21 @@ class Site:
 
     def env_values(self, groups=()):
         """Environment values (dictionary of Value by variable) without groups and with the named groups."""
-        self.check_groups(groups)
         return self._selected(self.env, groups)
 
     def parameter_values(self, groups=()):
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
-        self.check_groups(groups)
         return self._selected(self.parameters, groups)
 
 
 def split_list(text):
     """Words of a list that is separated by commas or white space, each once, in order."""
     return list(OrderedDict.fromkeys(word for word in re.split(r'[,\s]+', text or '') if word))
+
+
+def split_pair(text):
+    """The two parts of NAME=VALUE."""
+    return [part.strip() for part in text.split('=', 1)]
 
 
 def forbidden_reason(variable):
@@ -166,239 +200,183 @@ def forbidden_reason(variable):
     return None
 
 
-class _Reader:
-    """Reads one site file; every fault is a SiteError with file, section and remedy."""
+# ----------------------------------------------------------------------------------------------------------------------
+# files
 
-    def __init__(self, name, path):
-        self.site = Site(name, path)
-        self.parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
-        self.parser.optionxform = str
-
-    def fail(self, section, message):
-        """Raise the error that names the place."""
-        raise SiteError("%s, section [%s]: %s" % (self.site.path, section, message))
-
-    def read(self):
-        """Return the Site."""
-        try:
-            with open(self.site.path, encoding='utf-8') as fp:
-                self.parser.read_file(fp)
-        except configparser.DuplicateSectionError as err:
-            self.fail(err.section, "it is there twice: keep one of them")
-        except configparser.DuplicateOptionError as err:
-            self.fail(err.section, "key '%s' is there twice: keep one of them" % err.option)
-        except (configparser.Error, UnicodeDecodeError) as err:
-            raise SiteError("%s is not a valid site file: %s. See docs/sites.md for its form." % (self.site.path, err))
-        except (IOError, OSError) as err:
-            raise SiteError("%s cannot be read: %s" % (self.site.path, err))
-        if self.parser.defaults():
-            self.fail('DEFAULT', "a site file has no such section: move the keys to the section they belong to")
-
-        seen = set()
-        for section in self.parser.sections():
-            words = section.split()
-            if tuple(words) in seen:
-                self.fail(section, "it is there twice: keep one of them")
-            seen.add(tuple(words))
-            self.read_section(section, words)
-        if ('site',) not in seen:
-            self.fail('site', "it is missing: add it with the keys %s" % ', '.join(SITE_KEYS))
-        self.check_groups()
-        return self.site
-
-    def read_section(self, section, words):
-        """Check the keys of a section and hand it to the method for its kind."""
-        kind = words[0]
-        if kind not in SECTION_KEYS:
-            self.fail(section, "unknown section: one of %s was expected"
-                      % ', '.join('[%s]' % known for known in SECTION_KEYS))
-        keys = OrderedDict((key, ' '.join(value.split())) for key, value in self.parser.items(section))
-        if 'values' in keys:
-            keys['values'] = [line.strip() for line in self.parser.get(section, 'values').splitlines() if line.strip()]
-        mandatory, optional = SECTION_KEYS[kind]
-        for key in keys:
-            if key not in mandatory + optional:
-                self.fail(section, "unknown key '%s': it may have %s" % (key, ', '.join(mandatory + optional)))
-        for key in mandatory:
-            if not keys.get(key):
-                self.fail(section, "key '%s' is missing or empty: every entry says it" % key)
-        for key, choices in CHOICES.items():
-            if key in keys and keys[key] not in choices:
-                self.fail(section, "%s is '%s': it must be one of %s" % (key, keys[key], ', '.join(choices)))
-        getattr(self, 'read_' + kind)(section, words[1:], keys)
-
-    def name_and_group(self, section, words):
-        """Name and group of [env NAME] and [env NAME in GROUP]."""
-        if len(words) == 1:
-            return words[0], None
-        if len(words) == 3 and words[1] == 'in':
-            return words[0], words[2]
-        return self.fail(section, "write [%(kind)s NAME], or [%(kind)s NAME in GROUP]" % {'kind': section.split()[0]})
-
-    def read_site(self, section, words, keys):
-        """[site]: what the system is."""
-        if words:
-            self.fail(section, "write [site]; the name of the site is the name of the file")
-        gpu, number = keys['gpu'], keys['gpus_per_node']
-        fits = number == {'none': '0', 'any': 'any'}[gpu] if gpu in ('none', 'any') else re.match(r'^[1-9]\d*$', number)
-        if not fits:
-            self.fail(section, "gpus_per_node is '%s' and gpu is '%s': give the number of GPUs that a job sees on a "
-                               "node, 0 where gpu is none, any where gpu is any" % (number, gpu))
-        for key, value in keys.items():
-            setattr(self.site, key, value)
-
-    def read_detect(self, section, words, keys):
-        """[detect LABEL]: one rule by which the site is recognised."""
-        kinds = [kind for kind in ('env', 'file', 'hostname') if kind in keys]
-        if len(words) != 1 or len(kinds) != 1:
-            self.fail(section, "write [detect LABEL] with exactly one of env, file and hostname")
-        name, pattern = None, keys[kinds[0]]
-        if kinds[0] == 'env':
-            name, sep, pattern = (part.strip() for part in pattern.partition('='))
-            if not (name and sep and pattern):
-                self.fail(section, "write env = VARIABLE=PATTERN")
-        elif kinds[0] == 'file' and not pattern.startswith('/'):
-            self.fail(section, "file must be an absolute path")
-        if pattern in ('', '/') or (kinds[0] == 'hostname' and not pattern.strip('*?')):
-            self.fail(section, "'%s' would match every machine: make it narrower" % pattern)
-        self.site.rules.append(Rule(kinds[0], name, pattern, keys['source']))
-
-    def read_env(self, section, words, keys):
-        """[env VARIABLE], [env VARIABLE in GROUP]: a value of an environment variable."""
-        name, group = self.name_and_group(section, words)
-        if not re.match(r'^[A-Z_][A-Z0-9_]*$', name):
-            self.fail(section, "'%s' is not a name of an environment variable: use capitals, digits and _" % name)
-        reason = forbidden_reason(name)
-        if reason:
-            self.fail(section, "%s may not be set by a module: %s. Remove the section." % (name, reason))
-        if '%(' in keys['value']:
-            self.fail(section, "EasyBuild would take '%(' in a value for a template: write it differently")
-        when = None
-        if 'when' in keys:
-            parameter, sep, wanted = (part.strip() for part in keys['when'].partition('='))
-            if not (parameter and sep and wanted):
-                self.fail(section, "write when = PARAMETER=VALUE")
-            when = (parameter, wanted)
-        self.site.env.append(Value(name, keys['value'], keys['reason'], keys['source'], group,
-                                   split_list(keys.get('for')), when))
-
-    def read_parameter(self, section, words, keys):
-        """[parameter NAME], [parameter NAME in GROUP]: a value of an easyconfig parameter."""
-        name, group = self.name_and_group(section, words)
-        if not re.match(r'^[a-z_][a-z0-9_]*$', name):
-            self.fail(section, "'%s' is not a name of an easyconfig parameter" % name)
-        if name in ('modextravars', 'site_groups'):
-            self.fail(section, "%s is not set this way: use [env VARIABLE] and [group NAME]" % name)
-        if ('value' in keys) == ('values' in keys):
-            self.fail(section, "give value (a string) or values (a list, one entry per line), not both")
-        value = keys.get('value', keys.get('values'))
-        if not value:
-            self.fail(section, "the value is empty: remove the section, or give a value")
-        self.site.parameters.append(Value(name, value, keys['reason'], keys['source'], group,
-                                          split_list(keys.get('for')), None))
-
-    def read_group(self, section, words, keys):
-        """[group NAME]: an opt-in group."""
-        if len(words) != 1 or not re.match(r'^[A-Za-z0-9_.-]+$', words[0]):
-            self.fail(section, "write [group NAME], with a name of letters, digits, '_', '.' and '-'")
-        self.site.groups[words[0]] = Group(words[0], keys['title'], keys['needs'], keys['reason'], keys['source'])
-
-    def read_slingtorch(self, section, words, keys):
-        """[slingtorch]: how EasyBuild is configured here."""
-        if words:
-            self.fail(section, "write [slingtorch]")
-        metadata = keys.get('external_modules_metadata')
-        if metadata and os.path.basename(metadata) != metadata:
-            self.fail(section, "external_modules_metadata must be the name of a file in hooks/metadata")
-        self.site.external_modules_metadata = metadata
-        self.site.module_syntax = keys.get('module_syntax')
-
-    def check_groups(self):
-        """Every group that is used is described, and every one that is described is used."""
-        used = OrderedDict.fromkeys(value.group for value in self.site.env + self.site.parameters if value.group)
-        for name in used:
-            if name not in self.site.groups:
-                self.fail('group ' + name, "it is missing: values of this group exist, so describe it")
-        for name in self.site.groups:
-            if name not in used:
-                self.fail('group ' + name, "it has no values: add some with [env VARIABLE in %s], or remove it" % name)
+def fail(path, section, message):
+    """Raise the SiteError that names the place of a fault."""
+    raise SiteError("%s, section [%s]: %s" % (path, section, message))
 
 
-def site_names(sites_dir=None):
-    """Names of all sites, sorted."""
-    sites_dir = sites_dir or SITES_DIR
-    return sorted(entry[:-len('.cfg')] for entry in os.listdir(sites_dir) if entry.endswith('.cfg'))
+def read_section(path, section, parser):
+    """Check one section by itself: ((kind, name, group), its keys); also name and group are keys."""
+    words = section.split()
+    if words[0] not in KINDS:
+        fail(path, section, "unknown section: one of %s was expected" % ', '.join('[%s]' % kind for kind in KINDS))
+    kind = KINDS[words[0]]
+    match = re.match('(?:%s)$' % kind.pattern, ' '.join(words[1:]))
+    if not match:
+        fail(path, section, "write %s" % kind.form)
+    keys = OrderedDict((key, ' '.join(value.split())) for key, value in parser.items(section))
+    for key in keys:
+        if key not in kind.keys + kind.one_of + kind.optional:
+            fail(path, section, "unknown key '%s': it may have %s"
+                 % (key, ', '.join(kind.keys + kind.one_of + kind.optional)))
+    for key in list(kind.keys) + list(keys):
+        if not keys.get(key):
+            fail(path, section, "key '%s' is missing or empty: every entry says it" % key)
+    if kind.one_of and len([key for key in kind.one_of if key in keys]) != 1:
+        fail(path, section, "give exactly one of %s" % ', '.join(kind.one_of))
+
+    keys.update({'name': None, 'group': None}, **match.groupdict())
+    for (where, names), (pattern, right) in CHECKS.items():
+        found = [keys.get(name) for name in names.split()]
+        if where == words[0] and found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
+            fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
+    reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
+    if reason:
+        fail(path, section, "%s may not be set by a module: %s. Remove the section." % (keys['name'], reason))
+    if 'values' in keys:
+        keys['values'] = [line.strip() for line in parser.get(section, 'values').splitlines() if line.strip()]
+    return (words[0], keys['name'], keys['group']), keys
 
 
-def load(name, sites_dir=None):
+def read_sections(path):
+    """The sections of one file: {(kind, name, group): keys}."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
+    parser.optionxform = str
+    try:
+        with open(path, encoding='utf-8') as fp:
+            parser.read_file(fp)
+    except configparser.DuplicateSectionError as err:
+        fail(path, err.section, "it is there twice: keep one of them")
+    except configparser.DuplicateOptionError as err:
+        fail(path, err.section, "key '%s' is there twice: keep one of them" % err.option)
+    except (configparser.Error, UnicodeDecodeError) as err:
+        raise SiteError("%s is not a valid site file: %s. See docs/sites.md for its form." % (path, err))
+    except OSError as err:
+        raise SiteError("%s cannot be read: %s" % (path, err))
+    if parser.defaults():
+        fail(path, 'DEFAULT', "a site file has no such section: move the keys to the section they belong to")
+
+    sections = OrderedDict()
+    for section in parser.sections():
+        identity, keys = read_section(path, section, parser)
+        if identity in sections:
+            fail(path, section, "it is there twice: keep one of them")
+        sections[identity] = keys
+    return sections
+
+
+def read_site(name, path, environ):
+    """The Site in a file, with what it includes: there a section of its own replaces one of the same name."""
+    own = read_sections(path)
+    if ('site', None, None) not in own:
+        fail(path, 'site', "it is missing: add it with the keys %s" % ', '.join(SITE_KEYS))
+    sections = OrderedDict()
+    for include in split_list(own['site', None, None].get('include')):
+        shared = find_files(SHARED, environ)
+        if include not in shared:
+            fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
+        sections.update(read_sections(shared[include]))
+        for kind in ('site', 'detect'):
+            if kind in [key[0] for key in sections]:
+                fail(shared[include], kind, "it belongs into the file of a site")
+    sections.update(own)
+
+    groups = [name for kind, name, _ in sections if kind == 'group']
+    for kind, value, group in list(sections):
+        if group and group not in groups:
+            if (kind, value, group) in own:
+                fail(path, 'group ' + group, "it is missing: values of this group exist, so describe it")
+            # shared values of a group that this site does not offer
+            del sections[kind, value, group]
+    for group in groups:
+        if group not in [key[2] for key in sections]:
+            fail(path, 'group ' + group, "it has no values: add some with [env VARIABLE in %s], or remove it" % group)
+    return Site(name, path, sections)
+
+
+def directories(environ):
+    """The directories with sites: those of $SLINGTORCH_SITES_PATH, then that of the bundle."""
+    paths = [path for path in environ.get(PATH_VARIABLE, '').split(':') if path]
+    for path in paths:
+        if not (os.path.isabs(path) and os.path.isdir(path)):
+            raise SiteError("$%s names '%s', which is not the absolute path of a directory: correct it, or unset the "
+                            "variable" % (PATH_VARIABLE, path))
+    return paths + [SITES_DIR]
+
+
+def find_files(suffix, environ):
+    """Files with a suffix in all directories, the first of each name: sorted {name without suffix: path}."""
+    found = {}
+    for directory in reversed(directories(environ)):
+        for entry in os.listdir(directory):
+            if entry.endswith(suffix) and not entry.endswith(METADATA):
+                found[entry[:-len(suffix)]] = os.path.join(directory, entry)
+    return OrderedDict(sorted(found.items()))
+
+
+def load(name, environ=None):
     """Return the Site with this name; an unknown name is a SiteError that lists the sites."""
-    known = site_names(sites_dir)
+    environ = os.environ if environ is None else environ
+    known = find_files(SITE, environ)
     if name not in known:
-        raise SiteError("There is no site '%s'. The sites are: %s. A new one is a file in %s (see docs/sites.md)."
-                        % (name, ', '.join(known), sites_dir or SITES_DIR))
-    return _Reader(name, os.path.join(sites_dir or SITES_DIR, name + '.cfg')).read()
+        raise SiteError("There is no site '%s'. The sites are: %s. A new one is a file in a directory that $%s names "
+                        "(see docs/sites.md)." % (name, ', '.join(known), PATH_VARIABLE))
+    return read_site(name, known[name], environ)
 
 
-def load_all(sites_dir=None):
+def load_all(environ=None):
     """All sites, sorted by name."""
-    return [load(name, sites_dir) for name in site_names(sites_dir)]
+    environ = os.environ if environ is None else environ
+    return [read_site(name, path, environ) for name, path in find_files(SITE, environ).items()]
 
 
-def detected_sites(environ, hostname, root='/', sites_dir=None):
+# ----------------------------------------------------------------------------------------------------------------------
+# the choice
+
+def detected_sites(environ, hostname, root='/'):
     """List of (site, why) of all sites whose rules match this machine."""
-    pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(sites_dir)]
+    pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(environ)]
     return [(site, why) for site, why in pairs if why]
 
 
-def _list_found(found):
-    return ' and '.join("'%s' (%s)" % (site.name, why) for site, why in found)
-
-
-def detect(environ, hostname, root='/', sites_dir=None):
-    """
-    Return (site, why) for this machine; the site 'local' if no rule matches.
-
-    :raises SiteError: if the rules of more than one site match
-    """
-    found = detected_sites(environ, hostname, root, sites_dir)
-    if len(found) > 1:
-        raise SiteError("This machine looks like more than one site: %s. Name the right one with 'slingtorch env "
-                        "--site NAME', or 'export %s=NAME'." % (_list_found(found), SITE_VARIABLE))
-    if found:
-        return found[0]
-    return load(FALLBACK_SITE, sites_dir), "no rule of any site matches this machine"
-
-
-def choose(environ=None, hostname=None, root='/', sites_dir=None):
+def choose(environ=None, hostname=None, root='/'):
     """
     Return the Choice (site, why, warning, detected) for this machine: the site named by $SLINGTORCH_SITE, else the
-    detected one.
+    detected one, else 'local'.
 
     What an earlier activation detected holds where nothing is seen any more, as on a compute node.
     A named site that is contradicted by what is detected is an error, unless it is a site without rules of its own
     (a generic one such as 'local'): that can be meant, and gives a warning.
+
+    :raises SiteError: also if the rules of more than one site match and none is named
     """
     environ = os.environ if environ is None else environ
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
     earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
-    found = detected_sites(environ, hostname, root, sites_dir)
-    if not name or (name == earlier and found):
-        site, why = detect(environ, hostname, root, sites_dir)
-        return Choice(site, why, None, True)
+    found = detected_sites(environ, hostname, root)
+    seen = ' and '.join("'%s' (%s)" % (site.name, reason) for site, reason in found)
+    if not name or name == earlier:
+        if len(found) > 1:
+            raise SiteError("This machine looks like more than one site: %s. Name the right one with 'slingtorch env "
+                            "--site NAME', or 'export %s=NAME'." % (seen, SITE_VARIABLE))
+        if found:
+            return Choice(found[0][0], found[0][1], None, True)
+        why = why if name else "no rule of any site matches this machine"
+        return Choice(load(name or FALLBACK_SITE, environ), why, None, True)
 
-    site = load(name, sites_dir)
-    if name == earlier:
-        return Choice(site, why, None, True)
-    why = "named by --site or $%s" % SITE_VARIABLE
-    if not found or name in [other.name for other, _ in found]:
-        return Choice(site, why, None, False)
-    if not site.rules:
-        return Choice(site, why, "site '%s' was named although this machine looks like %s: nothing of that site is "
-                                 "added. To have it, unset %s." % (name, _list_found(found), SITE_VARIABLE), False)
-    raise SiteError("Site '%s' is named (by --site or $%s), but this machine looks like %s. Unset %s, or leave --site "
-                    "out, to take what is detected; if the detection is wrong, correct the rules in %s."
-                    % (name, SITE_VARIABLE, _list_found(found), SITE_VARIABLE, found[0][0].path))
+    site, warning = load(name, environ), None
+    if found and name not in [other.name for other, _ in found]:
+        if site.rules:
+            raise SiteError("Site '%s' is named (by --site or $%s), but this machine looks like %s. Unset %s, or leave "
+                            "--site out, to take what is detected; if the detection is wrong, correct the rules in %s."
+                            % (name, SITE_VARIABLE, seen, SITE_VARIABLE, found[0][0].path))
+        warning = ("site '%s' was named although this machine looks like %s: nothing of that site is added. To have "
+                   "it, unset %s." % (name, seen, SITE_VARIABLE))
+    return Choice(site, "named by --site or $%s" % SITE_VARIABLE, warning, False)
 
 
 def chosen_groups(environ=None):

@@ -159,13 +159,14 @@ def other_root(config, root, keep_hooks):
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(root, choice, groups, keep_hooks=False):
+def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
     """
     Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
 
     :param root: root of the bundle
     :param choice: the site, as a slingshot_sites.Choice
     :param groups: names of opt-in groups
+    :param metadata_files: those of all sites
     """
     site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
@@ -183,8 +184,8 @@ def activation(root, choice, groups, keep_hooks=False):
     ours = tuple(os.path.join(top, name) for top in roots for name in BUNDLE_DIRS)
 
     def theirs(elements):
-        """Elements that no copy of the bundle has added."""
-        return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
+        """Elements that no activation has added."""
+        return [elem for elem in elements or [] if elem and not elem.startswith(ours) and elem not in metadata_files]
 
     # an empty element stands for EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
@@ -207,8 +208,8 @@ def activation(root, choice, groups, keep_hooks=False):
 
     defaults = default_metadata_files()
     metadata = theirs(options.external_modules_metadata)
-    if site.external_modules_metadata:
-        metadata = (metadata or defaults) + [os.path.join(root, 'hooks', 'metadata', site.external_modules_metadata)]
+    if site.metadata:
+        metadata = (metadata or defaults) + [site.metadata]
     elif metadata == defaults:
         # left by an earlier activation for another site
         metadata = []
@@ -220,9 +221,9 @@ def activation(root, choice, groups, keep_hooks=False):
              "/usr/share/lmod/lmod/init/bash, and do this again")
     elif tool != options.modules_tool:
         variables.append(('EASYBUILD_MODULES_TOOL', tool))
-    if not is_set(config, 'module_syntax') and (site.module_syntax or tool != 'Lmod'):
-        # the others cannot read Lua
-        syntax = site.module_syntax if tool in ('Lmod', None) else 'Tcl'
+    if not is_set(config, 'module_syntax') and tool not in ('Lmod', None):
+        # the others cannot read Lua, which is EasyBuild's default
+        syntax = 'Tcl'
         variables.append(('EASYBUILD_MODULE_SYNTAX', syntax))
     check_destination(options, syntax)
 
@@ -289,7 +290,7 @@ def run_env(args):
 
     # what EasyBuild prints must not be evaluated
     with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, keep_hooks=args.keep_hooks)
+        variables = activation(root, choice, groups, [site.metadata for site in sites.load_all()], args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
@@ -304,30 +305,17 @@ def run_env(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch sites
 
-def value_data(value):
-    """A value of a site, for JSON."""
-    data = {'name': value.name, 'value': value.value, 'reason': value.reason, 'source': value.source}
-    if value.group:
-        data['group'] = value.group
-    if value.easyblocks:
-        data['for'] = value.easyblocks
-    if value.when:
-        data['when'] = '='.join(value.when)
-    return data
+def tuple_data(entry):
+    """What a named tuple says, for JSON."""
+    return {key: value for key, value in entry._asdict().items() if value}
 
 
 def site_data(site, keys, why=None):
     """A site, for JSON."""
-    data = {key: getattr(site, key) for key in keys}
-    data.update({
-        'name': site.name,
-        'file': site.path,
-        'detected': why,
-        'groups': [dict(group._asdict()) for group in site.groups.values()],
-        'env': [value_data(value) for value in site.env],
-        'parameters': [value_data(value) for value in site.parameters],
-    })
-    return data
+    data = {key: getattr(site, key) for key in ('name', 'path') + keys}
+    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values())):
+        data[key] = [tuple_data(entry) for entry in entries]
+    return dict(data, detected=why)
 
 
 def print_values(values, group=None):

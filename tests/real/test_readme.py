@@ -45,7 +45,7 @@ def typed(block, home, tool, **kwargs):
 def test_derecho(home, lmod, mpich):
     """NCCL and its plugin are there already, and PyTorch is a toy that compiles in a second."""
     site = derecho.Derecho(home / 'derecho')
-    shutil.copy(site.metadata, home / 'bundle/hooks/metadata/derecho_external_modules_metadata.cfg')
+    shutil.copy(site.metadata, home / 'bundle/hooks/sites/derecho_external_modules_metadata.cfg')
     prefix = home / '.local/easybuild'
     site.install(prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
     site.install(prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])

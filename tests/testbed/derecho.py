@@ -130,7 +130,7 @@ class Derecho:
             prefix = self.prefix(f'/opt/cray/libfabric/{version}')
             shared_library(prefix / 'lib64/libfabric.so.1')
             self.module(self.modulepath, f'libfabric/{version}', f'prepend_path("LD_LIBRARY_PATH", "{prefix}/lib64")')
-        text = (ROOT / 'hooks/metadata/derecho_external_modules_metadata.cfg').read_text()
+        text = (ROOT / 'hooks/sites/derecho_external_modules_metadata.cfg').read_text()
         self.metadata = self.path / 'metadata.cfg'
         self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
 

@@ -99,20 +99,33 @@ def test_only_shell_code_on_stdout(environ):
 def test_site_with_metadata(environ):
     env = activated(evaluate('--site derecho --with gdr', environ))
     metadata = env['EASYBUILD_EXTERNAL_MODULES_METADATA'].split(',')
-    assert metadata[-1] == '%s/hooks/metadata/derecho_external_modules_metadata.cfg' % ROOT
+    assert metadata[-1] == '%s/hooks/sites/derecho_external_modules_metadata.cfg' % ROOT
     # EasyBuild's own files, which the option would otherwise replace
     assert any(path.endswith('/etc/cray_external_modules_metadata.cfg') for path in metadata[:-1])
     assert all(os.path.isfile(path) for path in metadata)
-    assert env['EASYBUILD_MODULE_SYNTAX'] == 'Lua'
     assert (env['SLINGTORCH_SITE'], env['SLINGTORCH_SITE_GROUPS']) == ('derecho', 'gdr')
 
 
 def test_other_site_afterwards(environ):
-    """Nothing of the former site stays but the module syntax."""
+    """Nothing of the former site stays."""
     first = evaluate('--site derecho --with gdr', environ)
-    env = activated(evaluate('--site local', first))
-    env.pop('EASYBUILD_MODULE_SYNTAX')
-    assert env == activated(evaluate('--site local', environ))
+    assert activated(evaluate('--site local', first)) == activated(evaluate('--site local', environ))
+
+
+def test_site_of_the_user(environ, tmp_path):
+    """In a directory of the user's, with what EasyBuild must know of its modules."""
+    directory = tmp_path / 'sites'
+    directory.mkdir()
+    derecho = (ROOT / 'hooks/sites/derecho.cfg').read_text()
+    (directory / 'mine.cfg').write_text(derecho.replace('NCAR_HOST', 'MY_HOST').replace('derecho[', 'mine['))
+    metadata = directory / 'mine_external_modules_metadata.cfg'
+    metadata.write_text('')
+    environ.update(SLINGTORCH_SITES_PATH=str(directory), MY_HOST='derecho')
+    env = evaluate('', environ, times=2)
+    assert env['SLINGTORCH_SITE'] == 'mine'
+    assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'].split(',')[-1] == str(metadata)
+    assert 'EASYBUILD_EXTERNAL_MODULES_METADATA' not in evaluate('--site local', env)
+    assert 'file:          %s/mine.cfg' % directory in run(['sites', 'mine'], environ).stdout
 
 
 def test_groups_of_environment_stay_until_changed(environ):
@@ -141,7 +154,7 @@ def test_users_own_values_stay(environ):
     assert env['EASYBUILD_INCLUDE_EASYBLOCKS'].endswith('/*.py,/my/easyblocks/*.py')
     assert env['EASYBUILD_SOURCEPATH'] == '/my/sources:/central/sources:%s/patches:%s/runscripts' % (ROOT, ROOT)
     assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'] == \
-        '/my/metadata.cfg,%s/hooks/metadata/derecho_external_modules_metadata.cfg' % ROOT
+        '/my/metadata.cfg,%s/hooks/sites/derecho_external_modules_metadata.cfg' % ROOT
     assert env['EASYBUILD_MODULE_SYNTAX'] == 'Tcl'
 
 

@@ -283,7 +283,7 @@ def test_sites_speak_of_easyblocks_that_exist():
     assert sorted(set(missing)) == []
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'hooks' / 'metadata').glob('*.cfg')), ids=lambda path: path.name)
+@pytest.mark.parametrize('path', sorted((ROOT / 'hooks' / 'sites').glob('*_metadata.cfg')), ids=lambda path: path.name)
 def test_metadata(path):
     """EasyBuild's own parser takes the files, and each module has a literal version and a prefix."""
     metadata = parse_external_modules_metadata([str(path)])
@@ -301,18 +301,11 @@ def test_metadata(path):
 
 # --- other sites
 
-@pytest.mark.parametrize('parameters, meant', [
-    ({'versionsuffix': ''}, None),
-    # any machine
-    ({'versionsuffix': '-local-cpu'}, None),
-    ({'versionsuffix': '-rocm-5.6.1-python-3.10-singularity-20231123'}, None),
-    ({'versionsuffix': '-derecho'}, 'derecho'),
-    ({'versionsuffix': '-frontier-rocm-7.1.1'}, 'frontier'),
-    ({'versionsuffix': '-mine', 'only_site': 'derecho'}, 'derecho'),
-    ({'versionsuffix': '-mine', 'only_site': None}, None),
-])
-def test_site_that_is_meant(parser, parameters, meant):
-    assert eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['site_meant'](parameters) == meant
+def test_easyconfigs_say_which_site_they_are_for():
+    """Those that carry a site's name; a name by itself means nothing."""
+    for path in sorted((ROOT / 'easyconfigs').rglob('*.eb')):
+        said = re.findall(r"^only_site = '(\w+)'$", path.read_text(), re.M)
+        assert said == [name for name in ('derecho', 'frontier') if '-%s' % name in path.name], path.name
 
 
 def test_another_site_is_refused(locked):
@@ -320,7 +313,7 @@ def test_another_site_is_refused(locked):
     hooks, app = locked('--hooks=%s' % HOOKS, name='SomeLibrary')
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
-    app.cfg['versionsuffix'] = '-%s' % other
+    app.cfg['only_site'] = other
     with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', and this is" % other):
         hooks['pre_easyblock_hook'](app)
     app.dry_run = True
@@ -342,7 +335,7 @@ class App:
 
     def __init__(self, tmp_path, name):
         self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg = Config(versionsuffix='')
+        self.cfg = Config(only_site=None)
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
 

@@ -2,6 +2,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -47,12 +48,11 @@ source = paper
 
 @pytest.fixture
 def site_dir(tmp_path):
-    """Function that writes site files and returns their directory."""
+    """Function that writes site files, and returns the variable that names their directory."""
     def write(**texts):
-        texts.setdefault('local', SITE)
         for name, text in texts.items():
-            (tmp_path / (name + '.cfg')).write_text(text)
-        return str(tmp_path)
+            (tmp_path / (name.replace('__', '.') if '__' in name else name + '.cfg')).write_text(text)
+        return {'SLINGTORCH_SITES_PATH': str(tmp_path)}
     return write
 
 
@@ -69,8 +69,6 @@ def test_every_value_says_why_and_whence(site):
         assert len(entry.source) > 9, entry
     for value in site.env:
         assert isinstance(value.value, str) and value.value
-    for rule in site.rules:
-        assert rule.source
 
 
 @pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
@@ -91,9 +89,9 @@ def test_each_group_can_be_added(site):
 
 
 @pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_metadata_file_exists(site):
-    if site.external_modules_metadata:
-        assert (ROOT / 'hooks' / 'metadata' / site.external_modules_metadata).is_file()
+def test_metadata_is_beside(site):
+    path = ROOT / 'hooks/sites' / (site.name + '_external_modules_metadata.cfg')
+    assert site.metadata == (str(path) if site.name in ('derecho', 'frontier') else None)
 
 
 def test_generic_sites_give_nothing_unasked():
@@ -146,18 +144,18 @@ def test_detect(name, evidence, tmp_path):
     environ, hostname, directory = evidence
     if directory:
         (tmp_path / directory).mkdir(parents=True)
-    site, why = sites.detect(environ, hostname, root=str(tmp_path))
-    assert site.name == name
-    assert any(text in why for text in list(environ) + [hostname, directory or hostname])
+    choice = sites.choose(environ, hostname, root=str(tmp_path))
+    assert choice.site.name == name and choice.detected
+    assert any(text in choice.why for text in list(environ) + [hostname, directory or hostname])
 
 
 @pytest.mark.parametrize('environ, hostname', [({}, 'laptop'), ({'NCAR_HOST': 'casper'}, 'casper-login1'),
                                                ({}, 'cs-nord'), ({}, 'login01'),
                                                ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001')])
 def test_nothing_detected_is_local(environ, hostname, tmp_path):
-    site, why = sites.detect(environ, hostname, root=str(tmp_path))
-    assert site.name == 'local'
-    assert 'no rule' in why
+    choice = sites.choose(environ, hostname, root=str(tmp_path))
+    assert choice.site.name == 'local' and choice.detected
+    assert 'no rule' in choice.why
 
 
 def test_two_detected(tmp_path):
@@ -213,11 +211,57 @@ def test_groups_of_environment():
 
 def test_new_centre_is_one_file(site_dir, tmp_path):
     rule = "[detect node]\nhostname = mine[0-9]\nsource = me\n"
-    directory = site_dir(mine=SITE + rule + ENV + GROUP + ENV.replace('NIC]', 'NIC in fast]').replace('= 1', '= 0'))
-    choice = sites.choose({}, 'mine1', root=str(tmp_path), sites_dir=directory)
+    environ = site_dir(mine=SITE + rule + ENV + GROUP + ENV.replace('NIC]', 'NIC in fast]').replace('= 1', '= 0'))
+    choice = sites.choose(environ, 'mine1', root=str(tmp_path / 'root'))
     assert choice.site.name == 'mine'
     assert choice.site.env_values()['NCCL_CROSS_NIC'].value == '1'
     assert choice.site.env_values(['fast'])['NCCL_CROSS_NIC'].value == '0'
+
+
+def test_example_of_the_page(site_dir):
+    text, = re.findall(r'^```ini\n(.*?)^```', (ROOT / 'docs/sites.md').read_text(), re.M | re.S)
+    choice = sites.choose(dict(site_dir(aurelia=text), SLURM_CLUSTER_NAME='aurelia'), 'nid000001')
+    assert choice.site.name == 'aurelia' and choice.site.env_values(['hsn0'])['NCCL_SOCKET_IFNAME'].value == 'hsn0'
+    assert choice.site.env_values()['NCCL_SOCKET_IFNAME'].value == 'hsn'
+
+
+def test_directory_of_the_user_comes_first(site_dir, tmp_path):
+    environ = site_dir(derecho=SITE, mine=SITE)
+    (tmp_path / 'derecho_external_modules_metadata.cfg').write_text('')
+    assert [site.name for site in sites.load_all(environ)] == [
+        'cirrus', 'derecho', 'frontier', 'local', 'lumi', 'mine', 'slurm']
+    derecho = sites.load('derecho', environ)
+    assert derecho.title == 'Test' and derecho.metadata == str(tmp_path / 'derecho_external_modules_metadata.cfg')
+    assert sites.load('mine', environ).metadata is None
+
+
+@pytest.mark.parametrize('path', ['relative', '/nonexistent'])
+def test_directory_that_is_none(path):
+    with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH names '%s'" % path):
+        sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
+
+
+def test_shared_values(site_dir):
+    """From the bundle; the site's own section replaces the shared one, and only its groups are offered."""
+    own = ENV.replace('NCCL_CROSS_NIC', 'NCCL_SOCKET_IFNAME').replace('= 1', '= hsn0')
+    text = SITE + 'include = slingshot11\n' + own
+    environ = site_dir(mine=text, other=text + GROUP.replace('fast', 'alt_read'))
+    mine, other = sites.load('mine', environ), sites.load('other', environ)
+    values = {name: value.value for name, value in mine.env_values().items()}
+    assert values == {
+        'FI_MR_CACHE_MONITOR': 'userfaultfd', 'FI_CXI_DISABLE_HOST_REGISTER': '1', 'FI_CXI_DEFAULT_CQ_SIZE': '131072',
+        'NCCL_SOCKET_IFNAME': 'hsn0', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}
+    assert mine.env_values()['NCCL_SOCKET_IFNAME'].reason == 'faster'
+    assert list(mine.groups) == ['channels'] and list(other.groups) == ['channels', 'alt_read']
+    assert other.env_values(['alt_read'])['FI_CXI_RDZV_PROTO'].value == 'alt_read'
+
+
+def test_shared_values_of_the_user(site_dir):
+    environ = site_dir(mine=SITE + 'include = slingshot11, mine\n', mine__inc=ENV)
+    assert list(sites.load('mine', environ).env_values())[-1] == 'NCCL_CROSS_NIC'
+    environ = site_dir(mine=SITE + 'include = mine\n', mine__inc=SITE)
+    with pytest.raises(sites.SiteError, match=r'mine.inc, section \[site\]: it belongs into the file of a site'):
+        sites.load('mine', environ)
 
 
 def test_groups_that_exclude_each_other(site_dir):
@@ -249,6 +293,7 @@ FAULTS = {
     'reason missing': (SITE + ENV.replace('reason = faster\n', ''), r"\[env NCCL_CROSS_NIC\]: key 'reason' is missing"),
     'reason empty': (SITE + ENV.replace('faster', ''), "key 'reason' is missing or empty"),
     'source missing': (SITE + ENV.replace('source = paper\n', ''), "key 'source' is missing"),
+    'source of detection missing': (SITE + '[detect a]\nhostname = c1\n', r"\[detect a\]: key 'source' is missing"),
     'unknown key': (SITE + ENV + 'colour = red\n', "unknown key 'colour': it may have value, reason"),
     'unknown section': (SITE + '[colour]\nred = 1\n', r'\[colour\]: unknown section: one of \[site\]'),
     'no site section': (ENV, r'section \[site\]: it is missing'),
@@ -270,15 +315,14 @@ FAULTS = {
     'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, none'),
     'GPUs': (SITE.replace('= 4', '= four'), 'gpus_per_node is .four.'),
     'detect two': (SITE + '[detect a]\nenv = A=b\nhostname = c1\nsource = x\n',
-                   'exactly one of env, file and hostname'),
+                   'exactly one of env, file, hostname'),
     'detect all': (SITE + '[detect a]\nhostname = *\nsource = x\n', 'would match every machine'),
     'detect env': (SITE + '[detect a]\nenv = A\nsource = x\n', 'write env = VARIABLE=PATTERN'),
     'detect relative file': (SITE + '[detect a]\nfile = opt/x\nsource = x\n', 'absolute path'),
-    'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n', 'not both'),
+    'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n',
+                         'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
-    'metadata path': (SITE + '[slingtorch]\nexternal_modules_metadata = /x.cfg\nreason = x\nsource = y\n',
-                      'name of a file'),
-    'syntax': (SITE + '[slingtorch]\nmodule_syntax = lua\nreason = x\nsource = y\n', 'one of Lua, Tcl'),
+    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of slingshot11"),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
 }
@@ -288,7 +332,7 @@ FAULTS = {
 def test_fault(fault, site_dir):
     """Each fault is an error that names the file, the section and the remedy."""
     text, pattern = FAULTS[fault]
-    directory = site_dir(faulty=text)
+    environ = site_dir(faulty=text)
     with pytest.raises(sites.SiteError, match=pattern) as info:
-        sites.load('faulty', directory)
-    assert os.path.join(directory, 'faulty.cfg') in str(info.value)
+        sites.load('faulty', environ)
+    assert os.path.join(environ['SLINGTORCH_SITES_PATH'], 'faulty.cfg') in str(info.value)

@@ -37,6 +37,7 @@ class Checker:
             'homes': [str(home) for home in homes],
             'easyblocks': [str(path) for path in easyblocks],
             'patches': [str(path) for path in patches],
+            'hooks': str(testbed.ROOT / 'hooks'),
             'prefix': str(where / 'prefix'),
             'options': [*self.tool.eb_args, *options],
         }

@@ -3,7 +3,7 @@
     worker.py REQUEST.json RESULTS.json
 
 REQUEST: kind (easyconfigs or easyblocks), files, homes (directories they are under), easyblocks (patterns to include),
-patches (directories), prefix (scratch), options (more of eb's). RESULTS: {file: {check: [what is wrong]}}, and of an
+patches (directories), hooks (directory), prefix (scratch), options (more of eb's). RESULTS: {file: {check: [what is wrong]}}, and of an
 easyconfig also its module name (' module') and its patches (' patches').
 """
 
@@ -28,6 +28,9 @@ def main(request_path, results_path):
         *request['options'],
     ]
     set_up_configuration(args=options, silent=True)
+    # they add a parameter to every easyblock
+    sys.path.append(request['hooks'])
+    import slingshot_hooks  # noqa: F401
 
     def home_of(path):
         return next(home for home in request['homes'] if path.startswith(home + '/'))
