@@ -111,6 +111,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             'libfabric_provider': [None, "Name of the provider that the libfabric in use must have, for example 'cxi'; "
                                          "None: not checked", CUSTOM],
         })
+        # see obtain_config_guess()
+        extra_vars['build_type'][0] = extra_vars['host_type'][0] = False
         return extra_vars
 
     def __init__(self, *args, **kwargs):
@@ -119,6 +121,9 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
         self.is_rccl_plugin = self.name.lower() == RCCL_PLUGIN
+
+    def obtain_config_guess(self, *args, **kwargs):
+        """Nothing is downloaded: configure has a config.guess of its own."""
 
     def release(self):
         """Line of releases (Release) that this version belongs to; EasyBuildError when it is older than all of them."""

@@ -14,7 +14,10 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import tempfile
+import urllib.parse
+import urllib.request
 
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
@@ -25,8 +28,12 @@ from easybuild.tools.filetools import copy_file, mkdir, read_file, remove_dir, w
 from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
 from easybuild.tools.run import run_shell_cmd
 
-# lines of a requirements file that send pip to an address; left out where nothing may be downloaded
-INDEX_OPTION_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
+# lines of a requirements file that name a package index, and those that send pip to any address
+INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)
+ADDRESS_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
+
+# how long connecting to one address of a package index may take (seconds)
+INDEX_TIMEOUT = 2
 
 # For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
 # elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
@@ -35,21 +42,27 @@ WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
 RECENT_PIP = "import pip, sys; sys.exit(int(pip.__version__.split('.')[0]) < 20)"
 
-# what pip prints when a file has none of the hashes that the lock file allows
-HASH_MISMATCH_REGEX = re.compile(
-    r'^\s*(?P<package>[^\s=<>@]+)[^\n]* from (?P<origin>[^\n]+?)(\([^\n]*\))?:?\s*\n'
-    r'(\s*Expected sha256[^\n]*\n)(\s*Expected\s+or[^\n]*\n|\s*or\s[^\n]*\n)*\s*Got\s+(?P<got>[0-9a-f]{64})', re.M)
-
-# what pip prints when the lock file does not name a package, or names it without hash or without version
-NOT_LOCKED_REGEX = re.compile(r'(?:all requirements must have their versions pinned|Hashes are required|'
-                              r'In --require-hashes mode)[^\n]*\n(?P<detail>(?:[^\n]*\n){0,3})')
-
-NOT_FOUND_REGEX = re.compile(r'No matching distribution found for (?P<requirement>[^\n]+)')
-
-# pip removes a file that it downloaded earlier when its hash is wrong
-REMOVED_REGEX = re.compile(r'Previously-downloaded file (?P<path>\S+) has bad hash')
-
-NO_SPACE_REGEX = re.compile(r'No space left on device|Errno 28|Disk quota exceeded|Errno 122')
+# words that pip prints, and what to do then; with the first two no index helps
+PIP_PROBLEMS = [
+    ('No space left on device|Errno 28|Disk quota exceeded|Errno 122',
+     "Free some space there or in the directory for temporary files, or choose another place with --prefix, "
+     "--sourcepath or --tmpdir; then run the same command again"),
+    ('Permission denied',
+     "You may not read or write what is named last: its owner can allow it (chmod a+rX), or you name other directories "
+     "with --sourcepath"),
+    ('DO NOT MATCH THE HASHES',
+     "Either the file was changed on its way: then do not install it. Or the lock file has no hash for the wheel of "
+     "this platform: then compare the hash that pip got with the one that the publisher gives, add it to the entry of "
+     "the package (' --hash=sha256:...'), and put the new checksum of the lock file into the easyconfig "
+     "(eb --inject-checksums --force)"),
+    ('versions pinned|Hashes are required|--require-hashes mode',
+     "The lock file is not complete: every package, also those that others need, must stand there as "
+     "'name==version --hash=sha256:...'"),
+    ('No matching distribution',
+     "Either no index that pip reaches has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; "
+     "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for this "
+     "Python and platform, and the lock file needs another version"),
+]
 
 
 class PythonVenv(RunScripts):
@@ -156,8 +169,8 @@ class PythonVenv(RunScripts):
         version = res.output.strip()
         allowed = self.cfg['python_versions']
         if allowed and version not in allowed:
-            raise EasyBuildError("Python %s (%s) will not do: the lock file of %s has packages for Python %s only. "
-                                 "Load a module with one of these, or name another Python with "
+            raise EasyBuildError("Python %s (%s) is not supported: %s has packages for Python %s only. Load a module "
+                                 "with one of these, or name another Python with "
                                  "--try-amend=python_command=/path/to/python%s",
                                  version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
         self.log.info("Using Python %s at %s", version, python)
@@ -201,85 +214,103 @@ class PythonVenv(RunScripts):
 
             # nothing is asked of any index when everything is there already: compute nodes have no network
             offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
-            found = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
-            if found.exit_code == EasyBuildExit.SUCCESS:
+            res = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
+            if res.exit_code == EasyBuildExit.SUCCESS:
                 self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
                 return
+            if pip_problem(res.output) in PIP_PROBLEMS[:2]:
+                self.raise_pip_error(res.output, "Downloading", wheel_dirs[0])
+            for line in res.output.splitlines():
+                if 'has bad hash' in line:
+                    print_warning(line.replace('WARNING: ', '').strip(), log=self.log)
 
-            for path in REMOVED_REGEX.findall(found.output):
-                print_warning("%s does not have the hash that the lock file asks for: it was removed and is "
-                              "downloaded again", path, log=self.log)
             print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file),
                       log=self.log, silent=self.silent)
-            online = download + ['--requirement', shlex.quote(self.lock_file)]
-            # Quick look first: pip asks every index for every package, and by default spends 8 seconds of retries on
-            # each when one index is unreachable although another has all that is needed.
-            for options in ['--retries 0', '']:
-                res = run_shell_cmd(' '.join(online + [options]).strip(), fail_on_error=False, hidden=True)
-                if res.exit_code == EasyBuildExit.SUCCESS:
-                    return
-                if HASH_MISMATCH_REGEX.search(res.output) or NO_SPACE_REGEX.search(res.output):
-                    break
-            # a wrong file in the source path is what to tell of when no right one could be had
-            self.raise_pip_error((found if HASH_MISMATCH_REGEX.search(found.output) else res).output,
-                                 "downloading", wheel_dirs[0])
+            answering, silent = self.look_at_indexes(pip)
+            lock_file, env = self.lock_file, None
+            if silent:
+                self.log.info("Left out, since they do not answer: %s", ', '.join(silent))
+                lock_file = self.lock_file_without(INDEX_REGEX, work_dir)
+                env = dict(os.environ, PIP_NO_INDEX='1')
+                if answering:
+                    # an empty list would stand for that of pip's configuration
+                    env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
+            res = run_shell_cmd(' '.join(download + ['--retries', '2', '--requirement', shlex.quote(lock_file)]),
+                                fail_on_error=False, hidden=True, env=env)
+            if res.exit_code != EasyBuildExit.SUCCESS:
+                self.raise_pip_error(res.output, "Downloading", wheel_dirs[0], silent)
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
 
-    def offline_options(self, work_dir):
+    def look_at_indexes(self, pip):
+        """
+        Look once whether each package index can be reached: pip would try it again and again for every package.
+
+        :param pip: command to run pip, ready for the shell
+        :return: list of addresses that can be reached, list of texts that name the others, with the reason
+        """
+        usage = run_shell_cmd(pip + ' download --help', fail_on_error=False, hidden=True).output
+        settings = {'index-url': ''.join(re.findall(r'Package Index \(default (\S+)\)', ' '.join(usage.split())))}
+        output = run_shell_cmd(pip + ' config list', fail_on_error=False, hidden=True).output
+        for section in ['global', 'download', ':env:']:
+            settings.update(re.findall(r"""^%s\.([\w-]+)=['"](.*)['"]$""" % section, output, re.M))
+        in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
+        addresses = [address for option, address in in_lock_file if 'extra' not in option] or (
+            settings['index-url'] + ' ' + settings.get('extra-index-url', '').replace('\\n', ' ')).split()
+        addresses += [address for option, address in in_lock_file if 'extra' in option]
+
+        answering, silent = [], []
+        for address in addresses:
+            url = urllib.parse.urlsplit(address)
+            try:
+                # what a proxy reaches, or what is no server, is for pip itself to find out
+                proxy = 'proxy' in settings or url.scheme in urllib.request.getproxies() and \
+                    not urllib.request.proxy_bypass(url.hostname)
+                if url.scheme in ['http', 'https'] and not proxy and 'no-index' not in settings:
+                    socket.create_connection((url.hostname, url.port or url.scheme), INDEX_TIMEOUT).close()
+                answering.append(address)
+            except OSError as err:
+                # without user and password
+                silent.append('%s (%s)' % (address.replace(url.netloc, url.netloc.rpartition('@')[2]), err))
+        return answering, silent
+
+    def lock_file_without(self, regex, directory):
+        """Copy the lock file to a directory, without the lines that match at their start; path of the copy."""
+        path = os.path.join(directory, os.path.basename(self.lock_file))
+        lines = [line for line in read_file(self.lock_file).splitlines() if not regex.match(line)]
+        write_file(path, '\n'.join(lines) + '\n')
+        return path
+
+    def offline_options(self, directory):
         """
         Options for pip that keep it off the network.
 
-        :param work_dir: directory for a copy of the lock file without index addresses
-                         (pip takes those of the file into account even with --no-index)
+        :param directory: directory for a copy of the lock file (pip asks the addresses in one even with --no-index)
         :return: list of options, ready for the shell
         """
-        lines = [line for line in read_file(self.lock_file).splitlines() if not INDEX_OPTION_REGEX.match(line)]
-        offline_lock_file = os.path.join(work_dir, 'offline.lock')
-        write_file(offline_lock_file, '\n'.join(lines) + '\n')
-        options = ['--isolated', '--no-index']
+        options = ['--isolated', '--no-index', '--requirement',
+                   shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))]
         for path in self.wheel_dirs():
             options.extend(['--find-links', shlex.quote(path)])
-        return options + ['--requirement', shlex.quote(offline_lock_file)]
+        return options
 
-    def raise_pip_error(self, output, doing, path):
+    def raise_pip_error(self, output, doing, path, silent=()):
         """
-        Turn what pip printed into an error that says what, where and how to mend.
+        Raise an error with pip's own words and with what to do.
 
         :param output: what pip printed
-        :param doing: what was being done: 'downloading' or 'installing'
+        :param doing: what was being done: 'Downloading' or 'Installing'
         :param path: directory that was being written to
+        :param silent: texts that name package indexes that do not answer
         """
-        lock = self.lock_file
-        if NO_SPACE_REGEX.search(output):
-            raise EasyBuildError("No space left while %s packages to %s (or in the temporary directory %s). "
-                                 "Free some space, or choose another place with --prefix, --sourcepath or --tmpdir; "
-                                 "then run the same command again", doing, path, tempfile.gettempdir())
-        mismatch = HASH_MISMATCH_REGEX.search(output)
-        if mismatch:
-            package, origin, got = (mismatch.group(key) for key in ['package', 'origin', 'got'])
-            raise EasyBuildError(
-                "The file that pip found for %s has a hash that the lock file does not know.\n"
-                "  file:      %s\n  its hash:  sha256:%s\n  lock file: %s\n"
-                "Either the file was changed on its way: then do not install it. Or the lock file has no hash for the "
-                "wheel of this platform: then compare the hash above with the one that the publisher of %s gives, add "
-                "' --hash=sha256:%s' to its entry in the lock file, and put the new checksum of the lock file into the "
-                "easyconfig (eb --inject-checksums --force)",
-                package, origin.strip(), got, lock, package, got, exit_code=EasyBuildExit.FAIL_CHECKSUM)
-        not_locked = NOT_LOCKED_REGEX.search(output)
-        if not_locked:
-            raise EasyBuildError("The lock file %s is not complete: every package, also those that others need, must "
-                                 "stand there as 'name==version --hash=sha256:...'. pip says:\n%s",
-                                 lock, not_locked.group(0).strip())
-        not_found = NOT_FOUND_REGEX.search(output)
-        if not_found:
-            raise EasyBuildError(
-                "pip found no wheel of '%s' for this Python and platform while %s packages. Either pip reaches no "
-                "index that has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; on a machine "
-                "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for "
-                "this platform and the lock file %s needs another version.\npip says:\n%s",
-                not_found.group('requirement'), doing, lock, last_lines(output))
-        raise EasyBuildError("%s packages with pip failed:\n%s", doing.capitalize(), last_lines(output))
+        problem, remedy = pip_problem(output) or ('', '')
+        # of a traceback its last line is enough
+        lines = re.sub(r'(?s)ERROR: Exception:\s*\nTraceback .*\n(?=\w)', 'ERROR: ', output).strip().splitlines()
+        first_error = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -15)
+        raise EasyBuildError(
+            "%s the packages of %s failed (to %s).%s pip says:\n%s\n%s", doing, self.lock_file, path,
+            " No answer from %s." % ', '.join(silent) if silent else '', '\n'.join(lines[first_error:]), remedy,
+            exit_code=EasyBuildExit.FAIL_CHECKSUM if 'HASHES' in problem else EasyBuildExit.ERROR)
 
     def extract_step(self):
         """Nothing is unpacked: pip does that."""
@@ -303,14 +334,14 @@ class PythonVenv(RunScripts):
                    '--no-compile']
             res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
             if res.exit_code != EasyBuildExit.SUCCESS:
-                self.raise_pip_error(res.output, "installing", self.installdir)
+                self.raise_pip_error(res.output, "Installing", self.installdir)
             # pip compiles with one process; what is no valid Python, as templates in packages, is left out by both
             run_shell_cmd('%s -m compileall -q -j %d %s' % (shlex.quote(python), self.cfg.parallel,
                                                             shlex.quote(os.path.join(self.installdir, 'lib'))),
                           fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
-        except (EasyBuildError, OSError):
-            # no half environment that could be activated by hand, and a full disk gets its space back
+        except BaseException:
+            # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
             raise
         finally:
@@ -364,6 +395,6 @@ def installed_python_versions(installdir):
     return sorted(name[len('python'):] for name in os.listdir(libdir) if re.match(r'^python3\.\d+$', name))
 
 
-def last_lines(output, count=15):
-    """Last lines of what a command printed, as one string."""
-    return '\n'.join(output.strip().splitlines()[-count:])
+def pip_problem(output):
+    """The first of PIP_PROBLEMS that pip's output tells of, or None."""
+    return next((problem for problem in PIP_PROBLEMS if re.search(problem[0], output)), None)

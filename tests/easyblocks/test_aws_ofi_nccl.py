@@ -465,7 +465,9 @@ def test_dry_run_fetch_and_module_only(bench):
     # EasyBuild ignores an error of its own wrappers there
     ignored = [line for line in done.stdout.splitlines() if 'ignoring error' in line]
     assert [line for line in ignored if 'rpath_wrappers' not in line] == []
-    bench.run(easyconfig, '--fetch')
+    done = bench.run(easyconfig, '--fetch')
+    assert 'config.guess' not in done.stdout + done.stderr
+    assert not list(bench.eb.prefix.rglob('config.guess'))
     bench.run(easyconfig, '--module-only', '--force')
     assert (bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua').exists()
 

@@ -1,16 +1,19 @@
 """The PythonVenv easyblock, through real `eb`, with tiny wheels."""
 import contextlib
+import http.server
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from testbed import ROOT, modulestools, wheels
+from testbed import ROOT, modulestools, run, wheels
 from testbed.easybuild import BIN, EasyBuild
 
 PYTHON_VERSION = '%d.%d' % sys.version_info[:2]
@@ -175,9 +178,8 @@ def test_wrong_hash_names_file_hash_and_remedy(tiny, eb_env):
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     assert done.returncode == 42       # EasyBuild's status for a wrong checksum
     message = output(done)
-    assert 'The file that pip found for beta has a hash that the lock file does not know' in message
-    assert f'--hash=sha256:{wheels.sha256(tiny.wheels[1])}' in message
-    assert str(tiny.lock_file) in message and 'do not install it' in message
+    assert 'beta==1.5 from file' in message and f'Got        {wheels.sha256(tiny.wheels[1])}' in message
+    assert f'packages of {tiny.lock_file} failed' in message and 'do not install it' in message
     assert not (eb_env.modulepath / 'PyTorch').exists() or not list((eb_env.modulepath / 'PyTorch').iterdir())
 
 
@@ -188,7 +190,7 @@ def test_wheel_changed_after_download_is_refused(tiny, eb_env):
     wheels.make_wheel(wheel.parent, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
     # with an index at hand the right file is fetched again, without one nothing is installed
     done = eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None}, check=False)
-    assert done.returncode != 0 and f'{wheel} does not have the hash that the lock file asks for' in output(done)
+    assert done.returncode != 0 and f'WARNING: Previously-downloaded file {wheel} has bad hash' in output(done)
     assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
     eb_env(tiny.easyconfig, env=tiny.pip_env)
     assert wheel.read_bytes() == good
@@ -203,7 +205,7 @@ def test_lock_file_with_another_checksum_than_the_easyconfig_says(tiny, eb_env):
 @pytest.mark.parametrize('lock, words', [
     ('alpha==1.0\n', ['not complete', 'alpha']),
     ('{alpha}', ['not complete', 'beta']),
-    ('{alpha}{beta}gamma==1.0 --hash=sha256:' + '0' * 64 + '\n', ["pip found no wheel of 'gamma==1.0'", 'PIP_INDEX_URL']),
+    ('{alpha}{beta}gamma==1.0 --hash=sha256:' + '0' * 64 + '\n', ['No matching distribution found for gamma==1.0', 'PIP_INDEX_URL']),
 ])
 def test_incomplete_lock_file(tiny, eb_env, lock, words):
     alpha, beta = (wheels.lock_text([wheel]) for wheel in tiny.wheels)
@@ -212,6 +214,104 @@ def test_incomplete_lock_file(tiny, eb_env, lock, words):
     assert done.returncode != 0
     for word in words:
         assert word in output(done)
+
+
+@contextlib.contextmanager
+def silent_server():
+    """Address of a server that answers nobody, as behind a firewall: the queue of its connections is full."""
+    with socket.socket() as server, contextlib.ExitStack() as stack:
+        server.bind(('127.0.0.1', 0))
+        server.listen(0)
+        for _ in range(4):
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(server.getsockname())
+        yield 'http://127.0.0.1:%d/simple' % server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def index_server(tiny):
+    """Address of a package index with the wheels, and the paths it is asked for."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            found = [wheel for wheel in tiny.wheels if wheel.name == self.path.split('/')[-1]]
+            names = [wheel.name for wheel in tiny.wheels if wheel.name.startswith(self.path.split('/')[-2])]
+            page = ''.join(f'<a href="/wheels/{name}">{name}</a>' for name in names).encode()
+            self.send_response(200)
+            self.send_header('Content-Type', 'application/octet-stream' if found else 'text/html')
+            self.end_headers()
+            self.wfile.write(found[0].read_bytes() if found else page)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield 'http://127.0.0.1:%d/simple' % server.server_port, asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_no_package_index_answers(tiny, eb_env):
+    """They are named, each once and with the reason, before any package is."""
+    with silent_server() as firewall:
+        tiny.write(lock=f'--extra-index-url {firewall}\n' + wheels.lock_text(tiny.wheels))
+        nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://me:secret@127.0.0.1:9/simple'}
+        done = eb_env(tiny.easyconfig, env=nowhere, check=False)
+    said = ' '.join(done.stderr.split())
+    assert done.returncode != 0
+    assert (f'No answer from http://127.0.0.1:9/simple ([Errno 111] Connection refused), {firewall} (timed out). '
+            'pip says: ERROR: ') in said
+    assert said.count(firewall) == 1 and "without network run 'eb --fetch' elsewhere" in said
+    assert 'secret' not in output(done) and 'Retrying' not in output(done)
+
+
+def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
+    """Where the others have all that is needed nothing is said about it; pip asks it nothing."""
+    config = tmp_path / 'pip.conf'
+    with silent_server() as firewall, index_server(tiny) as (address, asked):
+        config.write_text(f'[global]\nindex-url = {firewall}\nextra-index-url =\n    {firewall}\n    {address}\n')
+        env = {'PIP_CONFIG_FILE': config, 'PIP_INDEX_URL': None, 'PIP_EXTRA_INDEX_URL': None}
+        done = eb_env('--fetch', tiny.easyconfig, env=env)
+    assert firewall not in output(done) and 'Retrying' not in output(done)
+    assert sorted(path for path in asked if 'simple' in path) == ['/simple/alpha/', '/simple/beta/']
+    assert sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir()) == \
+        sorted(wheel.name for wheel in tiny.wheels)
+
+
+def without_privilege(eb, *args, env):
+    """`eb` as somebody who may not read everything; root without the right to do so is such a person."""
+    caps = '-dac_override,-dac_read_search'
+    words = ['setpriv', f'--bounding-set={caps}', f'--inh-caps={caps}'] if os.geteuid() == 0 else []
+    environment = {key: str(value) for key, value in {**eb.env, **env}.items() if value is not None}
+    return run([*words, BIN / 'eb', *args], env=environment, cwd=eb.prefix, check=False, timeout=600)
+
+
+@pytest.mark.parametrize('what', ['wheel', 'directory', 'wheel of an index'])
+def test_what_may_not_be_read_is_named(tiny, eb_env, tmp_path, what):
+    eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    own, central = eb_env.prefix / 'sources/p/PyTorch/wheels', tmp_path / 'central/p/PyTorch/wheels'
+    shutil.copytree(own, central)
+    path = {'wheel': own / tiny.wheels[1].name, 'directory': central, 'wheel of an index': tiny.wheels[1]}[what]
+    if what == 'wheel of an index':
+        (own / path.name).unlink()
+        shutil.rmtree(central)
+    path.chmod(0)
+    try:
+        done = without_privilege(eb_env, tiny.easyconfig, env=tiny.pip_env, *[
+            f"--sourcepath={eb_env.env['EASYBUILD_SOURCEPATH']}:{tmp_path}/central"])
+    finally:
+        path.chmod(0o755)
+    said = ' '.join(done.stderr.split())
+    assert done.returncode != 0 and f"Permission denied: '{path}'" in said
+    assert 'its owner can allow it' in said and 'Traceback' not in said
+    assert 'No matching distribution' not in said
 
 
 def test_no_lock_file_in_sources(tiny, eb_env):
@@ -272,7 +372,8 @@ def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path):
     with small_disk(tmp_path / 'small', '30m') as disk:
         done = eb_env(tiny.easyconfig, f'--installpath={disk}', env=tiny.pip_env, check=False)
         assert done.returncode != 0
-        assert f'No space left while installing packages to {disk}' in output(done) and 'Free some space' in output(done)
+        assert f'Installing the packages of {tiny.lock_file} failed (to {disk}/software' in output(done)
+        assert 'No space left on device' in output(done) and 'Free some space' in output(done)
         assert not (disk / 'software/PyTorch/0.1-tiny/bin').exists()
         assert not list(disk.glob('modules/all/PyTorch/*'))
 
@@ -301,6 +402,18 @@ def test_killed_installation_is_mended_by_running_again(tiny, eb_env):
     assert not list(eb_env.modulepath.glob('PyTorch/*'))
     text = output(eb_env(tiny.easyconfig, env=tiny.pip_env))
     assert 'killed' in text
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+@pytest.mark.parametrize('number, whole_group', [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_interrupted_installation_leaves_nothing_behind(tiny, eb_env, number, whole_group):
+    """Ctrl-C, and what a batch system or `kill` sends."""
+    process = start_installation(tiny, eb_env)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    text, _ = process.communicate()
+    assert process.returncode != 0 and 'Traceback' not in text
+    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny').exists()
+    assert 'killed' not in output(eb_env(tiny.easyconfig, env=tiny.pip_env))
     assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
 
 
