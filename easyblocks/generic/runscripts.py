@@ -1,9 +1,4 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for runscripts: plain bash files that a rank of a distributed job starts through,
 implemented as the base of the easyblocks that install PyTorch.
@@ -49,12 +44,16 @@ class RunScripts(EasyBlock):
         return extra_vars
 
     def __init__(self, *args, **kwargs):
-        """Initialise: the paths of the runscripts are found in the fetch step."""
+        """Initialise: where the scripts are is found in the fetch step."""
         super().__init__(*args, **kwargs)
-        self.runscript_paths = []
+        self.script_paths = {}
+
+    def scripts(self):
+        """The scripts to install: {path below the installation directory: name to find through the source path}."""
+        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in self.cfg['runscripts']}
 
     def fetch_step(self, *args, **kwargs):
-        """Find the runscripts besides fetching the sources."""
+        """Find the scripts besides fetching the sources."""
         super().fetch_step(*args, **kwargs)
 
         gpu_visibility = self.cfg['gpu_visibility']
@@ -62,34 +61,31 @@ class RunScripts(EasyBlock):
             raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s': it must be one of %s, or None",
                                  gpu_visibility, ', '.join(GPU_VISIBILITY_VARIABLES))
 
-        for name in self.cfg['runscripts']:
-            path = self.obtain_file(name, no_download=True, warning_only=True)
-            if not path:
+        for target, name in self.scripts().items():
+            self.script_paths[target] = self.obtain_file(name, no_download=True, warning_only=True)
+            if not self.script_paths[target]:
                 raise EasyBuildError("Runscript '%s' was not found: the directory runscripts/ of the bundle must be on "
                                      "EasyBuild's source path. Activate the bundle with "
                                      "'eval \"$(slingtorch env)\"', or add it with --sourcepath", name)
-            self.runscript_paths.append(path)
 
     def post_processing_step(self):
-        """Copy the runscripts beside the installation, executable for everyone who can read them."""
+        """Copy the scripts beside the installation, executable for everyone who can read them."""
         super().post_processing_step()
-        target_dir = os.path.join(self.installdir, RUNSCRIPTS_DIR)
         if self.dry_run:
-            self.dry_run_msg("  * runscripts will be copied to %s: %s", target_dir, ', '.join(self.cfg['runscripts']))
+            self.dry_run_msg("  * runscripts will be copied to %s: %s", self.installdir, ', '.join(self.scripts()))
             return
-        for name, path in zip(self.cfg['runscripts'], self.runscript_paths):
-            target = os.path.join(target_dir, name)
+        for name, path in self.script_paths.items():
+            target = os.path.join(self.installdir, name)
             copy_file(path, target)
             adjust_permissions(target, 0o755, recursive=False, relative=False)
 
     def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
-        """Check that each runscript is there and is valid bash, besides what the easyblock itself checks."""
-        runscripts = [os.path.join(RUNSCRIPTS_DIR, name) for name in self.cfg['runscripts']]
+        """Check that each script is there and is valid bash, besides what the easyblock itself checks."""
         paths = {
-            'files': runscripts + (custom_paths or {}).get('files', []),
+            'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in runscripts]
+        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in self.scripts()]
         super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
 
     def make_module_extra(self, *args, **kwargs):

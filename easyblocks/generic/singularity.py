@@ -1,38 +1,43 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for container images (SIF) behind a module, run by Apptainer or Singularity,
 implemented as an easyblock.
 """
+import glob
+import json
 import os
 import re
 import shlex
+import socket
 import stat
 
-from easybuild.easyblocks.generic.singularitymodule import SingularityModule
+from easybuild.easyblocks.generic._singularity_image import (
+    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
+from easybuild.easyblocks.generic._singularity_module import module_text
+from easybuild.easyblocks.generic._singularity_runtime import (
+    HOST_PROBLEMS, build_image, definition_of, last_lines, meaning, pull_image, verify_signature)
+from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.config import build_option
-from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, remove_dir, remove_file, symlink, write_file
+from easybuild.tools.config import build_option, source_paths, update_build_option
+from easybuild.tools.filetools import (
+    adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
+from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
 
-# files beside an image (runscripts/container of the bundle), and the commands that are links to them
+# commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
 
 # commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
-CONTAINER_CHECKS = ['warn', 'require']
+CHOICES = {'container_checks': ['warn', 'require'], 'image_transfer': ['copy', 'reflink', 'hardlink', 'symlink']}
+PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
 
-# easyconfig parameters that are lists of strings, and dictionaries
-LISTS = ['bind_paths', 'build_options', 'central_image_dirs', 'container_path', 'docker_defs', 'preset_venv_packages',
-         'sanity_check_files_in_container', 'sanity_check_imports', 'wrappers']
-DICTIONARIES = ['container_environment', 'sanity_check_packages']
+# what a rebuild leaves alone (runscripts/container/make-squashfs)
+USER_SOFTWARE = ['user-software', 'user-software.squashfs', '.user-software.lock', '.user-software.new',
+                 '.user-software.old']
 
 # what 'module help' says besides the description
 USAGE = """
@@ -40,237 +45,443 @@ Commands that run in the container: %s, and any other with in-container COMMAND;
 Packages: list-packages; pip install (where the module has an environment for yours); make-squashfs, unmake-squashfs.
 The image itself is $SIF: singularity exec $SIF COMMAND. Scripts for jobs: /runscripts inside, $RUNSCRIPTS outside."""
 
-# beside a virtual environment while it is being made: /user-software/venv/NAME.unfinished
-UNFINISHED = '.unfinished'
 
-# what a runtime prints that cannot run containers on this host -> what to do
-HOST_PROBLEMS = [
-    (r'neither singularity nor apptainer', "no container runtime is here"),
-    (r'user namespace|unprivileged_userns|max_user_namespaces|newuidmap|uid_map|setgroups',
-     "the runtime may not make user namespaces here. An administrator can allow them (sysctl "
-     "user.max_user_namespaces), or install the setuid part of the runtime"),
-    (r'/dev/fuse|fusermount|squashfuse|fuse', "the runtime cannot mount the image: it needs squashfuse and read and "
-     "write permission for /dev/fuse, or its setuid part"),
-]
-
-
-class Singularity(SingularityModule):
+class Singularity(RunScripts):
     """
-    Installs a container image (SIF) behind a module.
+    Installs a container image (SIF) behind a module: from the source path, from a registry, or built from a definition.
 
-    The image comes from the source path (a SIF, or a definition file to build it from) or from a registry. Beside it go
-    the runscripts, which are /runscripts inside, commands that run in the container ('wrappers', one script and links),
-    and the directory user-software for packages of the user, which is /user-software inside.
+    The image is read once: its sha256 is computed while it is copied to a hidden name in the installation directory.
+    That happens while checksums are verified, before anything of an earlier installation is touched: a rebuild that
+    fails there leaves that as it was. The image gets its own name when it is whole, verified and on the disk.
 
-    Where a container runtime is there the installation is checked inside the container. A build host often has none:
-    'container_checks' says whether that is a warning or an error.
+    Beside it go the runscripts, which are /runscripts inside, commands that run in the container ('wrappers'), and the
+    directory user-software for packages of the user, which is /user-software inside and outlives a rebuild.
+    Where a container runtime is there the installation is checked inside the container.
     """
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of Singularity."""
-        extra_vars = SingularityModule.extra_options(extra_vars)
-        extra_vars.update({
+        extra_vars = RunScripts.extra_options(extra_vars)
+        options = {
+            'bind_paths': [[], "Paths of the host to mount where they exist: 'PATH' or 'PATH:PATH_INSIDE[:ro]'"],
+            'bind_paths_excluded': [[], "Host paths of bind_paths to leave out, as a library that the image brings"],
+            'build_options': [[], "Options for '{singularity,apptainer} build', for example ['--fakeroot']"],
+            'central_image_dirs': [[], "Directories of the site with images, used when the own copy is missing: at "
+                                       "installation and whenever the module is loaded"],
             'container_checks': ['warn', "What it means if no container can be run while installing: 'warn', or "
-                                         "'require' to make it an error", CUSTOM],
-            'container_python': ['python', "Command of Python in the container; None: the image has none", CUSTOM],
-            'python_version': [None, "Version that Python in the container must have, for example '3.10'", CUSTOM],
-            'sanity_check_files_in_container': [[], "Files that must exist inside the container, for example the "
-                                                    "network plugin; may have wildcards", CUSTOM],
-            'sanity_check_imports': [[], "Names of Python modules that must be importable in the container", CUSTOM],
+                                         "'require' to make it an error"],
+            'container_environment': [{}, "Environment variables inside the container: {name: value}"],
+            'container_path': [[], "Directories inside the container to put first in $PATH there, after /runscripts"],
+            'container_python': ['python', "Command of Python in the container; None: the image has none"],
+            'docker_defs': [[], "Names of files to put into share/docker-defs, found through the source path; empty: "
+                                "the definition that the image itself holds, if any"],
+            'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: "
+                                    "docker://NAME@sha256:..., oras://NAME@sha256:..., library://NAME:sha256...."],
+            'image_name': [None, "File name of the image; None: that of the source, else <name>-<version>.sif"],
+            'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy, "
+                                       "or reflink, hardlink, symlink to share its space"],
+            'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
+                                  "/user-software/venv/<name>, on top of the packages of the image"],
+            'preset_venv_packages': [[], "Packages to install into preset_venv when it is made, as pip takes them"],
+            'preset_venv_squashfs': [False, "Pack preset_venv into one file; unmake-squashfs is the way back"],
+            'python_version': [None, "Version that Python in the container must have, for example '3.10'"],
+            'sanity_check_files_in_container': [[], "Files that must exist inside the container; may have wildcards"],
+            'sanity_check_imports': [[], "Names of Python modules that must be importable in the container"],
             'sanity_check_packages': [{}, "Versions of Python packages in the container: {distribution: version}; a "
-                                          "local version label (+rocm5.6) need not be given", CUSTOM],
+                                          "local version label (+rocm5.6) need not be given"],
+            'verify_key': [None, "Who must have signed the image: fingerprint of a PGP key in the keyring of the "
+                                 "runtime, or name of a file with a public key (.pem) on the source path"],
             'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
-                         "command outside it, which the module puts into $PATH", CUSTOM],
-        })
+                         "command outside it, which the module puts into $PATH"],
+        }
+        extra_vars.update({name: option + [CUSTOM] for name, option in options.items()})
         return extra_vars
 
     def __init__(self, *args, **kwargs):
-        """Initialise: the paths of the scripts are found in the fetch step."""
+        """Initialise: nothing is there yet."""
         super().__init__(*args, **kwargs)
-        self.container_script_paths = []
+        self.docker_def_paths = []
+        self.image_checksum = None  # of an image from a registry
+        self.image_facts = {}  # what image.json will say
         if not self.cfg['usage']:
             self.cfg['usage'] = USAGE % ', '.join(self.cfg['wrappers'] or ['none'])
+        # nothing in an image is there to be compiled or linked against
+        for variable in ['CMAKE_LIBRARY_PATH', 'CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH',
+                         'XDG_DATA_DIRS']:
+            self.module_load_environment.remove(variable)
 
-    def fetch_step(self, *args, **kwargs):
-        """Check the easyconfig parameters, and find the scripts besides the image."""
-        self.check_types()
-        if self.cfg['container_checks'] not in CONTAINER_CHECKS:
-            raise EasyBuildError("Easyconfig parameter container_checks is '%s': it must be one of %s",
-                                 self.cfg['container_checks'], ', '.join(CONTAINER_CHECKS))
-        own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
-        for name in self.cfg['wrappers']:
-            if name in own or not re.match(r'^[\w.+-]+$', name):
-                raise EasyBuildError("Easyconfig parameter wrappers has '%s': it must be the name of a command, and "
-                                     "not one of %s", name, ', '.join(own))
-        if self.cfg['preset_venv'] and not re.match(r'^[\w.-]*\w$', self.cfg['preset_venv']):
-            raise EasyBuildError("preset_venv is '%s': it must be a name of letters, digits, '.', '-' and '_'",
-                                 self.cfg['preset_venv'])
-        if self.cfg['preset_venv'] and not self.cfg['container_python']:
-            raise EasyBuildError("preset_venv is '%s', but container_python is None: an environment needs Python",
-                                 self.cfg['preset_venv'])
-        for name in ['preset_venv_packages', 'preset_venv_squashfs']:
-            if self.cfg[name] and not self.cfg['preset_venv']:
-                raise EasyBuildError("%s is for a virtual environment, and preset_venv names none: add "
-                                     "preset_venv = 'NAME'", name)
-        self.bind_mounts()
-
-        for name in CONTAINER_SCRIPTS:
-            path = self.obtain_file(os.path.join('container', name), no_download=True, warning_only=True)
-            if not path:
-                raise EasyBuildError("The script container/%s was not found: the directory runscripts/ of the bundle "
-                                     "must be on EasyBuild's source path. Activate the bundle with 'eval "
-                                     "\"$(slingtorch env)\"', or add it with --sourcepath", name)
-            self.container_script_paths.append(path)
-        super().fetch_step(*args, **kwargs)
-
-    def check_types(self):
-        """Check that parameters which are lists or dictionaries of strings are that, and what the path may be."""
-        for name in LISTS:
-            value = self.cfg[name]
-            if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a list of strings: %s = ['...']", name,
-                                     value, name)
-        for name in DICTIONARIES:
-            value = self.cfg[name]
-            if not isinstance(value, dict) or not all(isinstance(item, (str, int)) for item in value.values()):
-                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a dictionary of strings: "
-                                     "%s = {'name': 'value'}", name, value, name)
-        if re.search(r'[,:$"\n]', self.installdir):
-            raise EasyBuildError("The installation directory is %s: a container cannot be given a directory with a "
-                                 "comma, a colon, a quote or a dollar in its name. Install elsewhere: --prefix or "
-                                 "--installpath", self.installdir)
+    # --- names
 
     @property
-    def in_container(self):
-        """The command that runs others in the container, ready for the shell."""
-        return shlex.quote(os.path.join(self.installdir, 'bin', 'in-container'))
+    def first_source(self):
+        """Name of the first source, '' if there is none."""
+        source = (self.cfg['sources'] or [''])[0]
+        return source['filename'] if isinstance(source, dict) else source
+
+    @property
+    def image_name(self):
+        """File name of the image."""
+        source = self.first_source if self.first_source.endswith('.sif') else ''
+        return (self.cfg['image_name'] or source
+                or '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix']))
+
+    @property
+    def unfinished(self):
+        """Hidden name of the image until it is whole: in the installation directory, one for each process."""
+        return os.path.join(self.installdir, '.%s.part-%s-%d' % (self.image_name, socket.gethostname(), os.getpid()))
+
+    @property
+    def venv_inside(self):
+        """Path of preset_venv in the container, '' if there is none."""
+        return '/user-software/venv/%s' % self.cfg['preset_venv'] if self.cfg['preset_venv'] else ''
+
+    def command(self, name, *args):
+        """A command of the installation with arguments, ready for the shell."""
+        return ' '.join(shlex.quote(word) for word in [os.path.join(self.installdir, 'bin', name), *args])
+
+    def scripts(self):
+        """The scripts to install: the runscripts, and the commands of the container."""
+        return dict(super().scripts(), **{'bin/' + name: 'container/' + name for name in CONTAINER_SCRIPTS})
+
+    def container(self):
+        """
+        What is in the container, as lists of strings: the one place from which the module file and container.conf
+        follow. The latter lets commands work without the module, and has the same keys.
+        """
+        for bind in self.cfg['bind_paths']:
+            # the runtime takes a comma or a colon for a separator
+            if not re.match(r'^/[^,:\n"]*(:/[^,:\n"]*(:[a-z]+)?)?$', bind):
+                raise EasyBuildError("Easyconfig parameter bind_paths has '%s': it must be an absolute path, or two "
+                                     "with a colon between, without comma or further colon in them. A path with such a "
+                                     "name can be mounted through a symbolic link with another name", bind)
+        # packages in ~/.local would hide those of the image
+        environment = {'PYTHONNOUSERSITE': '1'}
+        if self.venv_inside:
+            environment['VIRTUAL_ENV'] = self.venv_inside
+        environment.update(self.cfg['container_environment'])
+        return {
+            'image': [self.image_name],
+            'easyconfig': [self.cfg.filename()],
+            'python': [self.cfg['container_python'] or ''],
+            'central': list(self.cfg['central_image_dirs']),
+            'bind': [bind for bind in self.cfg['bind_paths']
+                     if bind.split(':')[0] not in self.cfg['bind_paths_excluded']],
+            'path': ['/runscripts'] + [self.venv_inside + '/bin'] * bool(self.venv_inside)
+            + list(self.cfg['container_path']),
+            'env': ['%s=%s' % item for item in sorted(environment.items())],
+        }
+
+    # --- fetching
+
+    def check_parameters(self):
+        """Check the easyconfig parameters before any work is done."""
+        for name, (default, _, _) in self.extra_options().items():
+            value = self.cfg[name]
+            if isinstance(default, list) and not (isinstance(value, (list, tuple))
+                                                  and all(isinstance(item, str) for item in value)):
+                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a list of strings: %s = ['...']", name,
+                                     value, name)
+            if isinstance(default, dict) and not (isinstance(value, dict)
+                                                  and all(isinstance(item, (str, int)) for item in value.values())):
+                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a dictionary of strings: "
+                                     "%s = {'name': 'value'}", name, value, name)
+            if value not in CHOICES.get(name, [value]):
+                raise EasyBuildError("Easyconfig parameter %s is '%s': it must be one of %s", name, value,
+                                     ', '.join(CHOICES[name]))
+        own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
+        address, source, venv = self.cfg['image_address'], self.first_source, self.cfg['preset_venv']
+        problems = [
+            (re.search(r'[,:$"\n]', self.installdir),
+             "The installation directory is %s: a container cannot be given a directory with a comma, a colon, a quote "
+             "or a dollar in its name. Install elsewhere: --prefix or --installpath" % self.installdir),
+            (venv and not re.match(r'^[\w.-]*\w$', venv),
+             "preset_venv is '%s': it must be a name of letters, digits, '.', '-' and '_'" % venv),
+            (venv and not self.cfg['container_python'],
+             "preset_venv is '%s', but container_python is None: an environment needs Python" % venv),
+            (bool(address) == bool(source),
+             "The image must come from one place: name a SIF or a definition file as the first of 'sources', or a "
+             "registry with 'image_address', and not %s" % ('both' if address else 'neither')),
+            (source and not source.endswith(('.sif', '.def')),
+             "The first source is %s: it must be an image (.sif) or a definition file (.def)" % source),
+            (address and not re.match(r'^(docker|oras|library)://\S+$', address), "Easyconfig parameter image_address "
+             "is '%s': it must start with docker://, oras:// or library://" % address),
+            (address and not PINNED_REGEX.search(address),
+             "Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, so it must end in a "
+             "digest: @sha256:... (library:// :sha256....). This prints it: 'skopeo inspect --format {{.Digest}} %s'; "
+             "registries also show it on their web pages" % (address, re.sub('^oras:', 'docker:', address or ''))),
+        ]
+        problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s': it "
+                      "must be the name of a command, and not one of %s" % (name, ', '.join(own)))
+                     for name in self.cfg['wrappers']]
+        problems += [(self.cfg[name] and not venv, "%s is for a virtual environment, and preset_venv names none: add "
+                      "preset_venv = 'NAME'" % name) for name in ['preset_venv_packages', 'preset_venv_squashfs']]
+        for wrong, text in problems:
+            if wrong:
+                raise EasyBuildError('%s', text)
+        self.container()
+
+    def obtain_file_raise_on_failure(self, filename, *args, **kwargs):
+        """Find an image also in the central directories of the site, and say where to get one that is nowhere."""
+        find = super().obtain_file_raise_on_failure
+        if not filename.endswith('.sif') or kwargs.get('no_download') or kwargs.get('force_download') or self.dry_run:
+            return find(filename, *args, **kwargs)
+        own = find(filename, no_download=True, warning_only=True, alt_location=kwargs.get('alt_location'))
+        central = [os.path.join(path, filename) for path in self.cfg['central_image_dirs']]
+        found = [path for path in [own] + central if path and os.path.lexists(path)]
+        for path in found:
+            if os.path.isfile(path) and os.access(path, os.R_OK):
+                if path != own:
+                    print_msg("taking the image from %s", path, log=self.log, silent=self.silent)
+                return path
+        if not found and (self.cfg['source_urls'] or kwargs.get('urls')):
+            return find(filename, *args, **kwargs)
+        raise EasyBuildError("The image %s %s.\nLooked in: %s.\n%s\nRemedy: put the image, or a link to it, into a "
+                             "directory and name that with --sourcepath=DIRECTORY:%s", filename,
+                             "cannot be read, ask its owner for read permission: " + ', '.join(found) if found
+                             else "was not found",
+                             ', '.join(source_paths() + self.cfg['central_image_dirs']),
+                             (self.cfg['download_instructions'] or '').strip(), ':'.join(source_paths()),
+                             exit_code=EasyBuildExit.MISSING_SOURCES)
+
+    def get_checksums_from_json(self, *args, **kwargs):
+        """Look for checksums.json, but not in a dry run: EasyBuild 5.4 reads it there even if there is none."""
+        return {} if self.dry_run else super().get_checksums_from_json(*args, **kwargs)
+
+    def fetch_step(self, *args, **kwargs):
+        """Check the easyconfig parameters, and find the sources and the scripts; --fetch pulls to the source path."""
+        self.check_parameters()
+        # no checksums here: EasyBuild would read an image of 10 GB once more
+        super().fetch_step(skip_checksums=True)
+        self.docker_def_paths = [self.obtain_file(name) for name in self.cfg['docker_defs']]
+
+        address = self.cfg['image_address']
+        if self.dry_run and address:
+            self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
+        elif address:
+            self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
+            # with the digest in the name: another image of this version is not taken for it
+            name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), PINNED_REGEX.search(address)['digest'][:12])
+            path = self.obtain_file(name, no_download=True, warning_only=True)
+            if not path and self.cfg['stop'] == 'fetch':
+                path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, name)
+                mkdir(os.path.dirname(path), parents=True)
+                part = '%s.part-%d' % (path, os.getpid())
+                with removed_on_error(part):
+                    self.pull(part)
+                    os.rename(part, path)
+            if path:
+                self.src.insert(0, {'name': name, 'path': path, 'checksum': self.image_checksum, 'cmd': None,
+                                    'finalpath': self.builddir})
+
+    def pull(self, path):
+        """Pull the image from its registry to a file."""
+        address = self.cfg['image_address']
+        print_msg("pulling %s...", address, log=self.log, silent=self.silent)
+        pull_image(address, path, self.log)
+        check_sif(path)
+
+    def checksum_step(self):
+        """Verify the checksums; that of the image while it is brought to its hidden name, so that it is read once."""
+        image = self.src[0] if self.src and self.src[0]['path'].endswith('.sif') else None
+        if self.dry_run or self.cfg['stop'] == 'fetch':
+            if image and not self.dry_run:
+                check_sif(image['path'])
+            super().checksum_step()
+            return
+        sources, self.src = self.src, self.src[bool(image):]
+        try:
+            super().checksum_step()
+        finally:
+            self.src = sources
+        if image:
+            self.stage_image(self.cfg['image_transfer'], image['path'], image['checksum'])
+        elif self.cfg['image_address']:
+            self.stage_image('pull', self.cfg['image_address'], self.image_checksum)
+
+    def stage_image(self, transfer, origin, checksum=None):
+        """
+        Make the image under its hidden name in the installation directory, verified and on the disk.
+
+        :param transfer: how; 'pull', 'build' or what transfer_image takes
+        :param origin: path or address
+        :param checksum: that of the easyconfig, or None
+        """
+        target = self.unfinished
+        pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))
+        for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks it may be at work
+            print_msg("removing %s, left by an installation that was killed", path, log=self.log, silent=self.silent)
+            remove(path)
+        mkdir(self.installdir, parents=True)
+        with removed_on_error(target):
+            try:
+                if transfer == 'pull':
+                    self.pull(target)
+                elif transfer == 'build':
+                    build_image(self.first_source, self.cfg['build_options'], target, self.builddir)
+                else:
+                    check_sif(origin)
+                if self.dry_run:
+                    return
+                if transfer in CHOICES['image_transfer']:
+                    digest = transfer_image(transfer, origin, target, self.image_name)
+                else:
+                    digest = hash_image(target, self.image_name)
+                check_sif(target)
+                flush_image(target)
+            except OSError as err:
+                raise explain_error(err, origin, self.installdir)
+            if self.cfg['verify_key']:
+                verify_signature(target, self.cfg['verify_key'], self.obtain_file)
+            check_digest(origin, checksum, digest)
+            origin = self.cfg['image_address'] or origin
+            if origin.startswith('library://') and PINNED_REGEX.search(origin)['digest'] != digest:
+                raise EasyBuildError("The image from %s has the sha256 %s. Do not use it", origin, digest,
+                                     exit_code=EasyBuildExit.FAIL_CHECKSUM)
+        self.image_facts = {'file': self.image_name, 'sha256': digest, 'size': os.path.getsize(target),
+                            'origin': origin, 'transfer': transfer}
+
+    # --- steps
+
+    def extract_step(self):
+        """Nothing is unpacked, and no copy goes to the build directory but what a definition file needs."""
+        if self.first_source.endswith('.def'):
+            for src in self.src:
+                copy_file(src['path'], os.path.join(self.builddir, src['name']))
+
+    def configure_step(self):
+        """There is nothing to configure."""
+
+    def build_step(self):
+        """Build the image if the source is a definition file."""
+        if self.first_source.endswith('.def'):
+            self.stage_image('build', self.src[0]['path'])
+
+    def make_installdir(self, dontcreate=None):
+        """Remove what an earlier installation left, but not the packages of the user nor the new image."""
+        untouched = self.dry_run or build_option('module_only') or self.cfg['keeppreviousinstall']
+        if untouched or not os.path.isdir(self.installdir):
+            super().make_installdir(dontcreate=dontcreate)
+            return
+        for name in os.listdir(self.installdir):
+            path = os.path.join(self.installdir, name)
+            if name in ['user-software', 'user-software.squashfs']:
+                print_msg("keeping %s", path, log=self.log, silent=self.silent)
+            # with --ignore-locks another installation may be at work on its image
+            elif name not in USER_SOFTWARE and not name.startswith('.%s.part-' % self.image_name):
+                remove(path)
+
+    def install_step(self):
+        """Give the image its name, and write down what it is."""
+        if self.dry_run:
+            self.dry_run_msg("  * image %s will be put into %s", self.image_name, self.installdir)
+            return
+        target = os.path.join(self.installdir, self.image_name)
+        os.rename(self.unfinished, target)
+        write_file(os.path.join(self.installdir, 'image.json'),
+                   json.dumps(self.image_facts, indent=4, sort_keys=True) + '\n')
+        write_file(target + '.sha256', '%s  %s\n' % (self.image_facts['sha256'], self.image_name))
+        print_msg("image %s, sha256 %s", self.image_name, self.image_facts['sha256'], log=self.log, silent=self.silent)
+
+        # its definition: files of the easyconfig, else what the image holds
+        directory = os.path.join(self.installdir, 'share', 'docker-defs')
+        paths = self.docker_def_paths or [src['path'] for src in self.src if src['name'].endswith('.def')]
+        for path in paths:
+            copy_file(path, os.path.join(directory, os.path.basename(path)))
+        try:
+            definition = None if paths else definition_of(target)
+        except (EasyBuildError, ValueError) as err:
+            print_warning("share/docker-defs is not made: %s" % err, log=self.log)
+            return
+        if definition:
+            write_file(os.path.join(directory, re.sub(r'\.sif$', '', self.image_name) + '.def'), definition)
 
     def post_processing_step(self):
-        """Put the scripts beside the image, and make the user's virtual environment."""
-        if self.dry_run:
-            self.dry_run_msg("  * scripts and wrappers will be put beside the image: %s",
-                             ', '.join(self.cfg['wrappers']))
-            return
+        """Put the commands beside the image, and make the user's virtual environment."""
         super().post_processing_step()
-        bin_dir = os.path.join(self.installdir, 'bin')
-        mkdir(bin_dir, parents=True)
-        for path in self.container_script_paths:
-            target = os.path.join(bin_dir, os.path.basename(path))
-            copy_file(path, target)
-            adjust_permissions(target, 0o755, recursive=False, relative=False)
-        links = dict(CONTAINER_LINKS, **dict.fromkeys(self.cfg['wrappers'], 'in-container'))
-        for name, target in sorted(links.items()):
-            symlink(target, os.path.join(bin_dir, name), use_abspath_source=False)
+        if self.dry_run:
+            return
+        for name, target in self.links().items():
+            symlink(target, os.path.join(self.installdir, 'bin', name), use_abspath_source=False)
         self.write_container_conf()
-        if not os.path.lexists(os.path.join(self.installdir, 'user-software')):
-            mkdir(os.path.join(self.installdir, 'user-software'))
+        packages = os.path.join(self.installdir, 'user-software')
+        if not os.path.lexists(packages):
+            mkdir(packages)
         if self.cfg['preset_venv']:
-            self.make_preset_venv()
+            self.make_preset_venv(packages)
+
+    def links(self):
+        """Links in bin/: {name: name of the script}."""
+        return dict(CONTAINER_LINKS, **dict.fromkeys(self.cfg['wrappers'], 'in-container'))
 
     def write_container_conf(self):
-        """Write down for the scripts what the module file says to the shell: they must also work without it."""
-        lines = ["# read by bin/in-container; made by EasyBuild together with the module file",
-                 "image=%s" % self.image_name, "easyconfig=%s" % self.easyconfig_name(),
-                 "python=%s" % (self.cfg['container_python'] or '')]
-        lines += ["central=%s" % path for path in self.cfg['central_image_dirs']]
-        lines += ["bind=%s" % bind for bind in self.bind_mounts()]
-        lines += ["path=%s" % path for path in self.path_inside()]
-        lines += ["env=%s=%s" % item for item in sorted(self.environment_inside().items())]
+        """Write down for the scripts what the module file says to the shell."""
+        lines = ["# read by bin/in-container; made by EasyBuild together with the module file"]
+        lines += ['%s=%s' % (key, value) for key, values in self.container().items() for value in values]
         write_file(os.path.join(self.installdir, 'container.conf'), '\n'.join(lines) + '\n')
 
-    def make_preset_venv(self):
-        """Make the virtual environment for the user's own packages, unless an earlier installation has it."""
-        name = self.cfg['preset_venv']
-        inside = '/user-software/venv/%s' % name
-        path = os.path.join(self.installdir, inside[1:])
-        unfinished = path + UNFINISHED
-        squashfs = os.path.join(self.installdir, 'user-software.squashfs')
-        problem = self.container_problem()
+    # --- the virtual environment for the user's own packages
+
+    def make_preset_venv(self, packages):
+        """Make the virtual environment in the directory of the user's packages, unless an earlier installation has."""
+        name, path = self.cfg['preset_venv'], self.installdir + self.venv_inside
+        unfinished = path + '.unfinished'
+        problem = self.container_problem('true')
         if os.path.exists(unfinished) and not problem:
             # an earlier installation was interrupted while making it: nothing of the user's is in it
             remove_dir(path)
-        if os.path.lexists(path) or os.path.exists(squashfs):
-            self.keep_preset_venv(inside, problem)
+        if os.path.lexists(path) or os.path.exists(packages + '.squashfs'):
+            renew = "To have it made anew: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
+                packages, self.cfg.filename())
+            if not problem and self.container_problem(self.venv_inside + '/bin/python', '-c', 'pass'):
+                print_warning("The virtual environment %s was kept, but does not work with this image (another "
+                              "Python?). %s" % (path, renew), log=self.log)
+            elif self.cfg['preset_venv_packages'] or self.cfg['preset_venv_squashfs']:
+                print_msg("the virtual environment %s is kept as it is: preset_venv_packages are not installed again, "
+                          "nothing is packed. %s", name, renew, log=self.log, silent=self.silent)
             return
         if problem:
             self.container_warning("The virtual environment %s is not made: %s. Where containers run, 'eb --rebuild "
-                                   "%s' makes it" % (name, problem, self.easyconfig_name()))
+                                   "%s' makes it" % (name, problem, self.cfg.filename()))
             return
         print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
         mkdir(os.path.dirname(path), parents=True)
         write_file(unfinished, '')
-        try:
-            self.fill_preset_venv(inside)
-        except BaseException:
-            # else the next attempt would keep it as the user's own
-            remove_dir(path)
-            raise
-        finally:
-            if not os.path.lexists(path):
-                remove_file(unfinished)
+        python, wanted = self.cfg['container_python'], self.cfg['preset_venv_packages']
+        with removed_on_error(path):  # else the next attempt would keep it as the user's own
+            self.run_or_fail('Making the virtual environment %s' % name,
+                             self.command('in-container', python, '-m', 'venv', '--system-site-packages',
+                                          self.venv_inside),
+                             "If the disk is not full: the image may have no '%s' or no venv for it. Then set "
+                             "container_python, or preset_venv = None" % python)
+            if wanted:
+                self.run_or_fail('Installing %s into the virtual environment' % ' '.join(wanted),
+                                 self.command('in-container', self.venv_inside + '/bin/python', '-m', 'pip',
+                                              'install', '--no-input', '--progress-bar', 'off', *wanted),
+                                 "Nodes without network cannot install packages: run eb where there is one, or remove "
+                                 "preset_venv_packages from the easyconfig")
         remove_file(unfinished)
         if self.cfg['preset_venv_squashfs']:
-            self.run_or_fail('Packing the virtual environment', os.path.join(self.installdir, 'bin', 'make-squashfs'),
+            self.run_or_fail('Packing the virtual environment', self.command('make-squashfs'),
                              "Without preset_venv_squashfs in the easyconfig it stays a directory")
-
-    def keep_preset_venv(self, inside, problem):
-        """
-        Say what is left as it is, and whether it works.
-
-        :param inside: path of the virtual environment inside the container
-        :param problem: why no container can be run on this host
-        """
-        renew = "To have it made anew: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
-            os.path.join(self.installdir, 'user-software'), self.easyconfig_name())
-        if not problem:
-            res = run_shell_cmd('%s %s/bin/python -c pass' % (self.in_container, inside), fail_on_error=False,
-                                hidden=True)
-            if res.exit_code != EasyBuildExit.SUCCESS:
-                print_warning("The virtual environment %s%s was kept, but does not work with this image (another "
-                              "Python?). %s" % (self.installdir, inside, renew), log=self.log)
-                return
-        if self.cfg['preset_venv_packages'] or self.cfg['preset_venv_squashfs']:
-            print_msg("the virtual environment %s is kept as it is: preset_venv_packages are not installed again, "
-                      "nothing is packed. %s", self.cfg['preset_venv'], renew, log=self.log, silent=self.silent)
-
-    def fill_preset_venv(self, inside):
-        """
-        Make the virtual environment, with the packages of the easyconfig.
-
-        :param inside: its path inside the container
-        """
-        self.run_or_fail('Making the virtual environment %s' % self.cfg['preset_venv'],
-                         '%s %s -m venv --system-site-packages %s'
-                         % (self.in_container, shlex.quote(self.cfg['container_python']), inside),
-                         "If the disk is not full: the image may have no '%s' or no venv for it. Then set "
-                         "container_python, or preset_venv = None" % self.cfg['container_python'])
-        packages = ' '.join(shlex.quote(package) for package in self.cfg['preset_venv_packages'])
-        if packages:
-            pip = '%s %s/bin/python -m pip install --no-input --progress-bar off ' % (self.in_container, inside)
-            self.run_or_fail('Installing %s into the virtual environment' % packages, pip + packages,
-                             "Nodes without network cannot install packages: run eb where there is one, or remove "
-                             "preset_venv_packages from the easyconfig")
 
     @staticmethod
     def run_or_fail(what, command, remedy):
         """Run a command; EasyBuildError with the end of what it printed and the remedy if it fails."""
         res = run_shell_cmd(command, fail_on_error=False, hidden=True)
-        if res.exit_code != EasyBuildExit.SUCCESS:
-            raise EasyBuildError("%s failed:\n%s\n%s", what, '\n'.join(res.output.strip().splitlines()[-15:]), remedy)
+        if res.exit_code:
+            raise EasyBuildError("%s failed:\n%s\n%s", what, last_lines(res.output), remedy)
 
-    # --- checks
+    # --- checks: by the commands that users call, and so not through spython
 
-    def container_problem(self):
-        """Why no container can be run on this host, as a phrase; '' if one can."""
-        res = run_shell_cmd(self.in_container + ' true', fail_on_error=False, hidden=True, in_dry_run=True)
-        if res.exit_code == EasyBuildExit.SUCCESS:
+    def container_problem(self, *command):
+        """Why a command (its words) cannot be run in the container on this host, as a phrase; '' if it can."""
+        res = run_shell_cmd(self.command('in-container', *command), fail_on_error=False, hidden=True, in_dry_run=True)
+        if not res.exit_code:
             return ''
-        output = res.output.strip()
-        for regex, meaning in HOST_PROBLEMS:
-            if re.search(regex, output, re.I):
-                return "%s (%s)" % (meaning, output.splitlines()[-1])
-        return "a container cannot be started:\n%s" % output
+        known = meaning(res.output, HOST_PROBLEMS)
+        return ("%s (%s)" % (known, last_lines(res.output).splitlines()[-1]) if known
+                else "a container cannot be started:\n%s" % last_lines(res.output))
 
     def container_warning(self, text):
         """Warn, or fail where the easyconfig requires that containers run."""
@@ -280,52 +491,66 @@ class Singularity(SingularityModule):
 
     def container_commands(self):
         """Commands that check the inside of the container."""
-        run, python = self.in_container, self.cfg['container_python']
-        commands = ['%s sh -c %s' % (run, shlex.quote('ls -d %s' % path))
+        commands = [self.command('in-container', 'sh', '-c', 'ls -d ' + path)
                     for path in self.cfg['sanity_check_files_in_container']]
-        if not python:
-            return commands
-        python = '%s %s' % (run, shlex.quote(python))
-        check = "import sys; found = '%%d.%%d.%%d.' %% sys.version_info[:3]; found.startswith('%s.') or sys.exit(found)"
-        commands.append('%s -c "%s"' % (python, check % (self.cfg['python_version'] or '3')))
-        packages = ['%s==%s' % item for item in sorted(self.cfg['sanity_check_packages'].items())]
-        if packages:
-            command = os.path.join(self.installdir, 'bin', 'list-packages')
-            commands.append(' '.join(shlex.quote(word) for word in [command] + packages))
-        return commands + ['%s -c "import %s"' % (python, name) for name in self.cfg['sanity_check_imports']]
+        python = self.cfg['container_python']
+        if python:
+            programs = ['import sys; found = "%%d.%%d.%%d." %% sys.version_info[:3]; found.startswith("%s.") or '
+                        'sys.exit(found)' % (self.cfg['python_version'] or '3')]
+            programs += ['import ' + name for name in self.cfg['sanity_check_imports']]
+            commands += [self.command('in-container', python, '-c', program) for program in programs]
+            packages = ['%s==%s' % item for item in sorted(self.cfg['sanity_check_packages'].items())]
+            if packages:
+                commands.append(self.command('list-packages', *packages))
+        return commands
 
     def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
         """Check the files beside the image, the image itself, and where containers run what is inside."""
-        scripts = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + self.cfg['wrappers']
         paths = {
             # not the image: after 'rm $SIF' the central copy serves, and the module can be made again
-            'files': ['container.conf', 'image.json'] + [os.path.join('bin', name) for name in scripts],
+            'files': ['container.conf', 'image.json'] + ['bin/' + name for name in self.links()]
+            + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        paths['files'] += (custom_paths or {}).get('files', [])
-        commands = ['bash -n %s' % shlex.quote(os.path.join(self.installdir, 'bin', name))
-                    for name in CONTAINER_SCRIPTS]
-        if self.dry_run:
-            commands += self.container_commands()
+        commands = custom_commands or []
+        image = os.path.join(self.installdir, self.image_name)
+        if os.path.exists(image) and not self.dry_run:
+            check_sif(image)
+        problem = '' if self.dry_run else self.container_problem('true')
+        if problem:
+            self.container_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks it "
+                                   "where containers run" % (problem, self.cfg.filename()))
         else:
-            image = os.path.join(self.installdir, self.image_name)
-            if os.path.exists(image):
-                self.check_sif(image)
-            problem = self.container_problem()
-            if problem:
-                self.container_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks "
-                                       "it where containers run" % (problem, self.easyconfig_name()))
-            else:
-                commands += self.container_commands()
-        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+            commands = self.container_commands() + commands
+        super().sanity_check_step(custom_paths=paths, custom_commands=commands, **kwargs)
+
+    # --- the module
+
+    def make_module_extra(self, *args, **kwargs):
+        """Set the variables of the container (docs/containers.md has the list)."""
+        txt = super().make_module_extra(*args, **kwargs)
+        record = os.path.join(self.installdir, 'image.json')
+        if os.path.exists(record):
+            txt += self.module_generator.comment('%(file)s: %(size)d bytes, sha256 %(sha256)s'
+                                                 % json.loads(read_file(record)))
+        return txt + module_text(self.container(), self.installdir, 'SIF' + convert_name(self.name, upper=True),
+                                 lua=isinstance(self.module_generator, ModuleGeneratorLua))
 
     def make_module_step(self, fake=False):
-        """Keep container.conf and the module file together, with --module-only too."""
-        if not fake:
-            self.finish_flush()
+        """Keep container.conf and the module file together, and make the module also when there is no image yet."""
         if not fake and not self.dry_run and os.access(self.installdir, os.W_OK):
             self.write_container_conf()
-        return super().make_module_step(fake=fake)
+        images = [os.path.join(path, self.image_name) for path in [self.installdir] + self.cfg['central_image_dirs']]
+        if fake or self.dry_run or any(os.path.isfile(path) and os.access(path, os.R_OK) for path in images):
+            return super().make_module_step(fake=fake)
+        # 'eb --module-only --force': the devel module would need a module that can be loaded
+        print_warning("The module can be loaded once the image %s is there (eb --rebuild %s)"
+                      % (self.image_name, self.cfg.filename()), log=self.log)
+        wanted = update_build_option('generate_devel_module', False)
+        try:
+            return super().make_module_step(fake=fake)
+        finally:
+            update_build_option('generate_devel_module', wanted)
 
     def permissions_step(self):
         """Let the packages of the user stay changeable when the installation is made read-only."""

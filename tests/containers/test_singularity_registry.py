@@ -14,7 +14,7 @@ import tarfile
 import threading
 
 import pytest
-from testbed import easybuild, missing, smallimage
+from testbed import easybuild, forkedeb, missing, smallimage
 
 SIF_CONFIG, SIF_LAYER = 'application/vnd.sylabs.sif.config.v1+json', 'application/vnd.sylabs.sif.layer.v1.sif'
 OCI = 'application/vnd.oci.image.{}'
@@ -127,12 +127,11 @@ class Site:
     def eb(self, *args, check=True, **parameters):
         parameters = {'container_python': None, 'wrappers': ['cat'], **parameters}
         path = smallimage.easyconfig(self.directory, **parameters)
-        done = subprocess.run([easybuild.BIN / 'eb', path, *args], env=self.env, cwd=self.directory, text=True,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
-        self.status = done.returncode
-        if check and done.returncode:
-            pytest.fail(done.stdout, pytrace=False)
-        return ' '.join(done.stdout.split())
+        done = forkedeb.eb([path, *args], self.env, self.directory, 300)
+        self.status, out = done.returncode, done.stdout + done.stderr
+        if check and self.status:
+            pytest.fail(out, pytrace=False)
+        return ' '.join(out.split())
 
     def fails(self, *args, **parameters):
         out = self.eb(*args, check=False, **parameters)
@@ -159,6 +158,18 @@ def test_pull_from_a_registry(site, docker):
     assert not list(site.sources.iterdir())     # one copy, where it is used
     done = subprocess.run([site.root / 'bin/in-container', 'cat', '/etc/passwd'], env=site.env, stdout=subprocess.PIPE)
     assert done.stdout.startswith(b'root:')
+
+
+def test_pull_where_only_apptainer_is_there(site, docker, runtime):
+    """spython calls `singularity`; the definition in the image is read through it too."""
+    only = site.directory / 'only'
+    only.mkdir()
+    (only / 'apptainer').symlink_to(runtime / 'apptainer')
+    site.env['PATH'] = site.env['PATH'].replace(str(runtime), str(only))
+    assert not shutil.which('singularity', path=site.env['PATH'])
+    out = site.eb(image_address=docker)
+    assert 'share/docker-defs is not made' not in out
+    assert list((site.root / 'share/docker-defs').iterdir())
 
 
 def test_fetch_first_then_install_without_network(site, docker, registry):

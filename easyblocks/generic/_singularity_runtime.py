@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Functions of the Singularity easyblock: calls of the container runtime, Apptainer or Singularity, through spython where
+that has the call.
+"""
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.run import run_shell_cmd
+
+# what a runtime prints -> what it means and what to do: with any image, with registries, with hosts
+FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR or "
+        "$SINGULARITY_TMPDIR (else /tmp) and keeps what it downloads in $APPTAINER_CACHEDIR or $SINGULARITY_CACHEDIR "
+        "(else in the home directory): point them to a place with room")
+REGISTRY_PROBLEMS = [
+    FULL,
+    (r'digest.*(mismatch|match|verif)|(mismatch|verif).*digest|unexpected digest|got "?sha256:.*want',
+     "what the registry delivered does not have the digest of the address. Do not use it; ask who published it"),
+    (r'unauthorized|(?<!permission )denied|\b40[13]\b', "the registry refuses. Log in with 'apptainer registry login' "
+     "or 'singularity remote login', or correct the address"),
+    (r'manifest unknown|manifest_unknown|name unknown|name_unknown|not found|\b404\b', "the registry has no such "
+     "image. Compare address and digest with what the publisher says; images can be deleted"),
+    (r'no such host|connection re(fused|set)|timeout|timed out|unreachable|dial tcp|tls|certificate|\b50\d\b',
+     "the registry does not answer. Compute nodes often have no network: run 'eb --fetch' on a login node first, or "
+     "set $https_proxy"),
+]
+HOST_PROBLEMS = [
+    (r'neither singularity nor apptainer', "no container runtime is here"),
+    (r'user namespace|unprivileged_userns|max_user_namespaces|newuidmap|uid_map|setgroups',
+     "the runtime may not make user namespaces here. An administrator can allow them (sysctl "
+     "user.max_user_namespaces), or install the setuid part of the runtime"),
+    (r'/dev/fuse|fusermount|squashfuse|fuse', "the runtime cannot mount the image: it needs squashfuse and read and "
+     "write permission for /dev/fuse, or its setuid part"),
+]
+
+
+def last_lines(output):
+    """The end of what a command printed, for messages."""
+    return '\n'.join(output.strip().splitlines()[-15:])
+
+
+def meaning(output, problems):
+    """What the end of an output means and what to do; None if it is none of the problems."""
+    return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
+
+
+def runtime_error(doing, output, status, problems):
+    """What the runtime printed as an EasyBuildError that says what to do."""
+    known = meaning(output, problems)
+    if known:
+        return EasyBuildError("%s failed: %s.\nIts last lines were:\n%s", doing, known, last_lines(output),
+                              exit_code=EasyBuildExit.FAIL_DOWNLOAD)
+    return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
+
+
+@contextlib.contextmanager
+def runtime_for(doing):
+    """
+    Provide the command of the runtime that is there, without the user's bind mounts: these must not get into an image.
+
+    :param doing: what it is needed for, for the error when there is none
+    """
+    saved = dict(os.environ)
+    for name in ['_BIND', '_BINDPATH', '_MOUNT']:
+        os.environ.pop('SINGULARITY' + name, None)
+        os.environ.pop('APPTAINER' + name, None)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            if not shutil.which('singularity') and shutil.which('apptainer'):
+                # spython knows one name only
+                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))
+                os.environ['PATH'] += os.pathsep + directory
+            command = shutil.which('singularity')
+            if not command:
+                raise EasyBuildError("Neither singularity nor apptainer is in the PATH; one of them is needed for %s. "
+                                     "Run eb on a node that has it (often a compute node), or load its module first",
+                                     doing)
+            yield command
+        finally:
+            os.environ.update(saved)
+
+
+def spython_client(doing):
+    """Client of spython; EasyBuildError if that is not installed."""
+    try:
+        from spython.main import get_client
+    except ImportError as err:
+        raise EasyBuildError("The Python package spython is needed for %s (%s). Install it for the Python that runs "
+                             "eb: python3 -m pip install spython", doing, err)
+    return get_client()
+
+
+def pull_image(address, path, log):
+    """Pull an image from a registry to a file; the runtime verifies the digest that the address ends in."""
+    lines, doing = [], "pulling %s" % address
+    with runtime_for(doing):
+        try:
+            _, stream = spython_client(doing).pull(image=address, name=path, stream=True, quiet=True)
+            for line in stream:
+                lines.append(line)
+                log.info("pull: %s", line.rstrip())
+        except subprocess.CalledProcessError as err:
+            raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS)
+
+
+def build_image(definition, options, path, directory):
+    """Build an image to a path from a definition file in a directory, where what it names is too."""
+    # not through spython, whose build call reads one of two pipes: it waits for ever when the other one is full
+    with runtime_for("building an image from %s" % definition) as runtime:
+        cmd = ' '.join(shlex.quote(word) for word in [runtime, 'build'] + options + [path, definition])
+        res = run_shell_cmd(cmd, work_dir=directory, fail_on_error=False)
+    if res.exit_code:
+        raise runtime_error("Building the image from %s with %s" % (definition, runtime), res.output, res.exit_code,
+                            [FULL])
+
+
+def definition_of(image):
+    """The definition that an image holds, or None; ValueError if the runtime cannot read it."""
+    doing = "reading the definition that the image holds"
+    with runtime_for(doing):
+        return spython_client(doing).inspect(image=image).get('attributes', {}).get('deffile')
+
+
+def verify_signature(path, key, find_file):
+    """
+    Have the runtime verify who signed an image; spython has no call for it.
+
+    :param key: fingerprint of a PGP key in the runtime's keyring, or name of a file with a public key (.pem)
+    :param find_file: function that finds such a file: its path
+    """
+    fingerprint = re.sub(r'\s|^0x', '', key).upper()
+    is_file = not re.match('^[0-9A-F]{40,64}$', fingerprint)
+    with runtime_for("verifying the signature of an image") as runtime:
+        command = [runtime, 'verify'] + (['--key', find_file(key)] if is_file else ['--json']) + [path]
+        res = run_shell_cmd(' '.join(shlex.quote(word) for word in command), fail_on_error=False, hidden=True,
+                            split_stderr=True)
+    problem = '\n'.join([res.output.strip(), (res.stderr or '').strip()]).strip()
+    if not res.exit_code:
+        # the runtime accepts any key that it knows or finds on a key server, for each part of the image another one
+        others = [] if is_file else [signer for signer in signers(res.output) if signer != fingerprint]
+        if not others:
+            return
+        problem = "What is in it was signed by %s" % ', '.join(others)
+    raise EasyBuildError("The image is not signed by the key %s. Do not use it, or correct 'verify_key'; the key "
+                         "itself must be known ('apptainer key list' shows which are, 'key import' or 'key pull' adds "
+                         "one). The runtime says:\n%s", key, problem)
+
+
+def signers(output):
+    """
+    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'.
+
+    :param output: what 'verify --json' printed, {"SignerKeys": [{"Signer": {"Partition": "FS", ...}}, ...]}
+    """
+    try:
+        keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]
+        return sorted({key['Fingerprint'].upper() if key['DataCheck'] and key['KeyCheck'] else 'nobody'
+                       for key in keys if key['Partition'] == 'FS'}) or ['nobody']
+    except (KeyError, TypeError, ValueError) as err:
+        raise EasyBuildError("What 'verify --json' printed is not understood (%r): %s", err, output)
