@@ -62,7 +62,7 @@ def test_from_clone_to_training_and_again(tmp_path):
     assert accuracy > 0.95
     assert re.search(r'rank  local rank  node .*\n +0 +0 .*\n +1 +1 ', text)
     assert len(re.findall(r'^ +\d+\.\d s  \S', text, re.M)) == 4, text
-    for said in ('$EASYBUILD_HOOKS, $EASYBUILD_INSTALLPATH_SOFTWARE, $EASYBUILD_PREFIX, $SLINGTORCH_SITE',
+    for said in ('$EASYBUILD_HOOKS', '$EASYBUILD_INSTALLPATH_SOFTWARE', '$EASYBUILD_PREFIX', '$SLINGTORCH_SITE',
                  "not used of pip's configuration: target"):
         assert said in text
     if os.geteuid() == 0:
