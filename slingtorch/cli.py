@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import glob
 import importlib.util
+import io
 import json
 import os
 import shlex
@@ -75,9 +76,11 @@ def easybuild_configuration():
             """Nothing."""
 
     try:
-        config = Configuration(go_args=[], prog='eb', envvar_prefix=CONFIG_ENV_VAR_PREFIX, with_include=False,
-                               single_cfg_level=True, error_env_options=True,
-                               error_env_option_method=raise_easybuilderror)
+        # before it ends with an error, it prints how eb is used
+        with contextlib.redirect_stderr(io.StringIO()):
+            config = Configuration(go_args=[], prog='eb', envvar_prefix=CONFIG_ENV_VAR_PREFIX, with_include=False,
+                                   single_cfg_level=True, error_env_options=True,
+                                   error_env_option_method=raise_easybuilderror)
     except (Exception, SystemExit) as err:  # pylint: disable=broad-except
         # EasyBuild 5.4 fails while it reports a file without a section: its first exception says more
         while err.__context__ is not None:
@@ -136,6 +139,10 @@ def check_path(what, path, characters):
 def check_destination(options, syntax):
     """Raise a CliError if EasyBuild could not install into the directories that are configured."""
     for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
+        variable = 'EASYBUILD_' + option.upper()
+        if not os.environ.get(variable, '/').startswith('/'):
+            raise CliError("%s is '%s': EasyBuild would take this as a directory below the one that it is started in. "
+                           "Write a full path, such as \"$HOME/easybuild\"." % (variable, os.environ[variable]))
         check_path("EasyBuild's %s (%s)" % (option, 'EASYBUILD_' + option.upper()), getattr(options, option) or '',
                    IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
 

@@ -195,7 +195,8 @@ class Prefix:
             mark = json.loads(read_text(self.file(MARK)))
             entries = [name for name in mark['entries'] if name in ENTRIES]
         except (OSError, ValueError, KeyError, TypeError) as err:
-            raise QuickstartError("the mark of an earlier run, %s, cannot be read: %s" % (self.file(MARK), err),
+            why = err.strerror if isinstance(err, OSError) else "it is empty, damaged, or not of quickstart"
+            raise QuickstartError("the mark of an earlier run, %s, cannot be read: %s" % (self.file(MARK), why),
                                   "choose another directory with --prefix DIR, or remove this one by hand")
         owner = os.stat(self.file(MARK)).st_uid
         if owner != os.geteuid():
@@ -649,11 +650,14 @@ if [ -z "${{BASH_VERSION-}}" ]; then
     echo "activate: source this file in bash" >&2
     return 1
 fi
-if ! [ -r {bundle}/slingtorch/cli.py -a -r {init} -a -x {prefix}/venv/bin/python ]; then
-    printf 'activate: one of these is gone, or you may not read it: %s %s %s; run quickstart again\\n' \\
-        {bundle} {init} {prefix}/venv >&2
-    return 1
-fi
+for path in {bundle}/slingtorch/cli.py {init} {prefix}/venv/bin/python {prefix}/easybuild/modules/all; do
+    if ! [ -r "$path" ]; then
+        echo "activate: $path is gone, or you may not read it; run quickstart again: {quickstart}" >&2
+        unset path
+        return 1
+    fi
+done
+unset path
 # the configuration here alone: neither the shell's EASYBUILD_* variables nor configuration files elsewhere
 unset ${{!EASYBUILD_@}} ${{!SLINGTORCH_@}}
 export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg
@@ -668,6 +672,8 @@ case :$PATH: in *:{prefix}/venv/bin:*) ;; *) export PATH={prefix}/venv/bin:$PATH
 . {init}
 eval "$({prefix}/venv/bin/slingtorch env --quiet)" || return 1
 module use {prefix}/easybuild/modules/all
+compgen -G '{prefix}/easybuild/modules/all/{module}*' >/dev/null || [ -n "${{QUICKSTART_RUNS-}}" ] ||
+    echo "activate: {module} is not installed here; quickstart installs it: {quickstart}" >&2
 """
 
 
@@ -680,13 +686,16 @@ def write_configuration(prefix, tool):
     if os.geteuid() == 0:
         options.append(('allow-use-as-root-and-accept-consequences', '1'))
     prefix.write('easybuild.cfg', '[config]\n' + ''.join('%s = %s\n' % option for option in options))
-    prefix.write('activate', ACTIVATE.format(prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1])))
+    prefix.write('activate', ACTIVATE.format(
+        prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1]), module=MODULE,
+        quickstart=re.sub(r'(["$`\\])', r'\\\1', "%s --prefix %s" % (COMMAND, prefix.path))))
 
 
 def activated(prefix, env):
     """The environment of a shell that has sourced 'activate'."""
     command = ['bash', '--noprofile', '--norc', '-c', '. "$1" >&2 && env -0', 'bash', prefix.file('activate')]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    done = subprocess.run(command, env=dict(env, QUICKSTART_RUNS='1'), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE)
     if done.returncode:
         raise QuickstartError("the bundle could not be activated; the message above says why")
     entries = done.stdout.decode(errors='surrogateescape').split('\0')

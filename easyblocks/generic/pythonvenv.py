@@ -40,7 +40,11 @@ INDEX_TIMEOUT = 2
 # $PIP_CONFIG_FILE names.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
-RECENT_PIP = "import pip, sys; sys.exit(int(pip.__version__.split('.')[0]) < 20)"
+# pip installs into another environment since 22.3
+RECENT_PIP = "import pip, sys; sys.exit(tuple(map(int, pip.__version__.split('.')[:2])) < (22, 3))"
+
+# Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
+NOT_COMPILED = '/tests?/'
 
 # words that pip prints, and what to do then; with the first two no index helps
 PIP_PROBLEMS = [
@@ -204,11 +208,8 @@ class PythonVenv(RunScripts):
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
         try:
-            pip = '%s -s -m pip' % shlex.quote(python)
             # an environment of its own only where there is no pip, or one that does not know the options below
-            recent = ' '.join([shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)])
-            if run_shell_cmd(recent, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
-                pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
+            pip = recent_pip(python) or '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
             download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
                         '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
 
@@ -328,17 +329,21 @@ class PythonVenv(RunScripts):
             options.append('--system-site-packages')
         work_dir = tempfile.mkdtemp()
         try:
-            python = self.make_venv(self.find_python(), self.installdir, options=' '.join(options))
-            cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-m', 'pip', 'install', '--require-hashes',
-                   '--only-binary', ':all:', '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off',
-                   '--no-compile']
+            base_python = self.find_python()
+            # where the lock file brings a pip, none has to be there first: that takes seconds
+            pip = recent_pip(base_python) if re.search('^pip==', read_file(self.lock_file), re.M) else None
+            options += ['--without-pip'] if pip else []
+            python = self.make_venv(base_python, self.installdir, options=' '.join(options))
+            pip = '%s --python %s' % (pip, shlex.quote(python)) if pip else '%s -m pip' % shlex.quote(python)
+            cmd = [WITHOUT_PIP_CONFIG, pip, 'install', '--require-hashes', '--only-binary', ':all:', '--no-cache-dir',
+                   '--disable-pip-version-check', '--progress-bar', 'off', '--no-compile']
             res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir)
             # pip compiles with one process; what is no valid Python, as templates in packages, is left out by both
-            run_shell_cmd('%s -m compileall -q -j %d %s' % (shlex.quote(python), self.cfg.parallel,
-                                                            shlex.quote(os.path.join(self.installdir, 'lib'))),
-                          fail_on_error=False, hidden=True)
+            compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
+                          '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
+            run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
         except BaseException:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
@@ -393,6 +398,14 @@ def installed_python_versions(installdir):
     if not os.path.isdir(libdir):
         return []
     return sorted(name[len('python'):] for name in os.listdir(libdir) if re.match(r'^python3\.\d+$', name))
+
+
+def recent_pip(python):
+    """Command, ready for the shell, that runs the pip of a Python; None where that has none, or an old one."""
+    command = [shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)]
+    if run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+        return None
+    return '%s -s -m pip' % shlex.quote(python)
 
 
 def pip_problem(output):

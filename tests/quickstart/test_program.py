@@ -73,7 +73,7 @@ def test_users_own_file_in_the_way(prefix):
 @pytest.mark.parametrize('content', ['', '{"entries": 1}', '[]', '{"made by": '])
 def test_mark_that_is_broken(prefix, content):
     pathlib.Path(prefix.file(quickstart.MARK)).write_text(content)
-    with pytest.raises(quickstart.QuickstartError, match='the mark of an earlier run'):
+    with pytest.raises(quickstart.QuickstartError, match='the mark of an earlier run.*empty, damaged, or not of quick'):
         quickstart.Prefix(prefix.path)
 
 
@@ -424,6 +424,21 @@ def test_activate_with_the_checkout_gone(activated_prefix):
     pathlib.Path(activated_prefix.file('activate')).write_text(text.replace(str(ROOT), '/gone/checkout'))
     done = source(activated_prefix)
     assert done.returncode == 1 and '/gone/checkout' in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_activate_says_what_is_missing(activated_prefix):
+    """Before PyTorch is installed, and when the module files are gone."""
+    done = source(activated_prefix, 'type -t module')
+    assert (done.returncode, done.stdout) == (0, 'function\n')
+    assert done.stderr == 'activate: %s is not installed here; quickstart installs it: %s --prefix %s\n' % (
+        quickstart.MODULE, quickstart.COMMAND, activated_prefix.path)
+    module = pathlib.Path(activated_prefix.file('easybuild', 'modules', 'all', quickstart.MODULE + '.lua'))
+    module.parent.mkdir()
+    module.touch()
+    assert source(activated_prefix).stderr == ''
+    shutil.rmtree(activated_prefix.file('easybuild'))
+    done = source(activated_prefix)
+    assert done.returncode == 1 and '/easybuild/modules/all is gone, or you may not read it' in done.stderr
 
 
 def test_activate_passes_an_error_on(activated_prefix):

@@ -257,7 +257,7 @@ def test_configuration_that_easybuild_does_not_accept(text, variables, message, 
     assert (done.returncode, done.stdout) == (1, 'false\n')
     assert 'EasyBuild does not accept its configuration: ' in done.stderr and message in done.stderr
     assert str(tmp_path / CONFIG) in done.stderr and 'export EASYBUILD_IGNORECONFIGFILES=FILE' in done.stderr
-    assert 'Traceback' not in done.stderr
+    assert 'Traceback' not in done.stderr and 'Usage' not in done.stderr
     # the remedy is one
     environ['EASYBUILD_IGNORECONFIGFILES'] = str(tmp_path / CONFIG)
     assert run(['env'], environ).returncode == 0
@@ -285,6 +285,14 @@ def test_destination_that_easybuild_cannot_use(setting, name, environ, tmp_path)
     assert (done.returncode, done.stdout) == (1, 'false\n')
     assert "EasyBuild cannot work with %r in this path" % name[1] in done.stderr
     assert (setting if setting.isupper() else 'EASYBUILD_PREFIX') in done.stderr
+
+
+@pytest.mark.parametrize('value', ['easybuild', '~/easybuild', ''])
+def test_destination_that_depends_on_the_directory(value, environ):
+    """Tomorrow's eb would install somewhere else."""
+    done = run(['env'], dict(environ, EASYBUILD_PREFIX=value))
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert "EASYBUILD_PREFIX is '%s'" % value in done.stderr and 'Write a full path' in done.stderr
 
 
 @pytest.mark.parametrize('syntax, refused, taken', [
