@@ -3,7 +3,7 @@
 Bandwidth of all_reduce by message size: PyTorch's backends mpi and gloo, and MPI_Allreduce itself (mpi4py), with the
 same ranks and sizes, in turn, in the same run. To be run with a PyTorch that has the backend mpi, and mpi4py:
 
-    module load PyTorch/2.6.0-debian-mpich mpi4py/4.0.3-debian-mpich-PyTorch-2.6.0
+    module load PyTorch/2.6.0-debian-mpich
     benchmarks/backends.py --ranks 2 --json backends.json
     benchmarks/backends.py --read backends.json --plot backends.png         where there is matplotlib
 

@@ -75,6 +75,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         super().__init__(*args, **kwargs)
         self.mpi_compilers = None
         self.compiles_through_ccache = False
+        self.ldflags = ''
         self.expected = None
 
     # --- dependencies
@@ -235,7 +236,8 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         names = [option.split('=', 1)[0] for option in self.cfg['custom_opts']]
         self.cfg.update('custom_opts', [option for option in options if option.split('=', 1)[0] not in names])
 
-        env.setvar('LDFLAGS', ' '.join([os.environ.get('LDFLAGS', '')] + self.link_flags()).strip())
+        self.ldflags = ' '.join([os.environ.get('LDFLAGS', '')] + self.link_flags()).strip()
+        env.setvar('LDFLAGS', self.ldflags)
         for variable in ['CFLAGS', 'CXXFLAGS']:
             # false alarms of GCC 12 in FBGEMM, which makes them errors
             flags = ['-Wno-maybe-uninitialized', '-Wno-uninitialized', '-Wno-nonnull'] + self.gpu_aware_flags()
@@ -414,6 +416,18 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
                                  '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
                                  exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
+    def extension_variables(self):
+        """mpi4py with the same MPI and GPU Transport Layer, torchvision with operators for the same GPUs."""
+        variables = {'LDFLAGS': self.ldflags, 'MPICC': self.mpi_compilers[0]}
+        # build nodes have no GPU from which setup.py could tell that it is wanted
+        if self.root('CUDA'):
+            archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
+            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(archs))
+        elif self.root('ROCm'):
+            archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
+            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(archs))
+        return variables
+
     def environment_variables(self):
         """The variables of the runscripts besides those of the easyconfig and the site."""
         variables = super().environment_variables()
@@ -452,8 +466,9 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         """Check what the installed PyTorch is made of, besides what the other easyblocks check."""
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
-        self.sanity_check_fail_msgs.extend(self.check_pytorch_process(self.own_python, lambda: self.expected
-                                                                      or self.expectations()))
+        extensions = [ext[0].lower() for ext in self.cfg.get_ref('exts_list')]
+        self.sanity_check_fail_msgs.extend(self.check_pytorch_process(
+            self.own_python, lambda: self.expected or self.expectations(), extensions))
         paths = {
             'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
             'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],

@@ -10,6 +10,7 @@ implemented as a base for easyblocks.
 """
 import contextlib
 import copy
+import json
 import os
 import shlex
 import tempfile
@@ -17,15 +18,18 @@ import tempfile
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import IGNORE, mkdir, read_file, which, write_file
+from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
 from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, NoModulesTool, get_software_root, modules_tool
-from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 
 # software that brings the command conda
 CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
+
+# below the installation while its extensions are not all there: what it was made from
+FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
 class PythonEnvironment(EasyBlock):
@@ -53,6 +57,10 @@ class PythonEnvironment(EasyBlock):
         """Initialise; what the environment holds is not there to be compiled or linked against."""
         super().__init__(*args, **kwargs)
         self.use_own_python = False
+        self.recipe, self.is_kept = None, False
+        self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
+        if self.cfg['exts_download_dep_fail'] is None:
+            self.cfg['exts_download_dep_fail'] = True
         for variable in self.module_load_environment.alias_vars(MODULE_LOAD_ENV_HEADERS) + ['PKG_CONFIG_PATH']:
             self.module_load_environment.remove(variable)
 
@@ -103,6 +111,8 @@ class PythonEnvironment(EasyBlock):
 
     def fetch_step(self, skip_checksums=False):
         """Download the packages besides the sources: build nodes may have no network."""
+        # before later steps add to the parameters
+        self.recipe = self.describe_recipe()
         if not (self.dry_run or wants_checksums_only(skip_checksums)):
             self.download_packages()
         super().fetch_step(skip_checksums)
@@ -182,6 +192,49 @@ class PythonEnvironment(EasyBlock):
         else:
             super().prepare_python()
 
+    def extension_variables(self):
+        """Variables with which extensions are compiled (EnvironmentPackage): {name: value}."""
+        return {}
+
+    def prepare_for_extensions(self):
+        """Take back what was for this software alone: extensions start with a copy of its parameters."""
+        super().prepare_for_extensions()
+        for name in ['prebuildopts', 'preinstallopts', 'buildopts', 'installopts']:
+            self.cfg[name] = ''
+        self.cfg['runtest'] = None
+
+    def make_installdir(self, *args, **kwargs):
+        """Keep an installation to which extensions alone are missing: what is beneath them may take hours."""
+        if self.dry_run or not self.cfg['exts_list']:
+            return super().make_installdir(*args, **kwargs)
+        finished = os.path.join(self.installdir, FINISHED)
+        if os.path.exists(finished) and read_file(finished) == self.recipe and not (
+                build_option('rebuild') or build_option('force')):
+            print_msg("%s itself is there already, from a run in which an extension failed: not built again", self.name,
+                      log=self.log, silent=self.silent)
+            self.is_kept = self.cfg['keeppreviousinstall'] = True
+        return super().make_installdir(*args, **kwargs)
+
+    def describe_recipe(self):
+        """What this installation is made from, but for its extensions, as text."""
+        params = {name: value for name, value in self.cfg.asdict().items() if not name.startswith('exts_')}
+        params['dependencies'] = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        return json.dumps(params, indent=1, sort_keys=True, default=str)
+
+    def extensions_step(self, *args, **kwargs):
+        """Say what is kept when an extension fails."""
+        try:
+            super().extensions_step(*args, **kwargs)
+        except (EasyBuildError, RunShellCmdError):
+            print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on with "
+                          "the extensions, and with --rebuild from nothing", self.name, self.installdir, log=self.log)
+            raise
+
+    def cleanup_step(self):
+        """A later installation into this directory is one from nothing."""
+        remove_file(os.path.join(self.installdir, FINISHED))
+        super().cleanup_step()
+
     def install_step(self):
         """Make the environment, let the easyblock install into it, and make it one that can be activated."""
         if self.dry_run:
@@ -190,11 +243,15 @@ class PythonEnvironment(EasyBlock):
             self.dry_run_msg("  * a %s environment will be made in %s with %s", kind, self.installdir, packages)
             self.dry_run_msg("  * pip will build and install %s into it", self.name)
             return
-        self.make_environment(self.installdir)
+        if not self.is_kept:
+            self.make_environment(self.installdir)
         self.use_own_python = True
         self.prepare_python()
-        super().install_step()
-        self.write_activation()
+        if not self.is_kept:
+            super().install_step()
+            self.write_activation()
+            if self.cfg['exts_list']:
+                write_file(os.path.join(self.installdir, FINISHED), self.recipe)
 
     def sanity_check_step(self, *args, **kwargs):
         """Check with the environment's Python."""

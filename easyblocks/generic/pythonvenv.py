@@ -209,7 +209,9 @@ class PythonVenv(RunScripts):
         work_dir = tempfile.mkdtemp()
         try:
             # an environment of its own only where there is no pip, or one that does not know the options below
-            pip = recent_pip(python) or '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
+            pip = recent_pip(python)
+            if not pip:
+                pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
             download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
                         '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
 

@@ -23,9 +23,19 @@ from easybuild.tools.run import run_shell_cmd
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
-# prints what a process is made of that imported PyTorch; it initialises neither MPI nor a GPU
+# prints what a process is made of that imported PyTorch, and the Python modules that are its arguments; it initialises
+# neither MPI nor a GPU
 PROBE = """
-import json, torch, torch.distributed as dist
+import importlib, importlib.metadata, json, sys, torch, torch.distributed as dist
+errors = []
+for name in sys.argv[1:]:
+    try:
+        if name == "mpi4py":
+            importlib.import_module(name).rc.initialize = False
+            name = "mpi4py.MPI"
+        importlib.import_module(name)
+    except Exception as err:
+        errors.append("%s cannot be imported: %s" % (name, err))
 nccl = dist.is_available() and dist.is_nccl_available()
 lines = [line.split(None, 5) for line in open("/proc/self/maps")]
 print("PROBE " + json.dumps({
@@ -35,6 +45,9 @@ print("PROBE " + json.dumps({
     "mpi": dist.is_available() and dist.is_mpi_available(),
     "nccl": nccl,
     "nccl_version": torch.cuda.nccl.version() if nccl else None,
+    "import_errors": errors,
+    "entry_points": sorted(point.name for point in importlib.metadata.distribution("torch").entry_points),
+    "vision_cuda": torch.ops.torchvision._cuda_version() if "torchvision" in sys.modules else None,
     "libraries": sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]}),
 }))
 """
@@ -47,17 +60,18 @@ class PyTorchProcess(EasyBlock):
     To be inherited from. Neither MPI nor a GPU is initialised: build nodes may lack both.
     """
 
-    def check_pytorch_process(self, python, expected):
+    def check_pytorch_process(self, python, expected, modules=()):
         """
         Import PyTorch and compare what the process is made of with what it should be.
 
         :param python: path of the Python to do it with
         :param expected: function that returns the dictionary that check_process() describes
+        :param modules: names of Python modules to import into the same process
         :return: list of what is wrong, each a sentence
         """
         # not where the sources are, which would be imported
-        res = run_shell_cmd('%s -c %s' % (shlex.quote(python), shlex.quote(PROBE)), fail_on_error=False, hidden=True,
-                            work_dir=tempfile.mkdtemp(), in_dry_run=False)
+        cmd = ' '.join(shlex.quote(word) for word in [python, '-c', PROBE] + list(modules))
+        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
         if self.dry_run:
             return []
         found = re.search('^PROBE (.*)$', res.output, re.M)
@@ -92,7 +106,7 @@ def check_process(process, expected):
                      asked for, but for mpi, where it is wrong
     :return: list of what is wrong, each a sentence
     """
-    wrong = []
+    wrong = list(process['import_errors'])
     real = {path: os.path.realpath(path) for path in process['libraries']}
 
     def below(path, prefix):
@@ -102,6 +116,12 @@ def check_process(process, expected):
         wrong.append("PyTorch was imported from %s, not from the installation" % process['file'])
     if process['version'] != expected['version']:
         wrong.append("PyTorch says that it is %s, not %s" % (process['version'], expected['version']))
+    if 'torchrun' not in process['entry_points']:
+        # a build by PEP 517 may drop them, and with them backends that are loaded by name (pytorch#188488)
+        wrong.append("PyTorch's entry points are not installed: torchrun is not among %s"
+                     % (process['entry_points'] or 'them, there are none'))
+    if 'USE_CUDA' in expected['settings'] and process['vision_cuda'] is not None and process['vision_cuda'] <= 0:
+        wrong.append("torchvision was built without CUDA")
     for name in expected['settings']:
         if not re.search(r'\b%s=(ON|1)\b' % name, process['config']):
             wrong.append("torch.__config__ does not say %s=ON" % name)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs PyTorch, with NCCL, the OFI plugin, torchvision and mpi4py, on one CPU node of Derecho.
+# Installs PyTorch with torchvision and mpi4py, NCCL and the OFI plugin, on one CPU node of Derecho.
 #
 #   PBS_ACCOUNT=<project> examples/derecho/build.sh [--option=value ...] [NAME.eb ...]        on a login node
 #
@@ -9,8 +9,7 @@
 # here, as any other option of eb. NCARENV names the generation of modules: 23.09, or 24.12 for PyTorch 2.5.1 and newer.
 set -euo pipefail
 
-default=(PyTorch-2.4.0-derecho-cray-mpich.eb torchvision-0.19.0-derecho-cray-mpich.eb
-    mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb)
+default=PyTorch-2.4.0-derecho-cray-mpich.eb
 generation=${NCARENV:-23.09}
 
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
@@ -85,7 +84,7 @@ for word in "$@"; do
         *) die "'$word' is neither an easyconfig (NAME.eb) nor an option; options are written as --prefix=DIR" ;;
     esac
 done
-[[ -n $named ]] || set -- "${default[@]}" "$@"
+[[ -n $named ]] || set -- "$default" "$@"
 
 commands=$(needs slingtorch "activate the environment that it is installed in, or make one:
     python3 -m venv DIR; DIR/bin/pip install <the checkout or the wheel of slingtorch>; . DIR/bin/activate")

@@ -7,8 +7,8 @@
 #   qsub -I -A <project> -q main -l select=2:ncpus=64:mpiprocs=4:ngpus=4 -l walltime=00:30:00
 #   bash examples/derecho/test.sh
 #
-# EASYBUILD_PREFIX is where it was installed; without it, EasyBuild's default. PYTORCH_MODULE and TORCHVISION_MODULE
-# name other modules, TESTS the directory of the test programs.
+# EASYBUILD_PREFIX is where it was installed; without it, EasyBuild's default. PYTORCH_MODULE names another module,
+# TESTS the directory of the test programs.
 #PBS -N slingtorch-test
 #PBS -q main
 #PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4:mem=480GB
@@ -20,7 +20,6 @@ die() { printf 'test.sh: %s\n' "$*" >&2; exit 1; }
 
 tests=${TESTS:-examples/derecho}
 pytorch=${PYTORCH_MODULE:-PyTorch/2.4.0-derecho-cray-mpich}
-torchvision=${TORCHVISION_MODULE:-torchvision/0.19.0-derecho-cray-mpich}
 # where EasyBuild puts modules
 installed=${EASYBUILD_INSTALLPATH:-${EASYBUILD_PREFIX:-$HOME/.local/easybuild}}
 modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
@@ -29,8 +28,6 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 cd "${PBS_O_WORKDIR:-.}"
 [[ -f $tests/test_imports.py ]] ||
     die "no $tests/test_imports.py in $PWD: submit at the top of the checkout, or with qsub -v TESTS=DIRECTORY"
-[[ -z ${PYTORCH_MODULE-} || -n ${TORCHVISION_MODULE-} ]] ||
-    die "name the torchvision for $pytorch too: qsub -v PYTORCH_MODULE=$pytorch,TORCHVISION_MODULE=torchvision/VERSION"
 
 if ! type module > /dev/null 2>&1; then
     # not written for set -u
@@ -41,11 +38,9 @@ if ! type module > /dev/null 2>&1; then
 fi
 module --force purge
 module use "$modules"
-# PyTorch brings ncarenv and cuda as well; test_imports.py imports torchvision, which is a module of its own
-module load "$pytorch" "$torchvision" || die "modules $pytorch and $torchvision do not load. Looked for in $modules;
-name the place they were installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
-# torchvision loads the PyTorch it was built with, in place of another one
-[[ :${LOADEDMODULES-}: == *:"$pytorch"[:/]* ]] || die "$torchvision is not for $pytorch: it has loaded another PyTorch"
+# it brings ncarenv and cuda as well
+module load "$pytorch" || die "the module $pytorch does not load. Looked for in $modules;
+name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
 
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 ranks=$((4 * nodes))

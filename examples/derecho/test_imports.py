@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """
 Import what a training program imports, and check that PyTorch has what it was built for. Needs no GPU, starts no MPI:
-it runs on a login node. torchvision is a module of its own.
+it runs on a login node.
 
     python test_imports.py [--without-cuda]
 """

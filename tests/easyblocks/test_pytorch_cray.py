@@ -137,6 +137,29 @@ def test_activating_gives_the_same_and_takes_it_back(installed, lmod):
         'unset', 'unset', 'eth7', 'unset', 'unset', '/own', '0']
 
 
+def test_extensions_are_in_the_same_environment(installed):
+    """Built with the environment's own Python, for its MPI with the transport layer, and for its GPUs."""
+    environ = installed.built['environ']
+    for name in ('mpi4py', 'torchvision'):
+        built = json.loads(next(installed.root.glob(f'lib/python3*/site-packages/{name}/built.json')).read_text())
+        assert built['python'].startswith(f'{installed.root}/bin/python')
+        assert {key: built['environ'][key] for key in ('LDFLAGS', 'MPICC', 'FORCE_CUDA', 'TORCH_CUDA_ARCH_LIST')} == {
+            'LDFLAGS': environ['LDFLAGS'], 'MPICC': f'{installed.mpich}/bin/mpicc', 'FORCE_CUDA': '1',
+            'TORCH_CUDA_ARCH_LIST': '8.0'}
+        # what is for PyTorch alone
+        assert 'USE_CUSPARSELT' not in built['environ'] and 'PYTORCH_BUILD_VERSION' not in built['environ']
+    # can be loaded into a process that has neither MPI nor CUDA yet
+    library = next(installed.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
+    loaded = run(['ldd', library], env={'PATH': '/usr/bin:/bin'}).stdout
+    assert 'libmpi_gtl_cuda.so =>' in loaded and f'=> {installed.mpich}/lib/libmpich.so.12' in loaded
+    assert 'not found' not in loaded
+
+
+def test_extensions_are_there_after_activating(installed):
+    script = f'. {installed.root}/etc/conda/activate.d/slingtorch.sh; {installed.root}/bin/python -c "import torchvision"'
+    run(['bash', '--noprofile', '--norc', '-c', script], env={'PATH': '/usr/bin:/bin'})
+
+
 @pytest.fixture(scope='module')
 def venv(installed):
     """The same without conda: a virtual environment on the machine's own Python, and nothing in it but the toy."""
@@ -236,6 +259,7 @@ class Process:
     def __init__(self, installed, lmod, tmp_path):
         self.installed = installed
         self.tmp_path = tmp_path
+        self.modules = []
         self.torch = tmp_path / 'prefix/torch'
         shutil.copytree(next(installed.root.glob('lib/python3*/site-packages/torch')), self.torch)
         self.env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
@@ -266,7 +290,7 @@ class Process:
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
         probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/generic/pytorchprocess.py').read_text(), re.M | re.S)
         env = {**self.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
-        done = run([self.installed.root / 'bin/python', '-c', probe.group(1)], env=env, cwd=self.tmp_path)
+        done = run([self.installed.root / 'bin/python', '-c', probe.group(1), *self.modules], env=env, cwd=self.tmp_path)
         found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
         options = ['--include-easyblocks=%s/easyblocks/*.py,%s/easyblocks/generic/*.py' % (ROOT, ROOT)]
         done = run([sys.executable, '-c', CHECK, *options], input=json.dumps([found, self.expected]),
@@ -334,7 +358,73 @@ def test_imported_from_elsewhere(process):
     assert re.search('PyTorch was imported from .*, not from the installation', process.wrong())
 
 
+def test_extension_with_another_mpi(process):
+    """It would be found only when a job hangs."""
+    package = process.torch.parent / 'mpi4py'
+    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/mpi4py')), package)
+    process.modules = ['mpi4py']
+    assert process.wrong() == ''
+    run(['gcc', '-shared', '-fPIC', '-o', package / 'libuse.so', '-xc', '-', '-xnone', derecho.openmpi_library()],
+        input=USE_MPI + '\n')
+    assert re.search(r'^Another MPI is in the same process: /\S*libmpi.so.40\S*, which /\S*/mpi4py/libuse.so needs',
+                     process.wrong())
+    process.modules = ['mpi4py', 'nothing']
+    assert "nothing cannot be imported: No module named 'nothing'" in process.wrong()
+
+
+def test_torchvision_without_cuda(process):
+    package = process.torch.parent / 'torchvision'
+    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/torchvision')), package)
+    process.modules = ['torchvision']
+    assert process.wrong() == ''
+    (package / 'built.json').write_text('{"environ": {}}')
+    assert process.wrong() == 'torchvision was built without CUDA'
+
+
+def test_entry_points_are_missing(process):
+    """pytorch#188488"""
+    shutil.copytree(next(process.installed.root.glob('lib/python3*/site-packages/torch-*.dist-info')),
+                    process.torch.parent / 'torch-2.4.0.dist-info')
+    assert process.wrong() == ''
+    (process.torch.parent / 'torch-2.4.0.dist-info/entry_points.txt').write_text('')
+    assert "PyTorch's entry points are not installed: torchrun is not among them" in process.wrong()
+
+
 # --- real eb, when it goes wrong
+
+def test_extension_that_fails_leaves_pytorch(tmp_path, lmod):
+    """The same command goes on with the extensions; PyTorch is not compiled again unless something else has changed."""
+    site = Site(tmp_path, lmod)
+    site.sources.write('2.4.0')
+    site.sources.write_extension('mpi4py', '4.0.0', source='int broken(void) { return missing; }')
+    done = site(check=False)
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and 'failed with exit code 1 in extensions step' in said
+    assert f'An extension failed. PyTorch itself is finished and stays in {site.root}: the same command goes on' in said
+    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
+    built = next(site.root.glob('lib/python3*/site-packages/torch/environment.json'))
+    before = built.stat().st_mtime_ns
+
+    # still wrong: it stays
+    assert site(check=False).returncode != 0 and built.stat().st_mtime_ns == before
+    site.sources.write_extension('mpi4py', '4.0.0')
+    done = site()
+    assert 'PyTorch itself is there already, from a run in which an extension failed: not built again' in done.stdout
+    assert built.stat().st_mtime_ns == before and (site.eb.modulepath / f'{MODULE}.lua').exists()
+    # a whole installation is never taken for an unfinished one
+    assert not list(site.root.glob('easybuild/finished*'))
+
+
+def test_another_recipe_is_built_from_nothing(tmp_path, lmod):
+    site = Site(tmp_path, lmod)
+    site.sources.write('2.4.0')
+    site.sources.write_extension('mpi4py', '4.0.0', source='int broken(void) { return missing; }')
+    assert site(check=False).returncode != 0
+    site.sources.write_extension('mpi4py', '4.0.0')
+    done = site('--try-amend=version_label=changed')
+    assert 'not built again' not in done.stdout
+    assert '2.4.0+changed' in next(site.root.glob('lib/python3*/site-packages/torch/built.py')).read_text()
+
 
 def test_compile_error_and_wrong_library_leave_no_module(tmp_path, lmod):
     """The log tells where; what is mended installs with the same command."""

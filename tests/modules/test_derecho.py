@@ -1,19 +1,15 @@
 """Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
-import ast
 import functools
 import hashlib
 import re
-import sys
 
 import pytest
 
-from testbed import ROOT, derecho, run
+from testbed import ROOT, derecho
 from testbed.easybuild import BIN, EasyBuild
 
 EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
-ON_TOP = sorted(path.name for pattern in ('t/torchvision/*-derecho*.eb', 'm/mpi4py/*-derecho*.eb')
-                for path in EASYCONFIGS.glob(pattern))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb', 'aws-ofi-nccl-1.6.0-derecho.eb',
              'aws-ofi-nccl-1.20.0-derecho.eb']
@@ -47,16 +43,13 @@ class Site:
     def generation(self, name):
         """Which ncarenv an easyconfig is for."""
         text = next(EASYCONFIGS.rglob(name)).read_text()
-        found = re.search(r"'ncarenv/([\d.]+)'", text)
-        if found:
-            return found.group(1)
-        return self.generation('PyTorch-%s-derecho-cray-mpich.eb' % re.search(r"'PyTorch', '([\d.]+)'", text).group(1))
+        return re.search(r"'ncarenv/([\d.]+)'", text).group(1)
 
     def run_eb(self, *args):
         """Run eb for all easyconfigs, once in each ncarenv, which is loaded before."""
         output = ''
         for generation in derecho.GENERATIONS:
-            names = [name for name in PYTORCH + ON_TOP if self.generation(name) == generation]
+            names = [name for name in PYTORCH if self.generation(name) == generation]
             modulepath = f'{self.derecho.path}/modules/{generation}/core:{self.derecho.modulepath}'
             output += self.eb(*names, *args, env={'MODULEPATH': modulepath}).stdout
         return output
@@ -82,15 +75,15 @@ def modules(site):
 def test_there_is_every_version():
     versions = [name.split('-')[1] for name in PYTORCH]
     assert set(versions) >= {'2.2.2', '2.3.1', '2.4.0', '2.4.1', '2.5.1', '2.6.0', '2.7.0', '2.8.0'}
-    for version in versions:
-        assert any(name.endswith(f'-PyTorch-{version}.eb') for name in ON_TOP), f'no mpi4py for {version}'
-    assert len([name for name in ON_TOP if name.startswith('torchvision')]) == len(versions)
+    for name in PYTORCH:
+        text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
+        assert re.findall(r"^    \('(\w+)', '[\d.]+', {$", text, re.M) == ['torchvision', 'mpi4py'], name
 
 
 def test_robot_finds_the_whole_stack(site):
     """Nothing is missing: all that is to be built is listed, each with its file."""
     listed = re.findall(r'^ \* \[ \] \S+/([^/]+\.eb) \(module:', site.run_eb('--dry-run', '--robot'), re.M)
-    assert set(listed) >= {*PYTORCH, *ON_TOP}
+    assert set(listed) >= set(PYTORCH)
     assert {name for name in listed if name.startswith('NCCL')} == {'NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb'}
     assert len([name for name in listed if name.startswith('aws-ofi-nccl')]) == 2
     assert listed.index('NCCL-2.21.5-derecho.eb') < listed.index('PyTorch-2.4.0-derecho-cray-mpich.eb')
@@ -120,33 +113,6 @@ def test_users_own_values_come_back(modules):
     done = modules.lmod.bash(script, modulepath=[modules.eb.modulepath, modules.derecho.modulepath],
                              env={'NCCL_SOCKET_IFNAME': 'eth7'})
     assert done.stdout.splitlines() == ['hsn', 'eth7 unset']
-
-
-@pytest.mark.parametrize('name', ON_TOP)
-def test_module_on_top(modules, name):
-    """It brings its PyTorch, and with that the same environment."""
-    env = modules.load(module_name(name))
-    assert RUN_TIME.items() <= env.items()
-    text = next(EASYCONFIGS.rglob(name)).read_text()
-    version = re.search(r"'PyTorch', '([\d.]+)'", text).group(1)
-    assert f'PyTorch/{version}-derecho-cray-mpich' in env['LOADEDMODULES'].split(':')
-
-
-@pytest.mark.parametrize('name', [name for name in ON_TOP if name.startswith('mpi4py')])
-def test_mpi4py_finds_what_the_transport_layer_needs(modules, name, tmp_path):
-    """What is linked with its flags can be loaded into a process that has neither MPI nor CUDA yet."""
-    text = next(EASYCONFIGS.rglob(name)).read_text()
-    options = ast.literal_eval(re.search(r'^preinstallopts = (\(.*?^\))', text, re.M | re.S).group(1))
-    env = dict(modules.load(module_name(name)))
-    env['EBROOTMPICH'] = env['CRAY_MPICH_DIR']
-    library = tmp_path / 'libuse.so'
-    source = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }\n'
-    run(['bash', '-c', f"{options} bash -c '$MPICC -shared -fPIC -o {library} -xc - -xnone $LDFLAGS'"], input=source,
-        env=env)
-    bare = {'PATH': '/usr/bin:/bin'}
-    run([sys.executable, '-c', f'import ctypes, os; ctypes.CDLL("{library}", mode=os.RTLD_NOW)'], env=bare)
-    loaded = run(['ldd', library], env=bare).stdout
-    assert 'libmpi_gtl_cuda.so =>' in loaded and f'=> {env["CRAY_MPICH_DIR"]}/lib/libmpich.so.12' in loaded
 
 
 @pytest.mark.parametrize('name', LIBRARIES)
@@ -193,7 +159,6 @@ def test_on_another_system(tmp_path, lmod):
     ('PyTorch-2.4.0-derecho-cray-mpich.eb', [], ''),
     # the first of its stack
     ('PyTorch-2.4.0-derecho-cray-mpich.eb', ['--robot'], 'NCCL-2.21.5-derecho.eb'),
-    ('torchvision-0.19.0-derecho-cray-mpich.eb', [], ''),
     ('NCCL-2.27.7-derecho.eb', [], ''),
 ])
 def test_on_another_site(tmp_path, lmod, name, options, first):
@@ -212,9 +177,11 @@ def test_checksums_and_sources_on_another_site(tmp_path, lmod):
     name = 'PyTorch-2.4.0-derecho-cray-mpich.eb'
     copy = tmp_path / name
     copy.write_text(next(EASYCONFIGS.rglob(name)).read_text())
-    (tmp_path / 'pytorch-v2.4.0.tar.gz').write_text('made up')
+    for source in ('pytorch-v2.4.0', 'torchvision-0.19.0', 'mpi4py-4.0.0'):
+        (tmp_path / f'{source}.tar.gz').write_text(source)
     eb(copy, '--inject-checksums', '--force')
-    assert hashlib.sha256(b'made up').hexdigest() in copy.read_text()
+    for source in ('pytorch-v2.4.0', 'torchvision-0.19.0', 'mpi4py-4.0.0'):
+        assert hashlib.sha256(source.encode()).hexdigest() in copy.read_text()
     done = eb(copy, '--fetch', env={'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'})
     said = ' '.join(done.stderr.split())
     assert f'WARNING: Only the sources of {name} are fetched, not the packages of its Python environment' in said

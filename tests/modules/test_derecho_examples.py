@@ -24,7 +24,6 @@ env -0 > {path}/eb-environment
 exit "${{EB_STATUS:-0}}"
 """
 # what test_imports.py imports must be there
-PYTHON = RECORD + '[[ $* != *test_imports.py* || -n ${{EBROOTTORCHVISION-}} ]]\n'
 # keeps the job script as it is when submitted, and the variables of -v as PBS reads them
 QSUB = """#!{python}
 import getopt, json, os, shlex, sys
@@ -58,7 +57,7 @@ class Login:
         self.home = path / 'home'
         self.home.mkdir()
         self.derecho = derecho.Derecho(path / 'derecho')
-        for name, text in (('eb', EB), ('qsub', QSUB), ('mpiexec', RECORD), ('python', PYTHON)):
+        for name, text in (('eb', EB), ('qsub', QSUB), ('mpiexec', RECORD), ('python', RECORD)):
             derecho.script(path / 'bin' / name, text.format(name=name, log=self.log, path=path, python=sys.executable))
         (path / 'forked').mkdir()
         forkedeb.command(path / 'forked/eb')
@@ -98,13 +97,10 @@ class Login:
                **kwargs.pop('env', {})}
         return self.bash(EXAMPLES / script, env=env, **kwargs)
 
-    def install(self, directory, pytorch='2.4.0', torchvision='0.19.0'):
-        """Modules of PyTorch, and of torchvision, which loads it."""
-        suffix = '-derecho-cray-mpich'
-        self.derecho.module(directory, f'PyTorch/{pytorch}{suffix}', 'setenv("RUNSCRIPTS", "/runscripts")',
+    def install(self, directory, pytorch='2.4.0'):
+        """A module of PyTorch."""
+        self.derecho.module(directory, f'PyTorch/{pytorch}-derecho-cray-mpich', 'setenv("RUNSCRIPTS", "/runscripts")',
                             f'setenv("EBVERSIONPYTORCH", "{pytorch}")')
-        self.derecho.module(directory, f'torchvision/{torchvision}{suffix}', 'setenv("EBROOTTORCHVISION", "/vision")',
-                            f'depends_on("PyTorch/{pytorch}{suffix}")')
 
     @property
     def calls(self):
@@ -140,8 +136,7 @@ def test_scripts_are_clean_bash():
 
 # --- build.sh
 
-DEFAULT = ['PyTorch-2.4.0-derecho-cray-mpich.eb', 'torchvision-0.19.0-derecho-cray-mpich.eb',
-           'mpi4py-4.0.0-derecho-cray-mpich-PyTorch-2.4.0.eb']
+DEFAULT = ['PyTorch-2.4.0-derecho-cray-mpich.eb']
 
 
 def test_build_script_fetches_then_builds_in_a_job(login):
@@ -294,29 +289,16 @@ def test_batch_jobs(login):
     assert len(nccl) == 3 and all(call[7] == '/runscripts/conda-python-distributed' for call in nccl)
 
 
-def test_default_modules_are_those_of_easyconfigs():
-    """And torchvision is the one for this PyTorch."""
-    text = (EXAMPLES / 'test.sh').read_text()
-    pytorch, torchvision = (re.search(rf'{name}_MODULE:-(\S+?)\}}', text).group(1)
-                            for name in ('PYTORCH', 'TORCHVISION'))
-    assert f'{pytorch.replace("/", "-", 1)}.eb' in EASYCONFIGS
-    easyconfig = EASYCONFIGS[f'{torchvision.replace("/", "-", 1)}.eb'].read_text()
-    version = re.match(r'PyTorch/([\d.]+)-', pytorch).group(1)
-    assert f"('PyTorch', '{version}', versionsuffix)" in easyconfig
-    assert f'PYTORCH_MODULE:-{pytorch}}}' in (EXAMPLES / 'train.sh').read_text()
+def test_default_module_is_that_of_an_easyconfig():
+    for script in ('test.sh', 'train.sh'):
+        pytorch = re.search(r'PYTORCH_MODULE:-(\S+?)\}', (EXAMPLES / script).read_text()).group(1)
+        assert f'{pytorch.replace("/", "-", 1)}.eb' in EASYCONFIGS
 
 
-def test_another_pytorch_is_tested_with_its_own_torchvision(login):
+def test_another_pytorch_is_tested(login):
     login.install(login.path / 'own')
-    login.install(login.path / 'own', '2.6.0', '0.21.0')
-    other = {'PYTORCH_MODULE': 'PyTorch/2.6.0-derecho-cray-mpich'}
-    done = login.gpu_job('test.sh', env=other, check=False)
-    assert done.returncode == 1 and 'TORCHVISION_MODULE' in done.stderr and login.calls == []
-    # that of another PyTorch would bring the other PyTorch as well
-    wrong = {**other, 'TORCHVISION_MODULE': 'torchvision/0.19.0-derecho-cray-mpich'}
-    done = login.gpu_job('test.sh', env=wrong, check=False)
-    assert done.returncode == 1 and 'is not for PyTorch/2.6.0' in done.stderr and login.calls == []
-    login.gpu_job('test.sh', env={**other, 'TORCHVISION_MODULE': 'torchvision/0.21.0-derecho-cray-mpich'})
+    login.install(login.path / 'own', '2.6.0')
+    login.gpu_job('test.sh', env={'PYTORCH_MODULE': 'PyTorch/2.6.0-derecho-cray-mpich'})
     assert len([call for call in login.calls if call[0] == 'mpiexec']) == 5
 
 
@@ -374,9 +356,8 @@ def test_training_program_finds_what_it_imports():
 def test_page_names_modules_that_there_are():
     page = (ROOT / 'docs/systems/derecho.md').read_text()
     run_section = re.search(r'^## Run\n(.*?)^## ', page, re.M | re.S).group(1)
-    named = set(re.findall(r'\b(?:PyTorch|torchvision|mpi4py)/[\w.-]+', run_section))
-    assert {name.split('/')[0] for name in named} == {'PyTorch', 'torchvision', 'mpi4py'}
-    assert {f'{name.replace("/", "-", 1)}.eb' for name in named} <= set(EASYCONFIGS)
+    named = set(re.findall(r'\bPyTorch/[\w.-]+', run_section))
+    assert named and {f'{name.replace("/", "-", 1)}.eb' for name in named} <= set(EASYCONFIGS)
     assert 'module use' in run_section and re.search(r'qsub .*-v EASYBUILD_PREFIX', run_section)
 
 

@@ -275,9 +275,59 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
             wheel.write(path)
         wheel.writestr(name + '/METADATA', 'Metadata-Version: 2.1\\nName: torch\\nVersion: %s\\n' % VERSION)
         wheel.writestr(name + '/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+        wheel.writestr(name + '/entry_points.txt', '[console_scripts]\\ntorchrun = torch:run\\n')
         wheel.writestr(name + '/RECORD', '')
     return 'torch-%s-py3-none-any.whl' % VERSION
 """
+
+EXTENSION_BACKEND = """
+import glob, json, os, shlex, subprocess, sys, zipfile
+with open('variant.json') as handle:
+    NAME, VERSION, SOURCE = json.load(handle)
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    command = [os.environ['MPICC'], '-shared', '-fPIC', '-o', NAME + '/libuse.so', '-xc', '-', '-xnone']
+    if subprocess.run(command + shlex.split(os.environ['LDFLAGS']), input=SOURCE.encode()).returncode:
+        sys.exit('it does not compile')
+    with open(NAME + '/built.json', 'w') as handle:
+        json.dump({'environ': dict(os.environ), 'python': sys.executable}, handle)
+    path = '%s-%s-py3-none-any.whl' % (NAME, VERSION)
+    with zipfile.ZipFile(os.path.join(wheel_directory, path), 'w', strict_timestamps=False) as wheel:
+        for name in glob.glob(NAME + '/*'):
+            wheel.write(name)
+        info = '%s-%s.dist-info/' % (NAME, VERSION)
+        wheel.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n' % (NAME, VERSION))
+        wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+        wheel.writestr(info + 'RECORD', '')
+    return path
+"""
+
+EXTENSIONS = {
+    'mpi4py': {
+        'mpi4py/__init__.py': 'class rc:\n    initialize = True\n',
+        'mpi4py/MPI.py': """
+import ctypes, os
+from . import rc
+if rc.initialize:
+    raise RuntimeError('MPI would be initialised')
+ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'libuse.so'), mode=os.RTLD_NOW)
+""",
+    },
+    'torchvision': {
+        'torchvision/__init__.py': """
+import json, os, torch
+with open(os.path.join(os.path.dirname(__file__), 'built.json')) as handle:
+    cuda = 12020 if json.load(handle)['environ'].get('FORCE_CUDA') == '1' else -1
+class torchvision:
+    _cuda_version = staticmethod(lambda: cuda)
+class ops:
+    pass
+ops.torchvision = torchvision
+torch.ops = ops
+""",
+    },
+}
+USE_MPI = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
 
 TORCH = {
     'torch/__init__.py': """
@@ -348,11 +398,28 @@ class ToySources:
         files['torch/lib/empty'] = ''
         files['variant.json'] = json.dumps(variant)
         files['pyproject.toml'] = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        path = self.directory / f'p/PyTorch/pytorch-v{version}.tar.gz'
+        text = (ROOT / f'easyconfigs/p/PyTorch/PyTorch-{version}-derecho-cray-mpich.eb').read_text()
+        for name, number in re.findall(r"^    \('(\w+)', '([\d.]+)', {$", text, re.M):
+            self.write_extension(name, number)
+        return self.pack(f'pytorch-v{version}', files)
+
+    def write_extension(self, name, version, source=USE_MPI):
+        """
+        Write the tarball of a package that is built as an extension of PyTorch.
+
+        :param source: of the library that it compiles with $MPICC and $LDFLAGS
+        """
+        return self.pack(f'{name}-{version}', {
+            **EXTENSIONS[name], 'backend.py': EXTENSION_BACKEND, 'variant.json': json.dumps([name, version, source]),
+            'pyproject.toml': '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'})
+
+    def pack(self, name, files):
+        """Write a tarball; its path."""
+        path = self.directory / f'p/PyTorch/{name}.tar.gz'
         path.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(path, 'w:gz') as tar:
-            for name, text in files.items():
-                info = tarfile.TarInfo(f'pytorch-v{version}/{name}')
+            for member, text in files.items():
+                info = tarfile.TarInfo(f'{name}/{member}')
                 info.size = len(text.encode())
                 tar.addfile(info, io.BytesIO(text.encode()))
         return path
