@@ -143,8 +143,17 @@ def check_destination(options, syntax):
         if not os.environ.get(variable, '/').startswith('/'):
             raise CliError("%s is '%s': EasyBuild would take this as a directory below the one that it is started in. "
                            "Write a full path, such as \"$HOME/easybuild\"." % (variable, os.environ[variable]))
-        check_path("EasyBuild's %s (%s)" % (option, 'EASYBUILD_' + option.upper()), getattr(options, option) or '',
+        path = getattr(options, option) or ''
+        check_path("EasyBuild's %s (%s)" % (option, variable), path,
                    IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
+        try:
+            os.stat(path)
+        except PermissionError:
+            # eb would end in a traceback
+            raise CliError("EasyBuild's %s (%s) is '%s', and you may not enter a directory on the way there. Name one "
+                           "of your own." % (option, variable, path))
+        except OSError:
+            pass
 
 
 def other_root(config, root, keep_hooks):

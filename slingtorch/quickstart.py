@@ -421,11 +421,16 @@ def end_group(process):
 def describe_python(python):
     """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
     try:
-        done = subprocess.run([python, '-sE', '-c', DESCRIBE_PYTHON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True)
-        return dict(json.loads(done.stdout), path=os.path.abspath(python))
+        return dict(json.loads(run_python(python, DESCRIBE_PYTHON).stdout), path=os.path.abspath(python))
     except (OSError, ValueError):
         return None
+
+
+def run_python(python, code):
+    """Run code in an interpreter as every shell will find it: without the LD_LIBRARY_PATH of this one."""
+    env = {name: value for name, value in os.environ.items() if name != 'LD_LIBRARY_PATH'}
+    return subprocess.run([python, '-sE', '-c', code], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
 
 
 def find_python(wanted, path=None):
@@ -448,8 +453,11 @@ def find_python(wanted, path=None):
                               % (', '.join(PYTHON_VERSIONS), ', '.join(seen)),
                               "install one of these versions, or name one with --python /path/to/python3.12")
     if wanted is not None:
-        raise QuickstartError("--python '%s': that is no command, or no Python" % wanted,
-                              "give the path of a Python, or leave --python out")
+        python = shutil.which(wanted, path=path)
+        why = last_lines(run_python(python, '').stderr, 1) if python else "there is no such command"
+        raise QuickstartError("--python '%s': %s" % (wanted, why or "that is no Python"),
+                              "give the path of a Python that starts in every shell (without LD_LIBRARY_PATH), or "
+                              "leave --python out")
     return None
 
 
@@ -652,7 +660,8 @@ if [ -z "${{BASH_VERSION-}}" ]; then
 fi
 for path in {bundle}/slingtorch/cli.py {init} {prefix}/venv/bin/python {prefix}/easybuild/modules/all; do
     if ! [ -r "$path" ]; then
-        echo "activate: $path is gone, or you may not read it; run quickstart again: {quickstart}" >&2
+        echo "activate: $path is gone, or you may not read it. Where the checkout is now, run: ./quickstart --prefix" \
+            "$(dirname -- "$(readlink -f -- "${{BASH_SOURCE[0]}}")")" >&2
         unset path
         return 1
     fi
@@ -670,7 +679,8 @@ export EASYBUILD_IGNORECONFIGFILES=$(
 )
 case :$PATH: in *:{prefix}/venv/bin:*) ;; *) export PATH={prefix}/venv/bin:$PATH ;; esac
 . {init}
-eval "$({prefix}/venv/bin/slingtorch env --quiet)" || return 1
+path=$({prefix}/venv/bin/slingtorch env --quiet) && eval "$path" || {{ unset path; return 1; }}
+unset path
 module use {prefix}/easybuild/modules/all
 compgen -G '{prefix}/easybuild/modules/all/{module}*' >/dev/null || [ -n "${{QUICKSTART_RUNS-}}" ] ||
     echo "activate: {module} is not installed here; quickstart installs it: {quickstart}" >&2
@@ -851,7 +861,11 @@ def main(argv=None):
         return 0
     except QuickstartError as err:
         sys.stdout.flush()
-        sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(str(arg) for arg in err.args))
+        lines = [str(arg) for arg in err.args]
+        if prefix and os.path.isdir(prefix.path) and shutil.disk_usage(prefix.path).free < 50 * 10**6:
+            # few programs say this clearly
+            lines.append("its disk is full: %d MB are free" % (shutil.disk_usage(prefix.path).free // 10**6))
+        sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
         return 1
     except OSError as err:
         sys.stdout.flush()

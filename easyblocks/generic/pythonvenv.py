@@ -270,7 +270,8 @@ class PythonVenv(RunScripts):
                 proxy = 'proxy' in settings or url.scheme in urllib.request.getproxies() and \
                     not urllib.request.proxy_bypass(url.hostname)
                 if url.scheme in ['http', 'https'] and not proxy and 'no-index' not in settings:
-                    socket.create_connection((url.hostname, url.port or url.scheme), INDEX_TIMEOUT).close()
+                    port = url.port or {'http': 80, 'https': 443}[url.scheme]
+                    socket.create_connection((url.hostname, port), INDEX_TIMEOUT).close()
                 answering.append(address)
             except OSError as err:
                 # without user and password
@@ -307,6 +308,9 @@ class PythonVenv(RunScripts):
         :param silent: texts that name package indexes that do not answer
         """
         problem, remedy = pip_problem(output) or ('', '')
+        if (problem, remedy) in PIP_PROBLEMS[:2]:
+            # no index is the cause
+            silent = ()
         # of a traceback its last line is enough
         lines = re.sub(r'(?s)ERROR: Exception:\s*\nTraceback .*\n(?=\w)', 'ERROR: ', output).strip().splitlines()
         first_error = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -15)
@@ -347,9 +351,12 @@ class PythonVenv(RunScripts):
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
             run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
-        except BaseException:
+        except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
+            if isinstance(err, OSError) and pip_problem(str(err)):
+                # no output of pip could be kept
+                raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, pip_problem(str(err))[1])
             raise
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)

@@ -278,7 +278,8 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
     with silent_server() as firewall, index_server(tiny) as (address, asked):
         config.write_text(f'[global]\nindex-url = {firewall}\nextra-index-url =\n    {firewall}\n    {address}\n')
         env = {'PIP_CONFIG_FILE': config, 'PIP_INDEX_URL': None, 'PIP_EXTRA_INDEX_URL': None}
-        done = eb_env('--fetch', tiny.easyconfig, env=env)
+        # with all of pip's retries it took 275 s
+        done = eb_env('--fetch', tiny.easyconfig, env=env, timeout=90)
     assert firewall not in output(done) and 'Retrying' not in output(done)
     assert sorted(path for path in asked if 'simple' in path) == ['/simple/alpha/', '/simple/beta/']
     assert sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir()) == \
@@ -299,12 +300,17 @@ def test_what_may_not_be_read_is_named(tiny, eb_env, tmp_path, what):
     own, central = eb_env.prefix / 'sources/p/PyTorch/wheels', tmp_path / 'central/p/PyTorch/wheels'
     shutil.copytree(own, central)
     path = {'wheel': own / tiny.wheels[1].name, 'directory': central, 'wheel of an index': tiny.wheels[1]}[what]
+    env = tiny.pip_env
     if what == 'wheel of an index':
         (own / path.name).unlink()
         shutil.rmtree(central)
+    elif what == 'directory':
+        # the packages are there alone
+        shutil.rmtree(own)
+        env = dict(env, PIP_FIND_LINKS=None)
     path.chmod(0)
     try:
-        done = without_privilege(eb_env, tiny.easyconfig, env=tiny.pip_env, *[
+        done = without_privilege(eb_env, tiny.easyconfig, env=env, *[
             f"--sourcepath={eb_env.env['EASYBUILD_SOURCEPATH']}:{tmp_path}/central"])
     finally:
         path.chmod(0o755)

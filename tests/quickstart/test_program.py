@@ -111,7 +111,7 @@ def test_two_at_once(prefix):
 
 def test_wrong_python_leaves_no_directory(tmp_path, capsys):
     assert quickstart.main(['--prefix', str(tmp_path / 'p'), '--python', '']) == 1
-    assert "--python '': that is no command" in capsys.readouterr().err and not (tmp_path / 'p').exists()
+    assert "--python '': there is no such command" in capsys.readouterr().err and not (tmp_path / 'p').exists()
 
 
 def test_what_it_started_keeps_the_lock(prefix):
@@ -156,6 +156,19 @@ def test_full_disk_is_said_before_anything_is_installed(prefix, monkeypatch):
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10**10, 10**10, 50 * 10**6))
     with pytest.raises(quickstart.QuickstartError, match='only 50 MB are free in .*, and 3000 MB are needed'):
         prefix.check_disk()
+
+
+def test_disk_that_filled_meanwhile_is_named(tmp_path, monkeypatch, capsys):
+    """'python -m venv' says that a command returned 1."""
+    def fail(*args):
+        raise quickstart.QuickstartError("failed")
+    monkeypatch.setattr(quickstart, 'quickstart', fail)
+    assert quickstart.main(['--prefix', str(tmp_path / 'before')]) == 1
+    assert capsys.readouterr().err == '\nquickstart: failed\n'
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=2 * 10**6))
+    assert quickstart.main(['--prefix', str(tmp_path / 'after')]) == 1
+    assert capsys.readouterr().err == '\nquickstart: failed\n            its disk is full: 2 MB are free\n'
 
 
 def test_moved_prefix_is_made_anew_and_keeps_downloads(prefix, tmp_path, capsys):
@@ -231,10 +244,22 @@ def test_find_python(tmp_path):
             with pytest.raises(quickstart.QuickstartError) as err:
                 quickstart.find_python(wanted, path)
             assert 'is 3.6' in str(err.value) and '3.11, 3.12, 3.13, 3.14' in str(err.value)
-    for nonsense in ('/nonexistent', 'true', ''):
-        with pytest.raises(quickstart.QuickstartError, match='that is no command, or no Python'):
+    broken = fake_command(tmp_path, 'python3.12', 'echo "libpython3.12.so.1.0: cannot open" >&2; exit 127')
+    for nonsense, why in (('/nonexistent', 'there is no such command'), ('', 'there is no such command'),
+                          ('true', 'that is no Python'), (str(broken), 'libpython3.12.so.1.0: cannot open')):
+        with pytest.raises(quickstart.QuickstartError, match="--python '%s': %s" % (nonsense, why)):
             quickstart.find_python(nonsense)
     assert quickstart.find_python(sys.executable)['version'] == '%d.%d' % sys.version_info[:2]
+
+
+def test_python_must_start_in_every_shell(tmp_path, monkeypatch):
+    """One that needs a module's LD_LIBRARY_PATH would not start after a new login."""
+    python = fake_command(tmp_path, 'python3.11', '[ -n "$LD_LIBRARY_PATH" ] || { echo "no libpython" >&2; exit 127; }\n'
+                          'exec %s "$@"' % sys.executable)
+    monkeypatch.setenv('LD_LIBRARY_PATH', '/opt/python/lib')
+    with pytest.raises(quickstart.QuickstartError, match='no libpython') as err:
+        quickstart.find_python(str(python))
+    assert 'without LD_LIBRARY_PATH' in err.value.args[1]
 
 
 def test_find_modules_tool(tmp_path):
@@ -361,6 +386,17 @@ def test_another_python_makes_another_environment(tools):
     assert 'it believes to be' in quickstart.why_not_usable(found, PYTHON, str(made / 'venv'))
 
 
+def test_index_out_of_reach_that_is_not_needed(prefix, wheelhouse, monkeypatch, capfd):
+    """What pip says of it cannot be judged by a newcomer."""
+    for name, value in dict(wheelhouse, PIP_INDEX_URL='http://127.0.0.1:9/simple').items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv('PIP_NO_INDEX')
+    quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+    out, errors = capfd.readouterr()
+    assert errors == '' and 'WARNING' not in out and '127.0.0.1' not in out
+    assert '127.0.0.1:9' in pathlib.Path(prefix.file('log', 'pip.log')).read_text(), 'it was not asked'
+
+
 def test_index_out_of_reach_is_one_line(prefix, monkeypatch, capfd):
     monkeypatch.setenv('PIP_CONFIG_FILE', os.devnull)
     monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
@@ -451,6 +487,15 @@ def test_activate_passes_an_error_on(activated_prefix):
     fake_command(command.parent, 'slingtorch', 'echo "slingtorch: error: wrong" >&2; echo false; exit 1')
     done = source(activated_prefix, 'echo went on')
     assert (done.returncode, done.stdout, done.stderr) == (1, '', 'slingtorch: error: wrong\n')
+
+
+def test_activate_where_slingtorch_does_not_start(activated_prefix):
+    """Its Python may have needed a library that is gone: there is nothing to evaluate then, which is no error."""
+    activate = pathlib.Path(activated_prefix.file('activate'))
+    command = fake_command(pathlib.Path(activated_prefix.path), 'broken', 'echo "no libpython" >&2; exit 127')
+    activate.write_text(activate.read_text().replace('%s/venv/bin/slingtorch' % activated_prefix.path, str(command)))
+    done = source(activated_prefix, 'echo went on')
+    assert (done.returncode, done.stdout, done.stderr) == (1, '', 'no libpython\n')
 
 
 def test_checkout_with_a_blank(tmp_path):

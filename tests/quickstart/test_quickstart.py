@@ -152,13 +152,13 @@ def test_no_python_and_no_right_to_install_it(tmp_path):
     (tmp_path / 'id').unlink()
     (tmp_path / 'id').write_text('#!/bin/sh\necho 1000\n')
     (tmp_path / 'id').chmod(0o755)
-    script = (ROOT / 'quickstart').read_text().replace('/usr/bin/python3', '/nonexistent')
+    script = re.sub('/usr/(bin/python3|share/lmod|share/modules)', '/nonexistent', (ROOT / 'quickstart').read_text())
     (tmp_path / 'slingtorch').mkdir()
     (tmp_path / 'slingtorch/quickstart.py').touch()
     (tmp_path / 'quickstart').write_text(script)
     done = run(['bash', tmp_path / 'quickstart'], env={'PATH': str(tmp_path)}, check=False)
     assert done.returncode == 1
-    assert re.search(r"sudo sh -c 'apt-get update && apt-get install .*python3 python3-venv'", done.stderr), done.stderr
+    assert re.search(r"sudo sh -c 'apt-get update && apt-get install .*python3 python3-venv lmod'", done.stderr), done.stderr
 
 
 @pytest.fixture

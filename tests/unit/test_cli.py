@@ -295,6 +295,19 @@ def test_destination_that_depends_on_the_directory(value, environ):
     assert "EASYBUILD_PREFIX is '%s'" % value in done.stderr and 'Write a full path' in done.stderr
 
 
+def test_destination_that_may_not_be_entered(environ, tmp_path):
+    """eb would end in a traceback."""
+    closed = tmp_path / 'closed'
+    closed.mkdir(mode=0)
+    caps = '-dac_override,-dac_read_search'
+    words = ['setpriv', f'--bounding-set={caps}', f'--inh-caps={caps}'] if os.geteuid() == 0 else []
+    done = subprocess.run([*words, sys.executable, '-m', 'slingtorch', 'env'], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True,
+                          env=dict(environ, EASYBUILD_PREFIX=str(closed / 'easybuild')))
+    assert (done.returncode, done.stdout) == (1, 'false\n')
+    assert "EASYBUILD_PREFIX) is '%s/easybuild', and you may not enter" % closed in done.stderr
+
+
 @pytest.mark.parametrize('syntax, refused, taken', [
     ('Lua', ':$%"`\\*?[\n', " ,;'(){}&#!"), ('Tcl', ':$%"`\\*?[\n ;{}', ",'()#!~")])
 def test_characters_of_a_destination(syntax, refused, taken):
