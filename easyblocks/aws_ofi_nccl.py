@@ -41,6 +41,9 @@ RELEASES = [
     Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi', True),
 ]
 FIRST_WITH_ROCM = '1.18.0'
+# releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): 1.13.2, 1.14.2 and 1.16.3 were
+# tried, and 1.9.2 and 1.17.3 do compile
+WITHOUT_CUDA_13 = ('1.13.0', '1.17.0')
 MIN_LIBFABRIC = '1.11'
 
 # options of configure by the release that brought them
@@ -255,6 +258,11 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):
             raise EasyBuildError("%s %s does not know ROCm: %s is the first release that does (before it, there was "
                                  "aws-ofi-rccl)", self.name, self.version, FIRST_WITH_ROCM)
+        cuda, (first, fixed) = get_software_version('CUDA'), WITHOUT_CUDA_13
+        if gpu == 'CUDA' and cuda and LooseVersion(cuda) >= LooseVersion('13') and not self.is_rccl_plugin and \
+                not self.older_than(first) and self.older_than(fixed):
+            raise EasyBuildError("%s %s does not compile with CUDA %s: take %s or newer, or CUDA 12", self.name,
+                                 self.version, cuda, fixed)
         libfabric = get_software_version('libfabric')
         if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
             raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)

@@ -19,10 +19,11 @@ from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_libr
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
-from easybuild.tools.modules import get_software_root
+from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
@@ -30,6 +31,10 @@ MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
+# releases from which on an older CUDA is refused (share/cmake/Caffe2/public/cuda.cmake in their wheels), newest first
+OLDEST_CUDA = [('2.15.0', '12.6'), ('2.13.0', '12.1')]
+# packages of the environment that stand in for software of which there is no dependency
+PACKAGED_SOFTWARE = {'cudnn': 'cuDNN', 'mkl-devel': 'imkl'}
 # what the build and a running PyTorch need besides what modules bring, as pip and conda call it
 PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'filelock', 'fsspec', 'jinja2', 'networkx',
                    'ninja', 'packaging', 'pip', 'psutil', 'pyyaml', 'requests', 'setuptools<80', 'six', 'sympy',
@@ -106,6 +111,15 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         if not isinstance(compilers, (list, tuple)) or len(compilers) != 2:
             raise EasyBuildError("Easyconfig parameter mpi_compilers is %r: it must name MPI's compilers for C and "
                                  "C++, for example ['mpicc', 'mpicxx']", compilers)
+        cuda = self.dependency(['CUDA'])
+        oldest = next((limit for since, limit in OLDEST_CUDA
+                       if LooseVersion(self.version) >= LooseVersion(since)), None)
+        if cuda and oldest:
+            found = ((cuda.get('external_module_metadata') or {}).get('version') or [cuda['version']])[0]
+            if found and LooseVersion(found) < LooseVersion(oldest):
+                raise EasyBuildError("PyTorch %s needs CUDA %s or newer, and the dependency is CUDA %s. Take a newer "
+                                     "CUDA ('module avail cuda'), with modules of the same generation, or an older "
+                                     "PyTorch", self.version, oldest, found)
         # PyTorch would say for ever that it was built with something else
         for dep in self.cfg.dependencies():
             name, version = dep['name'], dep['version']
@@ -189,6 +203,17 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
 
     # --- configuration
 
+    def use_packaged_software(self):
+        """Let packages of the environment, which is made later, stand in for dependencies (PACKAGED_SOFTWARE)."""
+        packages = {re.split('[=<>! ]', package.split('::')[-1])[0]
+                    for package in self.cfg['python_packages'] + self.cfg['extra_packages']}
+        for package, software in PACKAGED_SOFTWARE.items():
+            if package in packages and not self.root(software):
+                self.log.info("%s is the package %s of the environment", software, package)
+                env.setvar(get_software_root_env_var_name(software), self.installdir)
+                if software == 'imkl':
+                    env.setvar('MKLROOT', self.installdir)
+
     def check_blas(self):
         """Check that there is a BLAS: without, upstream's block says no more than that it knows none."""
         if not self.first_root(BLAS_NAMES)[0]:
@@ -205,6 +230,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
             self.dry_run_msg("  Options that depend on the modules cannot be told without loading them")
             return
         self.check_mpi()
+        self.use_packaged_software()
         self.check_blas()
         self.limit_jobs()
 
@@ -282,8 +308,11 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         options = ['USE_CUDA=1', 'USE_NCCL=1']
         cudnn = self.root('cuDNN')
         if cudnn:
-            lib_dir = library_dir(cudnn, 'libcudnn')
-            check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
+            lib_dir = os.path.join(cudnn, 'lib')
+            # not there yet when it comes with the environment
+            if cudnn != self.installdir:
+                lib_dir = library_dir(cudnn, 'libcudnn')
+                check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
             options += ['USE_CUDNN=1', 'CUDNN_LIB_DIR=' + lib_dir, 'CUDNN_LIBRARY=' + lib_dir,
                         'CUDNN_INCLUDE_DIR=' + os.path.join(cudnn, 'include')]
         nccl = self.root('NCCL')
@@ -382,9 +411,10 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]))
         if not re.match(r'^/(usr/)?lib', mpi_dir):
             flags.append('-Wl,-rpath,' + mpi_dir)
-        for name in NCCL_NAMES + PLUGIN_NAMES:
-            if get_software_root(name):
-                flags.append('-Wl,-rpath,' + os.path.join(get_software_root(name), 'lib'))
+        roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
+        if self.installdir in [self.root(name) for name in PACKAGED_SOFTWARE.values()]:
+            roots.append(self.installdir)
+        flags += ['-Wl,-rpath,' + os.path.join(root, 'lib') for root in roots if root]
         gtl = self.gtl_library()
         if gtl:
             name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))

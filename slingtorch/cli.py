@@ -459,11 +459,18 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as err:  # pylint: disable=broad-except
-        if for_shell:
-            # what a shell evaluates must fail there too: eval "$(slingtorch env ...)"
-            print('false')
-        if isinstance(err, (CliError, RuntimeError)) or type(err).__name__ == 'SiteError':
+        expected = isinstance(err, (CliError, RuntimeError, OSError)) or type(err).__name__ == 'SiteError'
+        if expected:
             note("error: %s" % err)
+        try:
+            if for_shell:
+                # what a shell evaluates must fail there too: eval "$(slingtorch env ...)"
+                print('false')
+            sys.stdout.flush()
+        except OSError:
+            # a full disk; Python would try once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if expected:
             return 1
         raise
 

@@ -40,6 +40,8 @@ PYTHON_VERSIONS = ('3.11', '3.12', '3.13', '3.14')
 # what the example's batches of 48 images divide by
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 MPICH = 'mpich==5.0.2'
+# seconds; training takes about ten
+TRAINING_LIMIT = 600
 # MB of disk that a whole installation takes while it is made
 DISK_NEEDED = 3000
 
@@ -374,7 +376,7 @@ def pip_environment(python, environ):
 # ----------------------------------------------------------------------------------------------------------------------
 # running commands
 
-def run(command, env, lock=None, log=None, cwd=None):
+def run(command, env, lock=None, log=None, cwd=None, limit=None):
     """
     Run a command to its end; return its exit status.
 
@@ -382,6 +384,7 @@ def run(command, env, lock=None, log=None, cwd=None):
 
     :param lock: file descriptor of the prefix's lock: held as long as anything of the command runs
     :param log: file for what the command prints (default: the screen)
+    :param limit: seconds after which it is ended (subprocess.TimeoutExpired)
     """
     output = open(log, 'w') if log else None
     # an interrupt between the start of the process and the moment it is known here would leave it running
@@ -393,7 +396,7 @@ def run(command, env, lock=None, log=None, cwd=None):
                                    pass_fds=[lock] if lock is not None else [])
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-            return process.wait()
+            return process.wait(timeout=limit)
         except BaseException:
             end_group(process)
             raise
@@ -752,7 +755,10 @@ def train(prefix, env, tool, ranks):
     sys.stdout.flush()
     command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], MODULE, root, str(ranks), EXAMPLE]
     env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
-    status = run(command + [result], env, prefix.lock, cwd=prefix.path)
+    try:
+        status = run(command + [result], env, prefix.lock, cwd=prefix.path, limit=TRAINING_LIMIT)
+    except subprocess.TimeoutExpired:
+        return "training had not ended after %d minutes" % (TRAINING_LIMIT // 60)
     if status:
         return "training failed with status %d" % status
     try:
@@ -839,9 +845,21 @@ def interrupt(number, _frame):
     raise KeyboardInterrupt(number)
 
 
+def flush():
+    """Print what is left, if it can be: its reader may be gone, or the disk of a log be full."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv=None):
     """Run quickstart; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:  # closed
+            setattr(sys, name, open(os.devnull, 'w'))
     args = parse_arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
@@ -858,9 +876,10 @@ def main(argv=None):
             prefix.remove()
         else:
             quickstart(args, prefix, phases)
+        sys.stdout.flush()
         return 0
     except QuickstartError as err:
-        sys.stdout.flush()
+        flush()
         lines = [str(arg) for arg in err.args]
         if prefix and os.path.isdir(prefix.path) and shutil.disk_usage(prefix.path).free < 50 * 10**6:
             # few programs say this clearly
@@ -868,12 +887,12 @@ def main(argv=None):
         sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
         return 1
     except OSError as err:
-        sys.stdout.flush()
+        flush()
         sys.stderr.write("\nquickstart: %s\n            while: %s\n"
                          % (err, phases.started[-1][0] if phases.started else "looking at the prefix"))
         return 1
     except KeyboardInterrupt as err:
-        sys.stdout.flush()
+        flush()
         where = prefix.path if prefix else args.prefix
         sys.stderr.write("\nquickstart: interrupted; what is in %s is not complete\n"
                          "            to go on from there: %s\n"

@@ -6,7 +6,7 @@
 # There everything is downloaded (nodes have no network), then a job is submitted to do the rest; this script waits for
 # it and ends with its status. The job runs in the directory where this was started, with the same settings of EasyBuild
 # and slingtorch. Where to install is EasyBuild's own setting: its configuration file, EASYBUILD_PREFIX, or --prefix=DIR
-# here, as any other option of eb. NCARENV names the generation of modules: 23.09, or 24.12 for PyTorch 2.5.1 and newer.
+# here, as any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 from PyTorch 2.5.1 on, 25.10 from 2.14.1 on.
 set -euo pipefail
 
 default=PyTorch-2.4.0-derecho-cray-mpich.eb

@@ -320,6 +320,18 @@ def test_dependencies_refused(block, monkeypatch, tmp_path, roots, message):
         plugin(block, '1.6.0').configure_options()
 
 
+@pytest.mark.parametrize('version, cuda, refused', [
+    ('1.9.2', '13.0', False), ('1.13.2', '13.0', True), ('1.16.3', '13.1.0', True), ('1.16.3', '12.9.0', False),
+    ('1.17.3', '13.0', False)])
+def test_cuda_13(block, monkeypatch, version, cuda, refused):
+    """Tried with upstream's sources: 'PFN_cuCtxGetDevice' does not name a type."""
+    monkeypatch.setenv('EBVERSIONCUDA', cuda)
+    with pytest.raises(block.EasyBuildError) as err:
+        plugin(block, version).configure_options()
+    message = 'aws-ofi-nccl %s does not compile with CUDA %s: take 1.17.0 or newer, or CUDA 12' % (version, cuda)
+    assert (message in str(err.value)) is refused
+
+
 def test_libfabric_too_old(block, monkeypatch):
     monkeypatch.setenv('EBVERSIONLIBFABRIC', '1.10.1')
     with pytest.raises(block.EasyBuildError, match='libfabric 1.10.1 is too old: the plugin needs 1.11 or newer'):

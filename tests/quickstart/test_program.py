@@ -171,6 +171,21 @@ def test_disk_that_filled_meanwhile_is_named(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == '\nquickstart: failed\n            its disk is full: 2 MB are free\n'
 
 
+@pytest.mark.parametrize('where, message', [
+    ('| true', 'Broken pipe'), ('>/dev/full', 'No space left on device'), ('>&-', None)])
+def test_nobody_reads_what_it_prints(tmp_path, where, message):
+    """No traceback; the status is that of an error where something could not be said."""
+    script = 'set -o pipefail; { sleep 0.3; python3 -m slingtorch.quickstart --prefix %s/p --remove; } %s'
+    command = ['bash', '-c', script % (tmp_path, where)]
+    prefix = quickstart.Prefix(str(tmp_path / 'p'))
+    prefix.claim()
+    os.close(prefix.lock)
+    done = subprocess.run(command, env=dict(clean_environ(), PYTHONUNBUFFERED=''), text=True, cwd=ROOT,
+                          stderr=subprocess.PIPE)
+    assert done.returncode == (1 if message else 0) and 'Traceback' not in done.stderr
+    assert not message or message in done.stderr
+
+
 def test_moved_prefix_is_made_anew_and_keeps_downloads(prefix, tmp_path, capsys):
     for name in ('venv/bin', 'easybuild/sources/p', 'easybuild/software/PyTorch'):
         os.makedirs(prefix.file(name))
@@ -535,6 +550,18 @@ def test_interrupt_ends_what_was_started(tmp_path):
     deadline = time.monotonic() + 30
     while running(pid.read_text().strip()):
         assert time.monotonic() < deadline, 'what it started goes on'
+
+
+def test_training_that_hangs_is_ended(prefix, monkeypatch):
+    command = pathlib.Path(prefix.path) / 'mpiexec'
+    fake_command(command.parent, 'module', 'true')
+    fake_command(command.parent, 'mpiexec', 'echo $$ > pid; exec sleep 1000')
+    monkeypatch.setattr(quickstart, 'TRAINING_LIMIT', 1)
+    env = dict(clean_environ(), PATH='%s:%s' % (prefix.path, os.environ['PATH']),
+               EBROOTPYTORCH=prefix.file('easybuild', 'software', quickstart.MODULE))
+    os.makedirs(env['EBROOTPYTORCH'])
+    assert quickstart.train(prefix, env, ('Lmod', '/dev/null', 'Lua'), 2) == 'training had not ended after 0 minutes'
+    assert not running((command.parent / 'pid').read_text().strip())
 
 
 def test_interrupt_says_what_is_left(tmp_path, monkeypatch, capsys):

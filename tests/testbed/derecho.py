@@ -35,6 +35,12 @@ GENERATIONS = {
         'cudnn': {'8.9.7.29-12': '12', '9.2.0.82-12': '12'},
         'mkl': '2025.0.1',
     },
+    # which cuDNN and MKL there are is not known
+    '25.10': {
+        'gcc': '14.3.0',
+        'cray-mpich': ('8.1.32', 'ofi/gnu/12.3'),
+        'cuda': '12.9.0',
+    },
 }
 """Versions by ncarenv; cuDNN's with the major version of CUDA that it is for."""
 
@@ -173,7 +179,7 @@ class Derecho:
         shared_library(cuda / 'lib64/libcuda.so.1')
         # as that of 8.1.27 is said to be, the older one does not name what it needs
         gtl = self.prefix(f'/opt/cray/pe/mpich/{version}/gtl/lib')
-        shared_library(gtl / 'libmpi_gtl_cuda.so', [cudart] if generation == '24.12' else [],
+        shared_library(gtl / 'libmpi_gtl_cuda.so', [] if generation == '23.09' else [cudart],
                        source='int cudaMalloc(void); int mpi_gtl_init(void) { return cudaMalloc(); }')
         self.module(behind_gcc, f'cray-mpich/{version}', f'setenv("CRAY_MPICH_DIR", "{mpich}")',
                     f'setenv("NCAR_ROOT_MPI", "{mpich}")', f'prepend_path("PATH", "{mpich}/bin")',
@@ -186,7 +192,7 @@ class Derecho:
                     f'setenv("CUDA_HOME", "{cuda}")', f'prepend_path("PATH", "{cuda}/bin")',
                     f'prepend_path("LD_LIBRARY_PATH", "{cuda}/lib64")')  # fmt: skip
 
-        for version, cuda_major in versions['cudnn'].items():
+        for version, cuda_major in versions.get('cudnn', {}).items():
             cudnn = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/cudnn/{version}')
             cublas = shared_library(cudnn / f'cublas/libcublas.so.{cuda_major}')
             library = shared_library(cudnn / 'lib' / f'libcudnn.so.{version[0]}', [cublas])
@@ -194,10 +200,11 @@ class Derecho:
             self.module(core, f'cudnn/{version}', f'setenv("NCAR_ROOT_CUDNN", "{cudnn}")',
                         f'prepend_path("LD_LIBRARY_PATH", "{cudnn}/lib")')  # fmt: skip
 
-        mkl = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/mkl/{versions["mkl"]}')
-        (mkl / 'lib').mkdir(parents=True)
-        self.module(core, f'mkl/{versions["mkl"]}', f'setenv("MKLROOT", "{mkl}")',
-                    f'setenv("NCAR_ROOT_MKL", "{mkl}")')  # fmt: skip
+        if 'mkl' in versions:
+            mkl = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/mkl/{versions["mkl"]}')
+            (mkl / 'lib').mkdir(parents=True)
+            self.module(core, f'mkl/{versions["mkl"]}', f'setenv("MKLROOT", "{mkl}")',
+                        f'setenv("NCAR_ROOT_MKL", "{mkl}")')  # fmt: skip
 
         conda = self.prefix('/glade/u/apps/opt/conda')
         script(conda / 'bin/conda', CONDA.replace('{python3}', f'{quickvenv.python3("/usr/bin/python3")}/python3'))

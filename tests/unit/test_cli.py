@@ -295,6 +295,12 @@ def test_destination_that_depends_on_the_directory(value, environ):
     assert "EASYBUILD_PREFIX is '%s'" % value in done.stderr and 'Write a full path' in done.stderr
 
 
+def test_output_that_cannot_be_written(environ):
+    done = subprocess.run(['bash', '-c', 'python3 -m slingtorch env > /dev/full'], stderr=subprocess.PIPE,
+                          universal_newlines=True, env=environ)
+    assert done.returncode == 1 and 'No space left on device' in done.stderr and 'Traceback' not in done.stderr
+
+
 def test_destination_that_may_not_be_entered(environ, tmp_path):
     """eb would end in a traceback."""
     closed = tmp_path / 'closed'
