@@ -1,13 +1,8 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for building the OFI plugin, through which NCCL and RCCL use libfabric, implemented as an easyblock.
 
-The tables are read from configure.ac, m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), from
+The tables are read from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), from
 ROCm/aws-ofi-rccl@17d41cb, and from src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
 """
 import os
@@ -26,19 +21,18 @@ from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
 
 # since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
-# lib: name under which the library is installed (%s is nccl or rccl). hwloc: whether hwloc is needed.
-Release = namedtuple('Release', ['since', 'apis', 'cxx', 'lib', 'hwloc'])
+# lib: name under which the library is installed (%s is nccl or rccl).
+Release = namedtuple('Release', ['since', 'apis', 'cxx', 'lib'])
 RELEASES = [
-    Release('1.6.0', (2, 6), None, 'lib%s-net', False),
-    Release('1.7.0', (2, 6), None, 'lib%s-net', True),
-    Release('1.8.0', (2, 7), None, 'lib%s-net', True),
-    Release('1.9.0', (2, 8), None, 'lib%s-net', True),
-    Release('1.14.0', (2, 9), '17', 'lib%s-net', True),
-    Release('1.15.0', (2, 10), '17', 'lib%s-net-ofi', True),
-    Release('1.17.2', (2, 11), '17', 'lib%s-net-ofi', True),
-    Release('1.19.0', (6, 11), '17', 'lib%s-net-ofi', True),
-    Release('1.20.0', (6, 12), '17', 'lib%s-net-ofi', True),
-    Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi', True),
+    Release('1.6.0', (2, 6), None, 'lib%s-net'),
+    Release('1.8.0', (2, 7), None, 'lib%s-net'),
+    Release('1.9.0', (2, 8), None, 'lib%s-net'),
+    Release('1.14.0', (2, 9), '17', 'lib%s-net'),
+    Release('1.15.0', (2, 10), '17', 'lib%s-net-ofi'),
+    Release('1.17.2', (2, 11), '17', 'lib%s-net-ofi'),
+    Release('1.19.0', (6, 11), '17', 'lib%s-net-ofi'),
+    Release('1.20.0', (6, 12), '17', 'lib%s-net-ofi'),
+    Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi'),
 ]
 FIRST_WITH_ROCM = '1.18.0'
 # releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): 1.13.2, 1.14.2 and 1.16.3 were
@@ -46,43 +40,20 @@ FIRST_WITH_ROCM = '1.18.0'
 WITHOUT_CUDA_13 = ('1.13.0', '1.17.0')
 MIN_LIBFABRIC = '1.11'
 
-# options of configure by the release that brought them
-OPTIONS = {
-    '1.6.0': ['enable-debug', 'enable-neuron', 'enable-picky-compiler', 'enable-platform-aws', 'enable-tests',
-              'enable-trace', 'with-cuda', 'with-libfabric', 'with-lttng', 'with-mpi'],
-    '1.7.0': ['with-hwloc'],
-    '1.8.0': ['enable-asan', 'enable-ubsan', 'with-valgrind'],
-    '1.10.0': ['enable-nvtx-trace-per-comm', 'enable-nvtx-trace-per-dev', 'enable-werror', 'with-nvtx'],
-    '1.13.0': ['enable-cudart-dynamic'],
-    '1.15.0': ['enable-nccl-net-symlink'],
-    '1.17.0': ['enable-nccl-net-library'],
-    FIRST_WITH_ROCM: ['with-gdrcopy', 'with-rocm'],
-    '1.19.0': ['enable-thread-analysis'],
-    '1.20.0': ['enable-gdaki', 'enable-ngc'],
-    '1.21.0': ['enable-histogram', 'with-nvcc'],
-}
-# options that were taken away, and the first release without them
-GONE = {'enable-nvtx-trace-per-comm': '1.18.0', 'enable-nvtx-trace-per-dev': '1.18.0', 'enable-gdaki': '1.21.0'}
-# those that autoconf, automake and libtool give to every configure script
-STANDARD_OPTIONS = ['enable-dependency-tracking', 'enable-fast-install', 'enable-libtool-lock', 'enable-shared',
-                    'enable-silent-rules', 'enable-static', 'with-gnu-ld', 'with-pic', 'with-sysroot']
-
 # AMD's own plugin, from before aws-ofi-nccl knew ROCm
 RCCL_PLUGIN = 'aws-ofi-rccl'
-RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net', False)
-RCCL_PLUGIN_OPTIONS = ['enable-debug', 'enable-tests', 'enable-trace', 'with-hip', 'with-libfabric', 'with-mpi',
-                       'with-rccl']
+RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net')
 
 # first release of NCCL (or of RCCL, which follows its numbers): oldest and newest ncclNetPlugin_v* that it accepts
 NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
              ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
 
-# what the plugin is built against: options of configure that take its prefix, and a header below include/
+# what the plugin is built against: options (--with-) that take its prefix, and a header below include/
 COMPONENTS = {
-    'libfabric': (['with-libfabric'], 'rdma/fabric.h'),
-    'hwloc': (['with-hwloc'], 'hwloc.h'),
-    'CUDA': (['with-cuda'], 'cuda_runtime.h'),
-    'ROCm': (['with-rocm', 'with-hip', 'with-rccl'], 'hip/hip_runtime_api.h'),
+    'libfabric': (['libfabric'], 'rdma/fabric.h'),
+    'CUDA': (['cuda'], 'cuda_runtime.h'),
+    'ROCm': (['rocm', 'hip', 'rccl'], 'hip/hip_runtime_api.h'),
+    'hwloc': (['hwloc'], 'hwloc.h'),
 }
 
 # with '-isystem /usr/include' in front, '#include_next <stdlib.h>' of the C++ headers finds nothing
@@ -95,7 +66,8 @@ COMPILERS = {
 }
 MPI_LIBS_REGEX = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 
-OPTION_REGEX = re.compile(r'(?<!\S)--(with|without|enable|disable)-([\w-]+)')
+# options of configure, in its help and in configopts
+OPTION_REGEX = re.compile(r'(?<!\S)--(?:with|without|enable|disable)-([\w-]+)')
 
 
 class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
@@ -142,31 +114,9 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         """Whether the version being built is older than this one; releases for AWS ('1.9.2-aws') count as theirs."""
         return LooseVersion(self.version.split('-')[0]) < LooseVersion(version)
 
-    def knows(self, option):
-        """Whether configure of this version has an option, given as 'with-x' or 'enable-x'."""
-        if option in STANDARD_OPTIONS:
-            return True
-        if self.is_rccl_plugin:
-            return option in RCCL_PLUGIN_OPTIONS
-        since, gone = lifetime(option)
-        return bool(since) and not self.older_than(since) and (gone is None or self.older_than(gone))
-
-    def check_options(self):
-        """
-        Raise an error for an option in configopts that this version does not know: autoconf only warns.
-
-        :return: names of the options there, as 'with-x' or 'enable-x'
-        """
-        options = []
-        for given, name in OPTION_REGEX.findall(self.cfg['configopts']):
-            option = given.replace('without', 'with').replace('disable', 'enable') + '-' + name.replace('_', '-')
-            options.append(option)
-            if not self.knows(option):
-                since, gone = lifetime(option)
-                known = "since %s%s" % (since, ", no longer in %s" % gone if gone else '') if since else "in no release"
-                raise EasyBuildError("%s %s has no option --%s-%s (aws-ofi-nccl has it %s). Take it out of configopts, "
-                                     "or take another version", self.name, self.version, given, name, known)
-        return options
+    def known_options(self):
+        """Names of the options that configure of this version knows, without --with- or --enable-."""
+        return set(OPTION_REGEX.findall(run_shell_cmd('./configure --help', hidden=True).output))
 
     def nccl_in_use(self):
         """Name and version of the NCCL or RCCL that will load the plugin, from its header; version None: not known."""
@@ -252,8 +202,12 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
                                  "dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
                                  self.name, self.version, standard, compiler)
 
-    def configure_options(self):
-        """Options of configure besides those in configopts; the run paths of what they name are put into $LDFLAGS."""
+    def configure_options(self, known=None):
+        """
+        Options of configure besides those in configopts; the run paths of what they name are put into $LDFLAGS.
+
+        :param known: names of options that this version knows; None: all (in a dry run there is no configure to ask)
+        """
         gpu = self.gpu()
         if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):
             raise EasyBuildError("%s %s does not know ROCm: %s is the first release that does (before it, there was "
@@ -267,36 +221,39 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
             raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)
 
-        given, options, ldflags = self.check_options(), [], []
-        for name in ['libfabric', gpu] + (['hwloc'] if self.release().hwloc else []):
+        given, options, ldflags = OPTION_REGEX.findall(self.cfg['configopts']), [], []
+
+        def wanted(option):
+            """Whether an option is to be added."""
+            return option not in given and (known is None or option in known)
+
+        for name in ['libfabric', gpu, 'hwloc']:
+            if name == 'hwloc' and known is not None and 'hwloc' not in known:
+                continue    # releases before 1.7.0 do without
             root = self.prefix_of(name, needed=name == gpu)
-            for option in COMPONENTS[name][0]:
-                if self.knows(option) and option not in given and (root or option == 'with-rocm'):
-                    # ROCm is not looked for unless it is asked for
-                    options.append('--%s=%s' % (option, root or 'yes'))
+            # ROCm is not looked for unless it is asked for
+            options += ['--with-%s=%s' % (option, root or 'yes') for option in COMPONENTS[name][0]
+                        if wanted(option) and (root or option == 'rocm')]
             if root:
                 # with a comma: EasyBuild's wrappers leave out a '-rpath=' that is below /usr, such as /usr/local/cuda
                 ldflags.append('-Wl,-rpath,%s' % libdir(root))
         if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
             # these link the driver's library, of which a node without GPU has a stub only
             ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
-        for option in ['platform-aws', 'tests']:
-            if self.knows('enable-' + option) and 'enable-' + option not in given:
-                options.append('--disable-' + option)
+        options += ['--disable-' + option for option in ['platform-aws', 'tests'] if wanted(option)]
         if ldflags:
             setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
         return options
 
     def configure_step(self, *args, **kwargs):
         """Check what can be checked before anything is compiled, make configure if there is none, and run it."""
-        self.check_options()
         self.set_compilers()
-        options = self.configure_options()
         oldest, newest = self.release().apis
         self.check_fits(set(range(oldest, newest + 1)), '%s %s' % (self.name, self.version))
         self.check_provider()
         if not os.path.exists('configure') and not self.dry_run:
             self.make_configure()
+        options = self.configure_options(None if self.dry_run else self.known_options())
         self.cfg['configopts'] = ' '.join(options + [self.cfg['configopts']]).strip()
         return super().configure_step(*args, **kwargs)
 
@@ -390,11 +347,6 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             print_warning("$LD_LIBRARY_PATH is kept out of modules: NCCL will find the plugin only where "
                           "$NCCL_NET_PLUGIN is %s", path, log=self.log)
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
-
-
-def lifetime(option):
-    """First release of aws-ofi-nccl that knows an option, and the first that no longer does; None for none."""
-    return next((since for since in OPTIONS if option in OPTIONS[since]), None), GONE.get(option)
 
 
 def fitting_releases(oldest, newest, rccl):

@@ -529,11 +529,15 @@ def set_up_packages(wanted_python, venv_python, log):
     if not tool:
         raise QuickstartError("no modules tool was found, although the package lmod is installed",
                               "set LMOD_PKG to the directory that has libexec/lmod in it")
-    works = subprocess.run(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
-                           env=clean_environment(os.environ))
-    if works.returncode:
-        raise QuickstartError("the modules tool %s does not work:" % tool[1], last_lines(works.stdout),
+    try:
+        works = subprocess.run(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=60,
+                               env=clean_environment(os.environ))
+        said = last_lines(works.stdout) or "'module --version' prints nothing"
+    except subprocess.TimeoutExpired:
+        works, said = None, "'module --version' has not ended after a minute"
+    if not works or works.returncode or not works.stdout.strip():
+        raise QuickstartError("the modules tool %s does not work:" % tool[1], said,
                               "repair or remove it; quickstart installs one where none is")
     if not python or not makes_venvs(python):
         raise QuickstartError("%s makes no virtual environments: its module ensurepip is missing"
@@ -604,7 +608,14 @@ def set_up_tools(prefix, python, env):
             raise QuickstartError("%s -m venv failed:" % python['path'], last_lines(read_text(log)))
         found = describe_python(venv_python)
     recorded = mark.get('packages') or {'easybuild-framework': ''}
-    if mark.get('requirements') != wanted or any(found['packages'].get(name) != recorded[name] for name in recorded):
+    as_recorded = mark.get('requirements') == wanted and all(
+        found['packages'].get(name) == recorded[name] for name in recorded)
+    if as_recorded and run_python(venv_python, 'import easybuild.main').returncode:
+        # its packages are registered, and files of them are gone
+        prefix.set_aside('venv', "its EasyBuild does not start")
+        del mark['requirements']
+        return set_up_tools(prefix, python, env)
+    if not as_recorded:
         pip_install(prefix, venv_python, wanted, env)
         found = describe_python(venv_python)
         names = [re.match(r'[\w.-]+', requirement).group(0).lower() for requirement in wanted]
@@ -685,6 +696,10 @@ case :$PATH: in *:{prefix}/venv/bin:*) ;; *) export PATH={prefix}/venv/bin:$PATH
 path=$({prefix}/venv/bin/slingtorch env --quiet) && eval "$path" || {{ unset path; return 1; }}
 unset path
 module use {prefix}/easybuild/modules/all
+if [ -z "$(module --version 2>&1)" ]; then
+    echo "activate: the modules tool {tool} does not work: 'module --version' prints nothing" >&2
+    return 1
+fi
 compgen -G '{prefix}/easybuild/modules/all/{module}*' >/dev/null || [ -n "${{QUICKSTART_RUNS-}}" ] ||
     echo "activate: {module} is not installed here; quickstart installs it: {quickstart}" >&2
 """
@@ -700,7 +715,7 @@ def write_configuration(prefix, tool):
         options.append(('allow-use-as-root-and-accept-consequences', '1'))
     prefix.write('easybuild.cfg', '[config]\n' + ''.join('%s = %s\n' % option for option in options))
     prefix.write('activate', ACTIVATE.format(
-        prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1]), module=MODULE,
+        prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1]), tool=tool[1], module=MODULE,
         quickstart=re.sub(r'(["$`\\])', r'\\\1', "%s --prefix %s" % (COMMAND, prefix.path))))
 
 
@@ -723,6 +738,13 @@ def installed_pytorch(prefix):
     module = glob.glob(prefix.file('easybuild', 'modules', 'all', MODULE + '*'))
     python = prefix.file('easybuild', 'software', MODULE, 'bin', 'python')
     return (os.stat(module[0]).st_mtime_ns if module else None), describe_python(python)
+
+
+def set_pytorch_aside(prefix, why):
+    """Keep an installation that eb is about to replace: the user may have installed packages into it."""
+    prefix.check_disk()
+    if os.path.lexists(prefix.file('easybuild', 'software', MODULE)):
+        prefix.set_aside(os.path.join('easybuild', 'software', MODULE), why)
 
 
 def install_pytorch(prefix, env, rebuild):
@@ -811,8 +833,8 @@ def quickstart(args, prefix, phases):
     env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
     rebuild = module and (not found or found['interpreter'] != python['interpreter'])
     if rebuild:
-        print("PyTorch is installed anew: %s" % ("it is of the Python %s" % found['interpreter'] if found
-                                                 else "its Python does not run"))
+        set_pytorch_aside(prefix, "it is of the Python %s" % found['interpreter'] if found
+                          else "its Python does not run")
     if not module or rebuild:
         env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
     install_pytorch(prefix, env, rebuild)
@@ -821,7 +843,8 @@ def quickstart(args, prefix, phases):
     phases.begin("Training on " + ranks)
     wrong = train(prefix, env, tool, args.ranks)
     if wrong and module and installed_pytorch(prefix)[0] == module:
-        phases.begin("%s: installing PyTorch anew, it was there from an earlier run" % wrong)
+        phases.begin("Installing PyTorch anew")
+        set_pytorch_aside(prefix, wrong)
         env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
         install_pytorch(prefix, env, rebuild=True)
         phases.begin("Training on %s once more" % ranks)

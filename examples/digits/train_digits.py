@@ -123,12 +123,13 @@ def main():
                 json.dump({'accuracy': right, 'losses': losses, 'world_size': world_size, 'hosts': hosts,
                            'seconds': time.time() - started, 'torch': torch.__version__}, handle, indent=1)
 
+    # Training is over: leave while the model lives, without the destructors of torch's C++ objects. With torch 2.13 and
+    # gloo, on a busy node, they now and then wait for ever for a thread that waits for Python's interpreter lock (seen in
+    # 5 of 11 runs; not seen in 6 that ended like this), or find one still running and abort the process ("terminate
+    # called without an active exception", https://github.com/pytorch/pytorch/pull/179291).
+    sys.stdout.flush()
+    os._exit(0)
+
 
 if __name__ == '__main__':
     main()
-    # Training is over: leave without the destructors of torch's C++ globals. With torch 2.13 and gloo, on a busy node,
-    # one of them now and then finds a thread still running and aborts the process ("terminate called without an
-    # active exception"), and the launcher then reports a job as failed that has done all its work
-    # (https://github.com/pytorch/pytorch/pull/179291).
-    sys.stdout.flush()
-    os._exit(0)

@@ -292,6 +292,15 @@ def test_find_modules_tool(tmp_path):
     assert quickstart.find_modules_tool({'LMOD_PKG': str(other)}, str(tmp_path))[1] == str(other / 'init/bash')
 
 
+def test_modules_tool_that_does_not_work(tmp_path, monkeypatch):
+    """The file is named. A script of Lmod that fails leaves nothing to evaluate, which is no error in itself."""
+    init = fake_command(tmp_path, 'init', 'module() { :; }')
+    monkeypatch.setattr(quickstart, 'find_modules_tool', lambda environ: ('Lmod', str(init), 'Lua'))
+    with pytest.raises(quickstart.QuickstartError, match='the modules tool %s does not work' % init) as err:
+        quickstart.set_up_packages(sys.executable, None, str(tmp_path / 'log'))
+    assert err.value.args[1] == "'module --version' prints nothing"
+
+
 def test_packages_nobody_may_install(tmp_path, monkeypatch):
     fake_command(tmp_path, 'apt-get', 'exit 1')
     monkeypatch.setenv('PATH', str(tmp_path))
@@ -327,7 +336,8 @@ def wheelhouse(tmp_path_factory):
     for requirement in quickstart.requirements() + ['setuptools==80', 'wheel==0.45']:
         name = requirement.split('>')[0].split('=')[0]
         version = {'mpich': quickstart.MPICH.split('==')[1]}.get(name, '5.4.1')
-        make_wheel(directory, name.replace('-', '_'), version)
+        files = {'easybuild/main.py': ''} if name == 'easybuild-framework' else None
+        make_wheel(directory, name.replace('-', '_'), version, files)
     return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
 
@@ -365,6 +375,14 @@ def test_tools_recover(tools, capsys):
     tools()
     assert next((made / 'venv').glob('lib/python3.*/site-packages/easybuild_framework-*')).is_dir()
     assert not (made / 'venv.old-1').exists()
+
+    # its packages are registered, and files of them are gone
+    shutil.rmtree(next((made / 'venv').glob('lib/python3.*/site-packages/easybuild')))
+    capsys.readouterr()
+    tools()
+    assert next((made / 'venv').glob('lib/python3.*/site-packages/easybuild/main.py')).exists()
+    assert 'its EasyBuild does not start' in capsys.readouterr().out
+    shutil.rmtree(made / 'venv.old-1')
 
     # the user worked in it before its Python went away
     (made / 'venv/notes.txt').write_text('mine')
@@ -550,6 +568,17 @@ def test_interrupt_ends_what_was_started(tmp_path):
     deadline = time.monotonic() + 30
     while running(pid.read_text().strip()):
         assert time.monotonic() < deadline, 'what it started goes on'
+
+
+def test_installation_that_is_replaced_is_kept(prefix, capsys):
+    """The user may have installed packages into it."""
+    own = pathlib.Path(prefix.file('easybuild', 'software', quickstart.MODULE)) / 'mine.py'
+    own.parent.mkdir(parents=True)
+    own.touch()
+    quickstart.set_pytorch_aside(prefix, 'it is broken')
+    assert not own.parent.exists() and (own.parents[1] / (own.parent.name + '.old-1') / 'mine.py').exists()
+    assert 'is made anew: it is broken' in capsys.readouterr().out
+    quickstart.set_pytorch_aside(prefix, 'it is gone')
 
 
 def test_training_that_hangs_is_ended(prefix, monkeypatch):

@@ -92,7 +92,7 @@ def test_from_clone_to_training_and_again(tmp_path):
     python.symlink_to('/nonexistent')
     again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '3'], env=env, timeout=900,
                 cwd=tmp_path).stdout
-    assert 'PyTorch is installed anew: its Python does not run' in again
+    assert re.search(r'software/PyTorch/\S+ is made anew: its Python does not run', again)
     assert 'installing with pip' not in again
     assert 'on 360 test images, 3 ranks' in again
 
