@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Bandwidth of all_reduce by message size: PyTorch's backends mpi and gloo, and MPI_Allreduce itself (mpi4py), with the
 same ranks and sizes, in turn, in the same run. To be run with a PyTorch that has the backend mpi, and mpi4py:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
 """
 How long `module load` of an installed PyTorch takes, against loading an empty module with the same Lmod in the
 same run.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
 """
 How long building PyTorch again takes after one file was changed, with a warm ccache, against the cold build of the
 same directory. Needs the directory of tests/builds/pytorch-debian, in which a whole build was done.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
 """What the runscripts cost: the start of a rank, and the first host of a long host list.
 
     benchmarks/runscripts.py [--json FILE] [--runs N]

@@ -9,6 +9,7 @@ import os
 import re
 from collections import namedtuple
 
+from easybuild.easyblocks.generic._dependencies import dependency_root
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
@@ -16,7 +17,7 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warni
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import setvar
 from easybuild.tools.filetools import read_file, symlink, which, write_file
-from easybuild.tools.modules import get_software_root, get_software_root_env_var_name, get_software_version
+from easybuild.tools.modules import get_software_root_env_var_name, get_software_version
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
 
@@ -148,13 +149,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
                       what, oldest, newest)
 
     def root(self, name):
-        """Prefix of a dependency. $EBROOT* of external modules are there while building only: else ask the metadata."""
-        path = get_software_root(name)
-        for metadata in [dep.get('external_module_metadata') or {} for dep in self.cfg.dependencies()]:
-            if not path and name in metadata.get('name', []) and metadata.get('prefix'):
-                variable, _, rest = metadata['prefix'].partition('/')
-                path = metadata['prefix'] if not variable else os.path.join(os.getenv(variable) or '', rest)
-        return path if path and os.path.isabs(path) else None
+        """Prefix of a dependency, or None."""
+        return dependency_root(self.cfg, name)
 
     def gpu(self):
         """GPU software that the plugin is for, from the dependencies: 'CUDA' or 'ROCm'."""

@@ -1,9 +1,4 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
 GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
@@ -14,6 +9,7 @@ import re
 import shlex
 
 import easybuild.tools.environment as env
+from easybuild.easyblocks.generic._dependencies import dependency_root
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_library, needed_libraries
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
@@ -86,17 +82,8 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
     # --- dependencies
 
     def root(self, name):
-        """
-        Prefix of a dependency, or None. $EBROOT* of external modules exist only while building, so that for
-        --sanity-check-only their metadata is asked.
-        """
-        path = get_software_root(name)
-        dep = self.dependency([name])
-        prefix = ((dep or {}).get('external_module_metadata') or {}).get('prefix')
-        if not path and prefix:
-            variable, _, rest = prefix.partition('/')
-            path = prefix if prefix.startswith('/') else os.path.join(os.environ.get(variable, ''), rest).rstrip('/')
-        return path or None
+        """Prefix of a dependency, or None."""
+        return dependency_root(self.cfg, name)
 
     def first_root(self, names):
         """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
@@ -125,10 +112,10 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
             name, version = dep['name'], dep['version']
             if dep['external_module']:
                 name, _, version = dep['full_mod_name'].partition('/')
-            for said in re.findall(r'(?:^|-)%s-(\d[\w.]*)' % re.escape(name), self.cfg['version_label'] or ''):
-                if said != version:
+            for label_version in re.findall(r'(?:^|-)%s-(\d[\w.]*)' % re.escape(name), self.cfg['version_label'] or ''):
+                if label_version != version:
                     raise EasyBuildError("Easyconfig parameter version_label says %s %s, and the dependency is %s %s: "
-                                         "correct one of them", name, said, name, version)
+                                         "correct one of them", name, label_version, name, version)
 
     def check_site(self):
         """Say so where the values of the site are missing: the hooks refuse what is for another site."""
@@ -170,7 +157,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         return [which(path, on_error=IGNORE) for path in paths]
 
     def check_mpi(self):
-        """Check that there is one MPI to build with. Another one in $PATH is told of."""
+        """Check that there is one MPI to build with. Another one in $PATH gets a warning."""
         name, root = self.first_root(MPI_NAMES)
         wanted = self.cfg['mpi_compilers']
         if None in self.mpi_compilers:
@@ -442,7 +429,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
             hint = ("what is compiled is in ccache: the same command resumes" if self.compiles_through_ccache else
                     "the same command starts from nothing; with ccache in $PATH, and not ccache = False, it resumes")
             raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
-                                 "mean too little memory: raise memory_per_job. When it is mended, %s", err.exit_code,
+                                 "mean too little memory: raise memory_per_job. When that is fixed, %s", err.exit_code,
                                  '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
                                  exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
@@ -476,7 +463,7 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
     # --- sanity
 
     def expectations(self):
-        """What the process of a finished PyTorch must be made of; the keys are those of check_process()."""
+        """What a process with the finished PyTorch must have; the keys are those of check_linkage()."""
         gtl, nccl = self.gtl_library(), self.first_root(NCCL_NAMES)
         compilers = self.mpi_compilers or self.find_mpi_compilers()
         return {

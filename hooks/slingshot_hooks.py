@@ -1,9 +1,4 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle, and is distributed under
-# the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild hooks of slingtorch: they add the values of the site that this machine is, refuse what is for another one, and
 lock installations.
@@ -120,12 +115,12 @@ def add_site_values(ec):
 
     added = []
     easyblocks = easyblock_names(ec)
-    said = ec.parser.get_config_dict(validate=False)
-    if 'site_name' in ec and 'site_name' not in said:
+    easyconfig_values = ec.parser.get_config_dict(validate=False)
+    if 'site_name' in ec and 'site_name' not in easyconfig_values:
         # lets an easyblock refuse an easyconfig that is for another site
         ec['site_name'] = site.name
     for name, value in parameter_values.items():
-        if name in said:
+        if name in easyconfig_values:
             ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
         elif name in ec and applies(value, ec, easyblocks):
             ec[name] = list(value.value) if isinstance(value.value, list) else value.value

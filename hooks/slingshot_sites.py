@@ -1,9 +1,4 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle, and is distributed under
-# the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Sites: which system this is and which values it gives to software that is installed on it.
 

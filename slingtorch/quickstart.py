@@ -1,10 +1,4 @@
-##
-# Copyright 2026 the slingtorch authors
 # SPDX-License-Identifier: GPL-2.0-only
-#
-# This file is part of slingtorch, an EasyBuild bundle, and is distributed under
-# the GNU General Public License version 2 (see the file LICENSE).
-##
 """
 From a checkout to a distributed training run: the program behind ./quickstart.
 

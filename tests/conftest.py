@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Fixtures for the real components, the rule that in CI nothing is skipped, and which worker runs what."""
 
 import collections

@@ -1,28 +1,21 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for Python packages that are built from source into a Python environment of their own,
 implemented as a base for easyblocks.
 """
-import contextlib
-import copy
 import json
 import os
 import shlex
 import tempfile
 
+from easybuild.easyblocks.generic._dependencies import modules_loaded
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
-from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 
 # software that brings the command conda
@@ -84,31 +77,6 @@ class PythonEnvironment(EasyBlock):
 
     # --- packages
 
-    @contextlib.contextmanager
-    def python_modules_loaded(self):
-        """Load what Python or conda needs for as long as the context lasts: the site's own modules, and Python's."""
-        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
-                 if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
-        saved_env = copy.deepcopy(os.environ)
-        tool = self.modules_tool
-        if isinstance(tool, NoModulesTool):
-            # with --fetch EasyBuild does without a modules tool, unless asked
-            tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
-        for name in names:
-            try:
-                # one after the other: a module may need an earlier one that extends $MODULEPATH
-                tool.load([name])
-            except EasyBuildError as err:
-                raise EasyBuildError("There is no module %s on this system, which %s needs: is that for another "
-                                     "system, or must a module be loaded before 'eb' is run? 'module avail' and "
-                                     "'module spider' show what there is. The modules tool says: %s", name,
-                                     os.path.basename(self.cfg.path), err,
-                                     exit_code=EasyBuildExit.MISSING_DEPENDENCY)
-        try:
-            yield
-        finally:
-            restore_env(saved_env)
-
     def fetch_step(self, skip_checksums=False):
         """Download the packages besides the sources: build nodes may have no network."""
         # before later steps add to the parameters
@@ -119,7 +87,9 @@ class PythonEnvironment(EasyBlock):
 
     def download_packages(self):
         """Download the packages of the environment, with the Python or conda that the modules bring."""
-        with self.python_modules_loaded():
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
+                 if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
+        with modules_loaded(self, names):
             self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):

@@ -1,15 +1,8 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
 EasyBuild support for Python virtual environments made from a lock file with hashes,
 implemented as an easyblock.
 """
-import contextlib
-import copy
 import os
 import re
 import shlex
@@ -19,13 +12,13 @@ import tempfile
 import urllib.parse
 import urllib.request
 
+from easybuild.easyblocks.generic._dependencies import modules_loaded
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.environment import restore_env
+from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import copy_file, mkdir, read_file, remove_dir, which, write_file
-from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 # lines of a requirements file that name a package index, and those that send pip to any address
@@ -122,7 +115,8 @@ class PythonVenv(RunScripts):
             self.dry_run_msg("  * packages named in %s will be downloaded with pip to %s",
                              self.lock_file, self.wheel_dirs()[0])
         elif not wants_checksums_only(skip_checksums):
-            with self.dependencies_loaded():
+            # pip picks wheels for the Python that it runs with
+            with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
                 self.download_wheels(self.find_python())
 
     def wheel_dirs(self):
@@ -132,27 +126,6 @@ class PythonVenv(RunScripts):
         The first one is where downloads go, shared by all versions of the software.
         """
         return [os.path.join(path, self.name.lower()[0], self.name, 'wheels') for path in source_paths()]
-
-    @contextlib.contextmanager
-    def dependencies_loaded(self):
-        """Load the modules of the dependencies while the context lasts: pip picks wheels for its own Python."""
-        module_names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
-        saved_env = copy.deepcopy(os.environ)
-        if module_names:
-            mod_tool = self.modules_tool
-            if isinstance(mod_tool, NoModulesTool):
-                # with --fetch EasyBuild does without a modules tool, unless asked
-                mod_tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
-            missing = [name for name, found in zip(module_names, mod_tool.exist(module_names)) if not found]
-            if missing:
-                raise EasyBuildError("The packages are downloaded with the Python that will run them, but there is no "
-                                     "module yet for: %s. Install what is missing first (eb --robot)",
-                                     ', '.join(missing), exit_code=EasyBuildExit.MISSING_DEPENDENCY)
-            mod_tool.load(module_names)
-        try:
-            yield
-        finally:
-            restore_env(saved_env)
 
     def find_python(self):
         """

@@ -1,11 +1,6 @@
-##
-# Copyright 2026 the slingtorch authors
-#
-# This file is part of slingtorch, an EasyBuild bundle: it subclasses EasyBuild's classes and is distributed under
-# the same licence, the GNU General Public License version 2 (see the file LICENSE).
-##
+# SPDX-License-Identifier: GPL-2.0-only
 """
-EasyBuild support for checking what a process that imported PyTorch is made of: its MPI, NCCL and network plugin,
+EasyBuild support for checking which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin,
 implemented as a base for easyblocks.
 """
 import json
@@ -23,8 +18,8 @@ from easybuild.tools.run import run_shell_cmd
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
-# prints what a process is made of that imported PyTorch, and the Python modules that are its arguments; it initialises
-# neither MPI nor a GPU
+# prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments; it
+# initialises neither MPI nor a GPU
 PROBE = """
 import importlib, importlib.metadata, json, sys, torch, torch.distributed as dist
 errors = []
@@ -62,10 +57,10 @@ class PyTorchProcess(EasyBlock):
 
     def check_pytorch_process(self, python, expected, modules=()):
         """
-        Import PyTorch and compare what the process is made of with what it should be.
+        Import PyTorch and compare the process with what it should be.
 
         :param python: path of the Python to do it with
-        :param expected: function that returns the dictionary that check_process() describes
+        :param expected: function that returns the dictionary that check_linkage() describes
         :param modules: names of Python modules to import into the same process
         :return: list of what is wrong, each a sentence
         """
@@ -78,27 +73,28 @@ class PyTorchProcess(EasyBlock):
         if not found:
             return ["PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:])]
         process = json.loads(found.group(1))
-        print_msg("a process with PyTorch is made of: %s" % made_of(process), log=self.log, silent=self.silent)
-        return check_process(process, expected())
+        print_msg("a process that imports PyTorch has: %s" % describe_libraries(process), log=self.log,
+                  silent=self.silent)
+        return check_linkage(process, expected())
 
 
-def made_of(process):
+def describe_libraries(process):
     """
     What matters of a process for running on several nodes, for the user.
 
     :param process: what PROBE printed
     """
-    parts = ["PyTorch %s" % process['version']]
+    texts = ["PyTorch %s" % process['version']]
     for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
         paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
-        parts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
-    return ', '.join(parts)
+        texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
+    return ', '.join(texts)
 
 
-def check_process(process, expected):
+def check_linkage(process, expected):
     """
-    Compare what a process that imported PyTorch is made of with what it should be.
+    Compare the libraries and settings of a process that imported PyTorch with what they should be.
 
     :param process: what PROBE printed
     :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin

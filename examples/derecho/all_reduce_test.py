@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Time and bandwidth of all_reduce and broadcast by message size, as a table and as JSON. Every result is checked.
 

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only
 # Installs PyTorch with torchvision and mpi4py, NCCL and the OFI plugin, on one CPU node of Derecho.
 #
 #   PBS_ACCOUNT=<project> examples/derecho/build.sh [--option=value ...] [NAME.eb ...]        on a login node
@@ -6,7 +7,8 @@
 # There everything is downloaded (nodes have no network), then a job is submitted to do the rest; this script waits for
 # it and ends with its status. The job runs in the directory where this was started, with the same settings of EasyBuild
 # and slingtorch. Where to install is EasyBuild's own setting: its configuration file, EASYBUILD_PREFIX, or --prefix=DIR
-# here, as any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 from PyTorch 2.5.1 on, 25.10 from 2.14.1 on.
+# here, as any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 from PyTorch 2.5.1 on, 25.10
+# from 2.14.1 on.
 set -euo pipefail
 
 default=PyTorch-2.4.0-derecho-cray-mpich.eb
@@ -77,7 +79,7 @@ and here the same without --fetch."
 named=''
 for word in "$@"; do
     case $word in
-        # slingtorch env puts downloads below the prefix too, and is not told of options
+        # slingtorch env puts downloads below the prefix too, and does not see options
         --prefix=*) export EASYBUILD_PREFIX=${word#--prefix=} ;;
         -*) ;;
         *.eb) named=1 ;;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """What the test programs share: start torch.distributed, choose the device, check results."""
 import argparse
 import os

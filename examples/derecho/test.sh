@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only
 # Tests an installed PyTorch on two GPU nodes of Derecho: 8 ranks, 4 on each node.
 #
 #   qsub -A <project> -v EASYBUILD_PREFIX examples/derecho/test.sh          at the top of the checkout

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Check the values that collective and point-to-point operations give.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Import what a training program imports, and check that PyTorch has what it was built for. Needs no GPU, starts no MPI:
 it runs on a login node.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Check that a GPU tensor is refused with an error, not a crash, where MPI was not told to expect GPU buffers.
 

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only
 # Training on two GPU nodes of Derecho.
 #
 #   cd examples/digits

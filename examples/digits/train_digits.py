@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Train a small network on scikit-learn's handwritten digits (1,797 images of 8x8 pixels) with DistributedDataParallel.
 

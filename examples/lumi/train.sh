@@ -1,4 +1,5 @@
 #!/bin/bash -e
+# SPDX-License-Identifier: GPL-2.0-only
 # Training on two whole nodes of LUMI-G, one task for each of their 8 GCDs, in a container.
 #
 #   cd examples/digits

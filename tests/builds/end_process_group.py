@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Make and destroy the process group of the MPI backend again and again, each time right after an all_reduce.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Train a small model with DistributedDataParallel over the backend mpi: every rank ends with the same weights, and with
 those that one rank with all the data gets. Started on several ranks by tests/builds/pytorch-debian."""
 import torch

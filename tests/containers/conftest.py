@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The container runtime, images with a real PyTorch, and LUMI as its users see it."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The image with PyTorch that `eb` builds on this machine: checked inside, and used through its module."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Images from a registry on the loopback address, from a definition file, and signed ones, with a real runtime."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The commands beside an image, with a real runtime and a small real image: in-container, its links, make-squashfs."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """
 Takes easyconfigs through EasyBuild's steps up to configure, in one process: eb itself needs seconds for each.
 

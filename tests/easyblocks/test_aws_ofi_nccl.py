@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The easyblock of the OFI plugin: its tables, and real `eb` on small source trees that have upstream's interface.
 
 The source trees record how configure was called and make a library with the symbols that a release exports;
@@ -190,6 +191,8 @@ def bench(tmp_path, lmod):
 
 
 def load_block():
+    generic = importlib.import_module('easybuild.easyblocks.generic')
+    generic.__path__.append(str(testbed.ROOT / 'easyblocks/generic'))
     spec = importlib.util.spec_from_file_location('aws_ofi_nccl', testbed.ROOT / 'easyblocks/aws_ofi_nccl.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

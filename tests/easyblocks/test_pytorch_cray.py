@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """EB_PyTorch_Cray through real `eb` on the emulated Derecho: real gcc, MPICH, Lmod and pip, and a toy PyTorch."""
 import json
 import os
@@ -214,7 +215,7 @@ def test_module_only_renews_what_activating_sets(installed, venv):
 def test_sanity_check_only(installed):
     """Also later, without the variables that exist while building; it says what a process is made of."""
     said = installed('--sanity-check-only').stdout
-    assert (f'made of: PyTorch 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27, MPI {installed.mpich}/lib/libmpich.so.12, '
+    assert (f'has: PyTorch 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27, MPI {installed.mpich}/lib/libmpich.so.12, '
             'GPU Transport Layer ') in said
     assert f'NCCL {installed.nccl}/lib/libnccl.so' in said
 
@@ -240,9 +241,9 @@ CHECK = """
 import json, os, sys
 from easybuild.tools.options import set_up_configuration
 set_up_configuration(args=sys.argv[1:], silent=True)
-from easybuild.easyblocks.generic.pytorchprocess import check_process
+from easybuild.easyblocks.generic.pytorchprocess import check_linkage
 process, expected = json.load(sys.stdin)
-json.dump(check_process(process, expected), sys.stdout)
+json.dump(check_linkage(process, expected), sys.stdout)
 """
 USE_MPI = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
 
@@ -427,7 +428,7 @@ def test_another_recipe_is_built_from_nothing(tmp_path, lmod):
 
 
 def test_compile_error_and_wrong_library_leave_no_module(tmp_path, lmod):
-    """The log tells where; what is mended installs with the same command."""
+    """The log tells where; what is fixed installs with the same command."""
     site = Site(tmp_path, lmod)
     site.sources.write('2.4.0', source='int broken(void) { return missing; }')
     done = site(check=False)

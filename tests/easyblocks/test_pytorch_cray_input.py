@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """EB_PyTorch_Cray with wrong input, and with other input than Derecho's: its steps up to configure, in one process."""
 import json
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The Singularity easyblock with files that are a SIF by their header only: installing, verifying, and what goes wrong.
 
 No container runtime is in the PATH of these tests; tests/containers has those with a real one.

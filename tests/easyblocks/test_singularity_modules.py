@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Module files of the Singularity easyblock: Lua under Lmod, Tcl under Lmod, Tcl under Environment Modules."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """A shell after `slingtorch env`, with either modules tool: `eb`, `module load`, `eb` again."""
 import os
 

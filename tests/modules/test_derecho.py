@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Every Derecho easyconfig on the emulated site: the stack that robot finds, the modules, what loading them gives."""
 import functools
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The job scripts for Derecho, with commands in place of `qsub`, `eb` and `mpiexec`; and the test programs."""
 import ast
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The hooks in real runs of eb: the module files that come out, and the locks of runs that are killed or meet."""
 import contextlib
 import os

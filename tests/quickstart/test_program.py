@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """slingtorch/quickstart.py part by part: what it owns, what it believes, what it says. No network."""
 import json
 import os

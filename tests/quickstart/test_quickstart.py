@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """./quickstart as somebody who has just cloned the repository runs it."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Layer 5: PyTorch that real `eb` installed, in distributed jobs under real launchers on two emulated nodes.
 
 The program is a user's: examples/digits/train_digits.py. Its global batch is split over the ranks, so every launch

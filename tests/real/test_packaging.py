@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The wheel, and what pip installs as README says: used from an empty directory, without the checkout."""
 import os
 import pathlib

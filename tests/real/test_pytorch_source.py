@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """PyTorch from source by EB_PyTorch_Cray, on Debian 13 made by tests/builds/pytorch-debian, against real MPICH.
 
 From nothing that takes two hours on two cores, so that it is done to the end only where an earlier build left its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """README.md, "On a supercomputer": each block line by line, on an emulation of its system, with real ranks."""
 import json
 import os

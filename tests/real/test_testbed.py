@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The test bed itself: without it, nothing that layer 5 says would mean anything."""
 
 import itertools

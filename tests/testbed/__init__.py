@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The real components the tests run: Slurm, Lmod, Environment Modules, MPICH, Open MPI, EasyBuild.
 
 Each module here finds or starts one of them and hands out a small object; tests/conftest.py makes fixtures of these.

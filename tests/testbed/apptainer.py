@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Apptainer in a directory of its own, from Debian's packages, whatever the release of the machine.
 
     python3 tests/testbed/apptainer.py DIR

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Derecho as far as modules and files go: the names and variables of its module tree, on this machine's gcc and MPICH.
 
 What it stands for: benkirk/derecho-pytorch-mpi@1adc9e4, NCAR/spack-derecho@b8e4459 (config/modules.yaml).

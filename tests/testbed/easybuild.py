@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Real `eb`, as a user runs it who activated the bundle."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """`eb` in a fork of a process that has imported EasyBuild: an error case costs a tenth of a second less than two.
 
 testbed.easybuild.EasyBuild does this by itself; use it, not this. In a test that runs `eb` in its own way:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Container images that hold a real PyTorch, and the runtime to run them; made once and kept."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """LUMI as its users see it: module files, directories, nodes; with the bundle activated where LUMI has its own code.
 
 Only what is named here is emulated: /appl is in a directory of the test, and the nodes are Slurm's, with as many CPUs

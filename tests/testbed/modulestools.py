@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Lmod and Environment Modules, each with a bash in which `module` works."""
 
 import glob

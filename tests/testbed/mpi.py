@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """MPI launchers: MPICH's hydra and Open MPI."""
 
 import os

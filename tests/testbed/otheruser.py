@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Another user, whom root becomes for a moment: what this user runs and reads are copies, wherever the checkout is.
 
 A checkout below a home that only root may enter cannot be read by anybody else, and neither can pytest's temporary

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """A `python3` whose `python3 -m venv` takes pip from an environment that was made before, and not from its wheel.
 
 pip unpacks and compiles itself for 3 to 6 s of processor time in each new environment; a copy of it takes 0.1 s.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The commands of README.md, as its readers type them."""
 
 import re

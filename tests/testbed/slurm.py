@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """A private Slurm cluster of two nodes on this machine, with its own munge.
 
 Everything it writes is in one directory of its own under /tmp, with a file that names the process that started it; so

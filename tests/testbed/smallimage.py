@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Small container images: a file that is a SIF by its header only, and a real one that is made in seconds."""
 
 import hashlib

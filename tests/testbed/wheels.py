@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Tiny wheels, made in a moment, for everything about PythonVenv that needs no PyTorch."""
 import base64
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Which worker of pytest-xdist runs what, and in which order."""
 
 from xdist.scheduler.loadscope import LoadScopeScheduling

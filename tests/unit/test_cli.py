@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: what it prints, and what a shell and EasyBuild make of it."""
 import argparse
 import json

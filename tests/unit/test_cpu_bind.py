@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """cpu-bind: which cores each task gets, from a site's map and from the topology of machines written down here."""
 import pathlib
 import shutil

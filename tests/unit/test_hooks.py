@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The hooks, on easyconfigs that EasyBuild parses in this process."""
 import contextlib
 import importlib.util

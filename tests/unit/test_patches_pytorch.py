@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """
 The patches of PyTorch: on the real sources that Debian holds, and what the patched check answers.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """The runscripts: which rank a process is under every launcher, and what it is given.
 
 Every test starts the real script in an environment of its own (no variable of the machine's leaks in) with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """get-master: the first host of a host list or node file, and where a malformed one is wrong."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Sites: the files in hooks/sites, and how one of them is chosen."""
 import importlib.util
 import os

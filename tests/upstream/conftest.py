@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Runs the worker once for all easyconfigs and once per modules tool for all easyblocks."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """What EasyBuild's own test suite asks of an easyconfig, each as a function that yields what is wrong.
 
 A check takes a Context. CHECKS maps its name to the function; tests/upstream/worker.py runs them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """What a patch file must say before its first hunk."""
 
 import re

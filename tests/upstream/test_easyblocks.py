@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """EasyBuild's own checks of easyblocks, over every one of the bundle, and the oldest Python that `eb` may run on."""
 
 import subprocess

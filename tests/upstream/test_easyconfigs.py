@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """EasyBuild's own checks of easyconfigs, over every one of the bundle."""
 
 import collections

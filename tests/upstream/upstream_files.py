@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """What there is to check."""
 
 from testbed import ROOT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-only
 """Run all checks on files, in a process of its own: EasyBuild keeps state in singletons that other tests must not see.
 
     worker.py REQUEST.json RESULTS.json

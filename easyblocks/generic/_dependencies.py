@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Functions of several easyblocks: where dependencies are, and their modules.
+"""
+import contextlib
+import copy
+import os
+
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.config import build_option
+from easybuild.tools.environment import restore_env
+from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+
+
+def dependency_root(cfg, name):
+    """
+    Prefix of a dependency, or None.
+
+    $EBROOT* of external modules exist only while building, so that for --sanity-check-only their metadata is asked.
+
+    :param cfg: the easyconfig
+    :param name: name of the software, as EasyBuild or the metadata of an external module has it
+    """
+    path = get_software_root(name)
+    for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
+        if not path and name in metadata.get('name', []) and metadata.get('prefix'):
+            variable, _, rest = metadata['prefix'].partition('/')
+            path = os.path.join(os.environ.get(variable, ''), rest).rstrip('/') if variable else metadata['prefix']
+    return path if path and os.path.isabs(path) else None
+
+
+@contextlib.contextmanager
+def modules_loaded(easyblock, names):
+    """
+    Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring.
+
+    :param names: names of modules; EasyBuildError for one that is not there
+    """
+    saved_env = copy.deepcopy(os.environ)
+    tool = easyblock.modules_tool
+    if names and isinstance(tool, NoModulesTool):
+        # with --fetch EasyBuild does without a modules tool, unless asked
+        tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
+    try:
+        for name in names:
+            try:
+                # one after the other: a module may need an earlier one that extends $MODULEPATH
+                tool.load([name])
+            except EasyBuildError as err:
+                raise EasyBuildError("There is no module %s on this system, which %s needs. 'eb --robot' installs it "
+                                     "first where it is EasyBuild's. Else: is that for another system, or must a "
+                                     "module be loaded before 'eb' is run? 'module avail' and 'module spider' show "
+                                     "what there is. The modules tool says: %s",
+                                     name, os.path.basename(easyblock.cfg.path), err,
+                                     exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+        yield
+    finally:
+        restore_env(saved_env)
