@@ -35,7 +35,10 @@ def take_lock(easyblock):
     # the name that EasyBlock.run_all_steps (easybuild/framework/easyblock.py) gives it
     lock = det_lock_path(easyblock.installdir.replace('/', '_'))
     path = lock + '.holder'
-    mkdir(os.path.dirname(path), parents=True)
+    try:
+        mkdir(os.path.dirname(path), parents=True)
+    except PermissionError as err:
+        raise EasyBuildError("You may not use the directory in which software is installed: %s", err)
     try:
         fd, holder = wait_for(path, name, silent)
     except OSError as err:  # no flock, or the file of another user

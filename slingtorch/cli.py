@@ -42,8 +42,13 @@ def load_slingshot_sites(root):
 
 
 def note(message):
-    """Say something to the person who uses the command."""
-    sys.stderr.write("slingtorch: %s\n" % message)
+    """Say something to the person who uses the command, if it can be said."""
+    try:
+        sys.stderr.write("slingtorch: %s\n" % message)
+        sys.stderr.flush()
+    except OSError:
+        # Python would try once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -141,14 +146,19 @@ def check_destination(options, syntax):
         path = getattr(options, option) or ''
         check_path("EasyBuild's %s (%s)" % (option, variable), path,
                    IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
+    # eb would end in a traceback
+    paths = [options.installpath_software or os.path.join(options.installpath, options.subdir_software),
+             modules_directory(options), options.buildpath] + options.sourcepath.split(':') + options.repositorypath[:1]
+    for path in filter(None, paths):
         try:
+            closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
             os.stat(path)
-        except PermissionError:
-            # eb would end in a traceback
-            raise CliError("EasyBuild's %s (%s) is '%s', and you may not enter a directory on the way there. Name one "
-                           "of your own." % (option, variable, path))
-        except OSError:
-            pass
+        except OSError as err:
+            closed = isinstance(err, PermissionError)
+        if closed:
+            raise CliError("EasyBuild's configuration has the directory %s, and you may not enter or read it. Name "
+                           "others ('eb --show-config' shows which setting it is), or let its owner allow it (chmod "
+                           "u+rwx)." % path)
 
 
 def other_root(config, root, keep_hooks):
@@ -434,6 +444,9 @@ def make_parser():
 def main(argv=None):
     """Run the command; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:  # closed
+            setattr(sys, name, open(os.devnull, 'w'))
     for_shell = argv[:1] == ['env']
     parser = make_parser()
     try:

@@ -12,6 +12,7 @@ import argparse
 import ast
 import fcntl
 import glob
+import hashlib
 import json
 import os
 import re
@@ -100,6 +101,11 @@ def write_text(path, text):
     """Write a file."""
     with open(path, 'w') as handle:
         handle.write(text)
+
+
+def checksum(text):
+    """sha256 of a text."""
+    return hashlib.sha256(text.encode(errors='replace')).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -224,6 +230,7 @@ class Prefix:
                                   % (owner or '?', self.file('.lock')))
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
+        self.check_access()
         for name in ('tmp', 'cache', 'log'):
             self.make(name)
         self.check_noexec()
@@ -245,8 +252,14 @@ class Prefix:
         os.makedirs(self.register(name), exist_ok=True)
 
     def write(self, name, text):
-        """Write a file in the prefix."""
-        write_text(self.register(name), text)
+        """Write a file in the prefix; one that the user has changed is kept beside it."""
+        path, written = self.register(name), self.mark.setdefault('written', {})
+        before = read_text(path) if os.path.exists(path) else None
+        if before not in (None, text) and written.get(name) not in (None, checksum(before)):
+            self.set_aside(name, "you have changed it")
+        write_text(path, text)
+        written[name] = checksum(text)
+        self.write_mark()
 
     def set_aside(self, name, why):
         """Rename what cannot be used any more, since it may hold files of the user; return the new path."""
@@ -254,10 +267,21 @@ class Prefix:
         while os.path.lexists(self.file('%s.old-%d' % (name, number))):
             number += 1
         old = self.file('%s.old-%d' % (name, number))
-        os.rename(self.file(name), old)
+        shutil.move(self.file(name), old)
         print("%s is made anew: %s\n  what was there is kept as %s; remove it when you need nothing from it"
               % (self.file(name), why, old))
         return old
+
+    def check_access(self):
+        """Directories of an earlier run that may not be used now: eb would end in a traceback."""
+        software, modules = os.path.join('easybuild', 'software'), os.path.join('easybuild', 'modules')
+        for name in ('tmp', 'cache', 'log', 'venv', 'easybuild', software, os.path.join(software, 'PyTorch'),
+                     os.path.join(software, MODULE), modules, os.path.join(modules, 'all'),
+                     os.path.join(modules, 'all', 'PyTorch'), os.path.join('easybuild', 'build')):
+            path = self.file(name)
+            if os.path.isdir(path) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                raise QuickstartError("you may not use the directory %s, which is quickstart's" % path,
+                                      "allow it again: chmod u+rwx %s" % path)
 
     def check_noexec(self):
         """Programs are installed here: a file system mounted noexec is an error."""
@@ -604,9 +628,11 @@ def set_up_tools(prefix, python, env):
     recorded = mark.get('packages') or {'easybuild-framework': ''}
     as_recorded = mark.get('requirements') == wanted and all(
         found['packages'].get(name) == recorded[name] for name in recorded)
-    if as_recorded and run_python(venv_python, 'import easybuild.main').returncode:
+    broken = as_recorded and (run_python(venv_python, 'import easybuild.main').returncode and 'EasyBuild' or
+                              not launcher_works(venv) and 'mpiexec')
+    if broken:
         # its packages are registered, and files of them are gone
-        prefix.set_aside('venv', "its EasyBuild does not start")
+        prefix.set_aside('venv', "its %s does not start" % broken)
         del mark['requirements']
         return set_up_tools(prefix, python, env)
     if not as_recorded:
@@ -625,6 +651,16 @@ def set_up_tools(prefix, python, env):
     version = subprocess.check_output([command, '--version'], env=env, universal_newlines=True).strip()
     packages = found['packages']
     print("%s, EasyBuild %s, MPICH %s" % (version, packages['easybuild-framework'], packages['mpich']))
+
+
+def launcher_works(venv):
+    """Whether mpiexec starts a program."""
+    try:
+        return subprocess.run([os.path.join(venv, 'bin', 'mpiexec'), '-n', '1', 'echo', 'starts'], timeout=60,
+                              env=clean_environment(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL).stdout == b'starts\n'
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def pip_install(prefix, python, wanted, env):

@@ -337,7 +337,10 @@ def wheelhouse(tmp_path_factory):
     for requirement in quickstart.requirements() + ['setuptools==80', 'wheel==0.45']:
         name = requirement.split('>')[0].split('=')[0]
         version = {'mpich': quickstart.MPICH.split('==')[1]}.get(name, '5.4.1')
-        files = {'easybuild/main.py': ''} if name == 'easybuild-framework' else None
+        files = {
+            'easybuild-framework': {'easybuild/main.py': ''},
+            'mpich': {'mpich-%s.data/scripts/mpiexec' % version: '#!/bin/sh\necho starts\n'},
+        }.get(name)
         make_wheel(directory, name.replace('-', '_'), version, files)
     return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
@@ -383,6 +386,10 @@ def test_tools_recover(tools, capsys):
     tools()
     assert next((made / 'venv').glob('lib/python3.*/site-packages/easybuild/main.py')).exists()
     assert 'its EasyBuild does not start' in capsys.readouterr().out
+    shutil.rmtree(made / 'venv.old-1')
+    (made / 'venv/bin/mpiexec').write_text('#!/bin/sh\nexit 0\n')
+    tools()
+    assert 'its mpiexec does not start' in capsys.readouterr().out
     shutil.rmtree(made / 'venv.old-1')
 
     # the user worked in it before its Python went away
@@ -487,6 +494,26 @@ def test_activate_is_one_clean_configuration(activated_prefix, tmp_path):
     assert '/elsewhere' not in done.stdout and '/other' not in done.stdout and 'Hierarchical' not in done.stdout
     assert 'prefix  ' in done.stdout and activated_prefix.file('easybuild') in done.stdout
     assert str(ROOT / 'hooks/slingshot_hooks.py') in done.stdout
+
+
+def test_changed_configuration_is_kept(activated_prefix, capsys):
+    path = pathlib.Path(activated_prefix.file('easybuild.cfg'))
+    tool = ('Lmod', '/dev/null', 'Lua')
+    quickstart.write_configuration(activated_prefix, tool)
+    assert 'made anew' not in capsys.readouterr().out
+    path.write_text(path.read_text() + 'optarch = GENERIC\n')
+    quickstart.write_configuration(activated_prefix, tool)
+    assert 'easybuild.cfg is made anew: you have changed it' in capsys.readouterr().out
+    assert 'GENERIC' in path.with_name('easybuild.cfg.old-1').read_text() and 'GENERIC' not in path.read_text()
+
+
+def test_directory_that_may_not_be_used(prefix, monkeypatch):
+    """eb would end in a traceback."""
+    closed = prefix.file('easybuild', 'software', 'PyTorch')
+    os.makedirs(closed)
+    monkeypatch.setattr(os, 'access', lambda path, mode: path != closed)
+    with pytest.raises(quickstart.QuickstartError, match='you may not use the directory %s' % closed):
+        prefix.check_access()
 
 
 def test_activate_with_the_checkout_gone(activated_prefix):

@@ -30,7 +30,10 @@ def make_wheel(directory, name, version, files=None, requires=()):
     wheel = directory / f'{name}-{version}-py3-none-any.whl'
     with zipfile.ZipFile(wheel, 'w') as archive:
         for path, text in content.items():
-            archive.writestr(path, text)
+            member = zipfile.ZipInfo(path)
+            # pip makes a script executable that is so in the wheel
+            member.external_attr = (0o100755 if '.data/scripts/' in path else 0o100644) << 16
+            archive.writestr(member, text)
     return wheel
 
 

@@ -302,6 +302,14 @@ def test_output_that_cannot_be_written(environ):
     assert done.returncode == 1 and 'No space left on device' in done.stderr and 'Traceback' not in done.stderr
 
 
+@pytest.mark.parametrize('where', ['>&-', '2>&-', '2>/dev/full', '>&- 2>&-'])
+def test_closed_output(environ, where):
+    done = subprocess.run(['bash', '-c', 'python3 -m slingtorch env ' + where], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, env=environ)
+    assert done.returncode == 0 and 'Traceback' not in done.stderr
+    assert ('export SLINGTORCH_SITE=' in done.stdout) is ('>&-' not in where.replace('2>&-', ''))
+
+
 def test_destination_that_may_not_be_entered(environ, tmp_path):
     """eb would end in a traceback."""
     closed = tmp_path / 'closed'
@@ -312,7 +320,7 @@ def test_destination_that_may_not_be_entered(environ, tmp_path):
                           stderr=subprocess.PIPE, universal_newlines=True,
                           env=dict(environ, EASYBUILD_PREFIX=str(closed / 'easybuild')))
     assert (done.returncode, done.stdout) == (1, 'false\n')
-    assert "EASYBUILD_PREFIX) is '%s/easybuild', and you may not enter" % closed in done.stderr
+    assert "the directory %s/easybuild/software, and you may not enter" % closed in done.stderr
 
 
 @pytest.mark.parametrize('syntax, refused, taken', [
@@ -321,7 +329,8 @@ def test_characters_of_a_destination(syntax, refused, taken):
     """Each was tried: an installation by EasyBuild 5.4.1, its module and its runscript."""
     def options(char):
         return argparse.Namespace(prefix=None, installpath='/a%sb' % char, installpath_software=None,
-                                  installpath_modules=None, buildpath='/b')
+                                  installpath_modules=None, buildpath='/b', sourcepath='/s', repositorypath=['/r'],
+                                  subdir_software='software', subdir_modules='modules', suffix_modules_path='all')
     for char in refused:
         with pytest.raises(cli.CliError):
             cli.check_destination(options(char), syntax)
