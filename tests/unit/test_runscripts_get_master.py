@@ -186,8 +186,8 @@ def test_node_file_errors(tmp_path):
         assert "is no host name" in error(env={"PBS_NODEFILE": str(nodes)})
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="a file of another user needs root")
 def test_node_file_of_someone_else():
-    assert os.getuid() == 0, "this test changes user and must be run by root"
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         nodes = pathlib.Path(name, "nodes")
