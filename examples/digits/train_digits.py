@@ -125,9 +125,9 @@ def main():
                            'seconds': time.time() - started, 'torch': torch.__version__}, handle, indent=1)
 
     # Training is over: leave while the model lives, without the destructors of torch's C++ objects. With torch 2.13 and
-    # gloo, on a busy node, they now and then wait for ever for a thread that waits for Python's interpreter lock (seen in
-    # 5 of 11 runs; not seen in 6 that ended like this), or find one still running and abort the process ("terminate
-    # called without an active exception", https://github.com/pytorch/pytorch/pull/179291).
+    # gloo, on a busy node, they now and then wait for ever for a thread that waits for Python's interpreter lock (seen
+    # in 5 of 11 runs; not seen in 20 that ended like this), or find one still running and abort the process
+    # ("terminate called without an active exception", https://github.com/pytorch/pytorch/pull/179291).
     sys.stdout.flush()
     os._exit(0)
 
