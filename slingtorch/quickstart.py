@@ -37,6 +37,8 @@ RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 MPICH = 'mpich==5.0.2'
 # seconds; training takes about ten
 TRAINING_LIMIT = 600
+# seconds in which an interpreter must answer, also from a slow disk
+PYTHON_LIMIT = 60
 # MB of disk that a whole installation takes while it is made
 DISK_NEEDED = 3000
 
@@ -50,7 +52,7 @@ LEFT_OUT_LOUDLY = ('EASYBUILD_', 'SLINGTORCH_')
 LEFT_OUT = LEFT_OUT_LOUDLY + (
     'PIP_', 'PYTHON', 'VIRTUAL_ENV', 'CONDA_', 'EBROOT', 'EBVERSION', 'EBDEVEL', 'EB_', 'LMOD_', '__LMOD', '__MOD',
     '_ModuleTable', '_LMFILES_', 'LOADEDMODULES', 'MODULE', 'SLURM_', 'PBS_', 'PALS_', 'PMI', 'OMPI_', 'HYDRA_',
-    'MPI_LOCAL', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_', 'TORCHELASTIC_', 'BASH_ENV',
+    'MPI_LOCAL', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_', 'TORCH', 'GLOO_', 'BASH_ENV',
     'BASH_FUNC_', 'CDPATH',
 )
 # pip's options that say how the network is reached, and those that would change what is installed, or where
@@ -196,7 +198,7 @@ class Prefix:
         try:
             mark = json.loads(read_text(self.file(MARK)))
             entries = [name for name in mark['entries'] if name in ENTRIES]
-        except (OSError, ValueError, KeyError, TypeError) as err:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
             why = err.strerror if isinstance(err, OSError) else "it is empty, damaged, or not of quickstart"
             raise QuickstartError("the mark of an earlier run, %s, cannot be read: %s" % (self.file(MARK), why),
                                   "choose another directory with --prefix DIR, or remove this one by hand")
@@ -443,7 +445,7 @@ def describe_python(python):
     """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
     try:
         return dict(json.loads(run_python(python, DESCRIBE_PYTHON).stdout), path=os.path.abspath(python))
-    except (OSError, ValueError):
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 
 
@@ -451,7 +453,7 @@ def run_python(python, code):
     """Run code in an interpreter as every shell will find it: without the LD_LIBRARY_PATH of this one."""
     env = {name: value for name, value in os.environ.items() if name != 'LD_LIBRARY_PATH'}
     return subprocess.run([python, '-sE', '-c', code], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=PYTHON_LIMIT)
 
 
 def find_python(wanted, path=None):
@@ -475,7 +477,10 @@ def find_python(wanted, path=None):
                               "install one of these versions, or name one with --python /path/to/python3.12")
     if wanted is not None:
         python = shutil.which(wanted, path=path)
-        why = last_lines(run_python(python, '').stderr, 1) if python else "there is no such command"
+        try:
+            why = last_lines(run_python(python, '').stderr, 1) if python else "there is no such command"
+        except subprocess.TimeoutExpired:
+            why = "it does not answer"
         raise QuickstartError("--python '%s': %s" % (wanted, why or "that is no Python"),
                               "give the path of a Python that starts in every shell (without LD_LIBRARY_PATH), or "
                               "leave --python out")
@@ -844,7 +849,8 @@ class Phases:
 
 def quickstart(args, prefix, phases):
     """Everything, in order."""
-    env = dict(clean_environment(os.environ), PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
+    # EasyBuild stumbles over a locale that is not installed, as ssh may bring one
+    env = dict(clean_environment(os.environ), LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
                TMPDIR=prefix.file('tmp'), PIP_CACHE_DIR=prefix.file('cache'), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
     report_left_out(os.environ)
     phases.begin("Packages of the distribution")
@@ -919,6 +925,8 @@ def main(argv=None):
     prefix, phases = None, Phases()
     os.umask(os.umask(0o077) | 0o022)
     try:
+        if not os.path.isdir('.'):
+            raise QuickstartError("the current directory is gone", "go to another one, then run quickstart again")
         prefix = Prefix(args.prefix)
         if args.python is not None:
             find_python(args.python)    # a typo must not leave a directory

@@ -71,7 +71,7 @@ def test_users_own_file_in_the_way(prefix):
         quickstart.Prefix(prefix.path)
 
 
-@pytest.mark.parametrize('content', ['', '{"entries": 1}', '[]', '{"made by": '])
+@pytest.mark.parametrize('content', ['', '{"entries": 1}', '[]', '{"made by": ', '[' * 100000], ids=lambda text: '%d characters' % len(text))
 def test_mark_that_is_broken(prefix, content):
     pathlib.Path(prefix.file(quickstart.MARK)).write_text(content)
     with pytest.raises(quickstart.QuickstartError, match='the mark of an earlier run.*empty, damaged, or not of quick'):
@@ -266,6 +266,13 @@ def test_find_python(tmp_path):
         with pytest.raises(quickstart.QuickstartError, match="--python '%s': %s" % (nonsense, why)):
             quickstart.find_python(nonsense)
     assert quickstart.find_python(sys.executable)['version'] == '%d.%d' % sys.version_info[:2]
+
+
+def test_python_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, 'PYTHON_LIMIT', 0.5)
+    python = fake_command(tmp_path, 'python3.11', 'exec sleep 100')
+    with pytest.raises(quickstart.QuickstartError, match='it does not answer'):
+        quickstart.find_python(str(python))
 
 
 def test_python_must_start_in_every_shell(tmp_path, monkeypatch):
