@@ -38,7 +38,7 @@ RELEASES = [
 FIRST_WITH_ROCM = '1.18.0'
 # releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): 1.13.2, 1.14.2 and 1.16.3 were
 # tried, and 1.9.2 and 1.17.3 do compile
-WITHOUT_CUDA_13 = ('1.13.0', '1.17.0')
+WITHOUT_CUDA_13 = ('1.13.0', '1.17.3')
 MIN_LIBFABRIC = '1.11'
 
 # AMD's own plugin, from before aws-ofi-nccl knew ROCm

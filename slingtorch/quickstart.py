@@ -916,9 +916,11 @@ def flush():
 def main(argv=None):
     """Run quickstart; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    for name in ('stdout', 'stderr'):
-        if getattr(sys, name) is None:  # closed
-            setattr(sys, name, open(os.devnull, 'w'))
+    for number, name in ((1, 'stdout'), (2, 'stderr')):
+        # closed; or bash has given the number of a closed one to its script, which nobody can write to
+        if getattr(sys, name) is None or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, os.fdopen(number, 'w'))
     args = parse_arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)

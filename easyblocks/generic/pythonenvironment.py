@@ -21,7 +21,7 @@ from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 # software that brings the command conda
 CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
 
-# below the installation while its extensions are not all there: what it was made from
+# below the installation while its extensions are being installed: what it was made from
 FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
@@ -192,18 +192,17 @@ class PythonEnvironment(EasyBlock):
         return json.dumps(params, indent=1, sort_keys=True, default=str)
 
     def extensions_step(self, *args, **kwargs):
-        """Say what is kept when an extension fails."""
+        """Say what is kept when an extension fails; what later fails the sanity check is not kept."""
+        finished = os.path.join(self.installdir, FINISHED)
+        if self.cfg['exts_list'] and not self.dry_run:
+            write_file(finished, self.recipe)
         try:
             super().extensions_step(*args, **kwargs)
+            remove_file(finished)
         except (EasyBuildError, RunShellCmdError):
             print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on with "
                           "the extensions, and with --rebuild from nothing", self.name, self.installdir, log=self.log)
             raise
-
-    def cleanup_step(self):
-        """A later installation into this directory is one from nothing."""
-        remove_file(os.path.join(self.installdir, FINISHED))
-        super().cleanup_step()
 
     def install_step(self):
         """Make the environment, let the easyblock install into it, and make it one that can be activated."""
@@ -220,8 +219,6 @@ class PythonEnvironment(EasyBlock):
         if not self.is_kept:
             super().install_step()
             self.write_activation()
-            if self.cfg['exts_list']:
-                write_file(os.path.join(self.installdir, FINISHED), self.recipe)
 
     def sanity_check_step(self, *args, **kwargs):
         """Check with the environment's Python."""

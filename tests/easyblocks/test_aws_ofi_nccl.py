@@ -308,7 +308,7 @@ def test_cuda_13(block, monkeypatch, version, cuda, refused):
     monkeypatch.setenv('EBVERSIONCUDA', cuda)
     with pytest.raises(block.EasyBuildError) as err:
         plugin(block, version).configure_options()
-    message = 'aws-ofi-nccl %s does not compile with CUDA %s: take 1.17.0 or newer, or CUDA 12' % (version, cuda)
+    message = 'aws-ofi-nccl %s does not compile with CUDA %s: take 1.17.3 or newer, or CUDA 12' % (version, cuda)
     assert (message in str(err.value)) is refused
 
 

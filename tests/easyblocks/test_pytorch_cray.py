@@ -442,3 +442,7 @@ def test_compile_error_and_wrong_library_leave_no_module(tmp_path, lmod):
     done = site(check=False)
     assert done.returncode != 0 and 'Another MPI is in the same process' in done.stdout + done.stderr
     assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
+
+    # what failed the sanity check is not kept
+    site.sources.write('2.4.0')
+    assert 'not built again' not in site().stdout

@@ -187,6 +187,13 @@ def test_nobody_reads_what_it_prints(tmp_path, where, message):
     assert not message or message in done.stderr
 
 
+@pytest.mark.parametrize('closed', ['2>&-', '>&- 2>&-'])
+def test_nobody_can_read_an_error(tmp_path, closed):
+    """Bash gives the number of the closed descriptor to its script."""
+    command = f'{ROOT}/quickstart --prefix {tmp_path}/p --remove {closed}'
+    assert subprocess.run(['bash', '-c', command], env=clean_environ()).returncode == 1
+
+
 def test_moved_prefix_is_made_anew_and_keeps_downloads(prefix, tmp_path, capsys):
     for name in ('venv/bin', 'easybuild/sources/p', 'easybuild/software/PyTorch'):
         os.makedirs(prefix.file(name))

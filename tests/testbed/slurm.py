@@ -296,16 +296,27 @@ def start_time(pid):
 
 
 def kill_leftovers(directory):
-    """Kill every process that belongs to the cluster of this directory: its environment names the slurm.conf in it."""
+    """
+    Kill every process that belongs to the cluster of this directory: its environment names the slurm.conf in it.
+
+    Until there is none: one that is killed may have started another one while we looked.
+    """
     mark = f'SLURM_CONF={directory}/slurm.conf'.encode()
-    for environ in glob.glob('/proc/[0-9]*/environ'):
-        pid = int(environ.split('/')[2])
-        try:
-            with open(environ, 'rb') as stream:
-                if pid != os.getpid() and mark in stream.read().split(b'\0'):
-                    os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass  # ended meanwhile, or another user's
+
+    def none_is_left():
+        left = False
+        for environ in glob.glob('/proc/[0-9]*/environ'):
+            pid = int(environ.split('/')[2])
+            try:
+                with open(environ, 'rb') as stream:
+                    if pid != os.getpid() and mark in stream.read().split(b'\0'):
+                        os.kill(pid, signal.SIGKILL)
+                        left = True
+            except OSError:
+                pass  # ended meanwhile, or another user's
+        return not left
+
+    wait(none_is_left, 120, f'processes of {directory} are left')
 
 
 def clean_up_killed_runs():
