@@ -925,7 +925,8 @@ def main(argv=None):
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     prefix, phases = None, Phases()
-    os.umask(os.umask(0o077) | 0o022)
+    # Lmod shows root no module of root's that others may not read (DirTree.lua, l_walk)
+    os.umask(0o022 if os.getuid() == 0 else os.umask(0o077) | 0o022)
     try:
         if not os.path.isdir('.'):
             raise QuickstartError("the current directory is gone", "go to another one, then run quickstart again")

@@ -194,6 +194,19 @@ def test_nobody_can_read_an_error(tmp_path, closed):
     assert subprocess.run(['bash', '-c', command], env=clean_environ()).returncode == 1
 
 
+@pytest.mark.parametrize('uid, mode', [(0, 0o644), (1000, 0o600)])
+def test_umask(monkeypatch, tmp_path, uid, mode):
+    """Lmod shows root no module of root's that others may not read."""
+    monkeypatch.setattr(quickstart, 'quickstart', lambda *args: (tmp_path / 'module').write_text(''))
+    monkeypatch.setattr(os, 'getuid', lambda: uid)
+    before = os.umask(0o077)
+    try:
+        assert quickstart.main(['--prefix', str(tmp_path / 'p')]) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / 'module').stat().st_mode & 0o777 == mode
+
+
 def test_moved_prefix_is_made_anew_and_keeps_downloads(prefix, tmp_path, capsys):
     for name in ('venv/bin', 'easybuild/sources/p', 'easybuild/software/PyTorch'):
         os.makedirs(prefix.file(name))

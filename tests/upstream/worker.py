@@ -18,6 +18,7 @@ import traceback
 def main(request_path, results_path):
     with open(request_path) as stream:
         request = json.load(stream)
+    from easybuild.base import fancylogger
     from easybuild.tools.options import set_up_configuration
 
     options = [
@@ -50,6 +51,9 @@ def main(request_path, results_path):
         def context_of(path):
             return kind.Context(path, home_of(path), syntax)
 
+    # each easyblock opens a log of its own, to which the next ones would write as well
+    logger = fancylogger.getLogger(fname=False)
+    handlers = list(logger.handlers)
     start = os.getcwd()
     environment = dict(os.environ)
     results = {}
@@ -65,6 +69,9 @@ def main(request_path, results_path):
                 os.chdir(start)
                 os.environ.clear()
                 os.environ.update(environment)
+            for handler in set(logger.handlers).difference(handlers):
+                logger.removeHandler(handler)
+                handler.close()
             if request['kind'] == 'easyconfigs' and context.app:
                 results[path][' module'] = context.ec.full_mod_name
                 results[path][' patches'] = kind.patch_names(context.ec)
