@@ -2,14 +2,15 @@
 """
 EasyBuild support for building the OFI plugin, through which NCCL and RCCL use libfabric, implemented as an easyblock.
 
-The tables are read from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), from
-ROCm/aws-ofi-rccl@17d41cb, and from src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
+The tables are read from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), and from
+ROCm/aws-ofi-rccl@17d41cb.
 """
 import os
 import re
 from collections import namedtuple
 
 from easybuild.easyblocks.generic._dependencies import dependency_root
+from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
@@ -44,10 +45,6 @@ MIN_LIBFABRIC = '1.11'
 # AMD's own plugin, from before aws-ofi-nccl knew ROCm
 RCCL_PLUGIN = 'aws-ofi-rccl'
 RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net')
-
-# first release of NCCL (or of RCCL, which follows its numbers): oldest and newest ncclNetPlugin_v* that it accepts
-NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
-             ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
 
 # what the plugin is built against: options (--with-) that take its prefix, and a header below include/
 COMPONENTS = {
@@ -134,11 +131,11 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
     def check_fits(self, apis, what):
         """Check that NCCL or RCCL can load what exports these ncclNetPlugin_v* (set of numbers, and what has them)."""
         name, version = self.nccl_in_use()
-        windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
-        if not windows:
+        window = accepted_apis(version)
+        if not window:
             self.log.info("It is not checked whether %s can load %s: its version is %s", name, what, version)
             return
-        oldest, newest = windows[-1]
+        oldest, newest = window
         usable = [api for api in apis if oldest <= api <= newest]
         if not usable:
             raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, and the plugin has %s. "
@@ -247,6 +244,10 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         oldest, newest = self.release().apis
         self.check_fits(set(range(oldest, newest + 1)), '%s %s' % (self.name, self.version))
         self.check_provider()
+        name, version = self.nccl_in_use()
+        for text in known_problems({self.name: self.version.split('-')[0], name: version,
+                                    'ROCm': get_software_version('ROCm')}):
+            print_warning(text, log=self.log)
         if not os.path.exists('configure') and not self.dry_run:
             self.make_configure()
         options = self.configure_options(None if self.dry_run else self.known_options())
@@ -285,6 +286,12 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             if os.path.exists(os.path.join(lib_dir, target)) and not os.path.lexists(path):
                 symlink(target, path, use_abspath_source=False)
 
+    def make_module_extra(self, *args, **kwargs):
+        """Name the plugin by its path: RCCL of some releases looks for another file name than it has."""
+        path = os.path.join(self.installdir, 'lib', self.library_names()[0])
+        return super().make_module_extra(*args, **kwargs) + self.module_generator.set_environment(
+            'NCCL_NET_PLUGIN', {'value': path, 'pushenv': True})
+
     def check_provider(self):
         """Check that the libfabric in use has the provider that is asked for, whatever NIC this node has."""
         provider, root = self.cfg['libfabric_provider'], self.root('libfabric')
@@ -306,10 +313,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
 
     def check_library(self, path):
         """Check symbols and linked libraries of the plugin, given the path of its library."""
-        res = run_shell_cmd('readelf --dyn-syms --wide "%s"' % path, hidden=True)
-        defined = re.findall(r'^(?!.* UND ).*\bncclNetPlugin_v(\d+)\s*$', res.output, re.M)
-        self.check_fits({int(api) for api in defined}, path)
-
+        self.check_fits(exported_apis(path), path)
         res = run_shell_cmd('env -u LD_LIBRARY_PATH ldd "%s"' % path, hidden=True)
         linked = dict(re.findall(r'^\s*(\S+) => (not found|\S+)', res.output, re.M))
         mpi = sorted(name for name in linked if MPI_LIBS_REGEX.match(name))

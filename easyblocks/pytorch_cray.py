@@ -10,6 +10,7 @@ import shlex
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic._dependencies import dependency_root
+from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_library, needed_libraries
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
@@ -26,7 +27,6 @@ from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
-PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
 # releases from which on an older CUDA is refused (share/cmake/Caffe2/public/cuda.cmake in their wheels), newest first
 OLDEST_CUDA = [('2.15.0', '12.6'), ('2.13.0', '12.1')]
 # packages of the environment that stand in for software of which there is no dependency

@@ -3,6 +3,7 @@
 EasyBuild support for Python virtual environments made from a lock file with hashes,
 implemented as an easyblock.
 """
+import glob
 import os
 import re
 import shlex
@@ -12,7 +13,9 @@ import tempfile
 import urllib.parse
 import urllib.request
 
-from easybuild.easyblocks.generic._dependencies import modules_loaded
+from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
+from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
+from easybuild.easyblocks.generic.pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
@@ -89,6 +92,8 @@ class PythonVenv(RunScripts):
                                     "empty: not checked", CUSTOM],
             'sanity_check_imports': [[], "Names of Python modules that must be importable", CUSTOM],
             'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}", CUSTOM],
+            'system_nccl': [None, "Name of the dependency whose NCCL or RCCL takes the place of the wheel's own, for "
+                                  "example 'ROCm'", CUSTOM],
             'system_site_packages': [False, "Let the environment see the packages of the Python it is made with",
                                      CUSTOM],
         })
@@ -319,6 +324,12 @@ class PythonVenv(RunScripts):
             res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir)
+            if self.cfg['system_nccl']:
+                root = dependency_root(self.cfg, self.cfg['system_nccl'])
+                if not root:
+                    raise EasyBuildError("Easyconfig parameter system_nccl is '%s', and no dependency has that name "
+                                         "and a prefix", self.cfg['system_nccl'])
+                replace_nccl(self.installdir, root)
             # pip compiles with one process; what is no valid Python, as templates in packages, is left out by both
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
@@ -355,9 +366,33 @@ class PythonVenv(RunScripts):
             commands.append("\"%s\" -s -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
                             "found == \"%s\" or sys.exit(\"%s is \" + found + \", not %s\")'"
                             % (python, name, version, name, version))
+        self.check_network()
         paths['files'] += (custom_paths or {}).get('files', [])
         paths['dirs'] += (custom_paths or {}).get('dirs', [])
         super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+
+    def check_network(self):
+        """Check that the wheel of PyTorch and the network plugin among the dependencies fit each other."""
+        versions = {}
+        for dep in self.cfg.dependencies():
+            metadata = dep.get('external_module_metadata') or {}
+            names, numbers = metadata.get('name') or [dep['name']], metadata.get('version') or [dep['version']]
+            versions.update(zip(names, numbers))
+        plugin_wanted = any(name in versions for name in PLUGIN_NAMES)
+        if self.dry_run or not (plugin_wanted or self.cfg['system_nccl']):
+            return
+        if not self.sanity_check_module_loaded:
+            self.sanity_check_load_module()
+        process = probe_pytorch(os.path.join(self.installdir, 'bin', 'python'))
+        if isinstance(process, str):
+            self.sanity_check_fail_msgs.append(process)
+            return
+        print_msg("a process that imports PyTorch has: %s", describe_libraries(process), log=self.log,
+                  silent=self.silent)
+        wrong, known = check_wheel(process, plugin_wanted, versions)
+        self.sanity_check_fail_msgs += wrong
+        for text in known:
+            print_warning(text, log=self.log)
 
     def make_module_extra(self, *args, **kwargs):
         """Set what activating the environment would set; packages in ~/.local stay out of the job."""
@@ -366,6 +401,10 @@ class PythonVenv(RunScripts):
         for name, value in [('VIRTUAL_ENV', self.installdir), ('PYTHONNOUSERSITE', '1')]:
             # unloading gives back what somebody who works in another environment had
             txt += self.module_generator.set_environment(name, {'value': value, 'pushenv': True})
+        for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
+            # the runscript compares it with the driver of the node
+            for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):
+                txt += self.module_generator.set_environment('SLINGTORCH_CUDA_VERSION', version)
         return txt
 
 

@@ -3,15 +3,17 @@
 EasyBuild support for checking which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin,
 implemented as a base for easyblocks.
 """
+import glob
 import json
 import os
 import re
 import shlex
 import tempfile
 
+from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.framework.easyblock import EasyBlock
-from easybuild.tools.build_log import EasyBuildExit, print_msg
-from easybuild.tools.filetools import write_file
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
+from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 # file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
@@ -21,7 +23,7 @@ MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)
 # prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments; it
 # initialises neither MPI nor a GPU
 PROBE = """
-import importlib, importlib.metadata, json, sys, torch, torch.distributed as dist
+import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
 errors = []
 for name in sys.argv[1:]:
     try:
@@ -33,6 +35,13 @@ for name in sys.argv[1:]:
         errors.append("%s cannot be imported: %s" % (name, err))
 nccl = dist.is_available() and dist.is_nccl_available()
 lines = [line.split(None, 5) for line in open("/proc/self/maps")]
+libraries = sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]})
+nccls = {}
+for path in libraries:
+    if re.search("/lib[nr]ccl[.]so[^/]*$", path):
+        number = ctypes.c_int()
+        getattr(ctypes.CDLL(path), "ncclGetVersion", lambda number: None)(ctypes.byref(number))
+        nccls[path] = number.value
 print("PROBE " + json.dumps({
     "file": torch.__file__,
     "version": str(torch.__version__),
@@ -43,7 +52,10 @@ print("PROBE " + json.dumps({
     "import_errors": errors,
     "entry_points": sorted(point.name for point in importlib.metadata.distribution("torch").entry_points),
     "vision_cuda": torch.ops.torchvision._cuda_version() if "torchvision" in sys.modules else None,
-    "libraries": sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]}),
+    "cuda": torch.version.cuda,
+    "hip": getattr(torch.version, "hip", None),
+    "libraries": libraries,
+    "nccls": nccls,
 }))
 """
 
@@ -64,18 +76,30 @@ class PyTorchProcess(EasyBlock):
         :param modules: names of Python modules to import into the same process
         :return: list of what is wrong, each a sentence
         """
-        # not where the sources are, which would be imported
-        cmd = ' '.join(shlex.quote(word) for word in [python, '-c', PROBE] + list(modules))
-        res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
         if self.dry_run:
             return []
-        found = re.search('^PROBE (.*)$', res.output, re.M)
-        if not found:
-            return ["PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:])]
-        process = json.loads(found.group(1))
+        process = probe_pytorch(python, modules)
+        if isinstance(process, str):
+            return [process]
         print_msg("a process that imports PyTorch has: %s" % describe_libraries(process), log=self.log,
                   silent=self.silent)
         return check_linkage(process, expected())
+
+
+def probe_pytorch(python, modules=()):
+    """
+    Let a process import PyTorch.
+
+    :param python: path of the Python to do it with
+    :param modules: names of Python modules to import into the same process
+    :return: the dictionary that PROBE prints; a sentence in its place where PyTorch cannot be imported
+    """
+    # not where the sources are, which would be imported
+    cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
+    res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
+    found = re.search('^PROBE (.*)$', res.output, re.M)
+    return json.loads(found.group(1)) if found else (
+        "PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:]))
 
 
 def describe_libraries(process):
@@ -160,14 +184,90 @@ def check_linkage(process, expected):
         wrong += ["Another NCCL is in the same process: %s (from a Python package?)" % path for path in nccls
                   if not below(path, expected['nccl'])]
     if expected['plugin']:
-        names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
-        places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
-        plugins = [os.path.join(place, name) for place in places for name in names
-                   if place and os.path.exists(os.path.join(place, name))]
-        if not plugins or not below(plugins[0], expected['plugin']):
+        plugin = find_plugin(nccls)
+        if not plugin or not below(plugin, expected['plugin']):
             wrong.append("NCCL would not take the network plugin in %s but %s: is its directory in $LD_LIBRARY_PATH?"
-                         % (expected['plugin'], plugins[0] if plugins else 'none'))
+                         % (expected['plugin'], plugin or 'none'))
     return wrong
+
+
+def find_plugin(nccls):
+    """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
+    named = os.environ.get('NCCL_NET_PLUGIN', '')
+    names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
+    places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
+    paths = [named] * ('/' in named) + [os.path.join(place, name) for place in places if place for name in names]
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
+def check_wheel(process, plugin_wanted, versions):
+    """
+    Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
+
+    :param process: what PROBE printed
+    :param plugin_wanted: whether a plugin is among the dependencies
+    :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
+    :return: list of what is wrong, and list of what is known of these releases, each a sentence
+    """
+    wrong = []
+    kind, name = ('ROCm', 'RCCL') if process['hip'] else ('CUDA', 'NCCL')
+    own = process['hip'] or process['cuda']
+    if not own or not process['nccls']:
+        return ["PyTorch in this environment is one for processors alone, without NCCL: the lock file names another "
+                "wheel than was meant (+cpu?)"], []
+    nccls = {os.path.realpath(path): number for path, number in process['nccls'].items()}
+    if len(nccls) > 1:
+        wrong.append("Two libraries of %s are in the same process, each with a network of its own: %s. Take one of the "
+                     "packages out of the lock file" % (name, ' and '.join(sorted(nccls))))
+    number = min(nccls.values())
+    nccl_version = '%d.%d.%d' % (number // 10000, number // 100 % 100, number % 100) if number else None
+
+    def compare(what, other):
+        if other and other.split('.')[0] != own.split('.')[0]:
+            wrong.append("The wheel of PyTorch is for %s %s, and %s is for %s %s: the number before the point must be "
+                         "the same" % (kind, own, what, kind, other))
+
+    compare("the module among the dependencies", versions.get(kind))
+    if plugin_wanted:
+        plugin = find_plugin(nccls)
+        if not plugin:
+            return wrong + ["%s would find no network plugin: its directory is not in $LD_LIBRARY_PATH, and "
+                            "$NCCL_NET_PLUGIN names none. Does the plugin's module set them?" % name], []
+        for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
+            compare("the plugin %s" % plugin, major)
+        apis, window = exported_apis(plugin), accepted_apis(nccl_version)
+        if window and not any(window[0] <= api <= window[1] for api in apis):
+            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, and the plugin %s has %s: take another "
+                         "release of the plugin (docs/ofi-plugin.md has the table)"
+                         % (name, nccl_version, window[0], window[1], plugin,
+                            ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
+    return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
+
+
+def replace_nccl(installdir, root):
+    """
+    Let links to the NCCL or RCCL of a system take the place of the wheel's own, in an installed environment.
+
+    PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
+
+    :param installdir: directory of the environment
+    :param root: prefix with the library in lib or lib64
+    """
+    packages = os.path.join(installdir, 'lib', 'python3*', 'site-packages')
+    found = sum((glob.glob(os.path.join(packages, place)) for place in
+                 ['torch/lib/lib[nr]ccl.so*', 'nvidia/nccl/lib/libnccl.so*', '_rocm_sdk_*/lib/librccl.so*']), [])
+    if not found:
+        raise EasyBuildError("No NCCL or RCCL was found in the environment for system_nccl to replace: is the wheel of "
+                             "PyTorch one for processors alone?")
+    for path in found:
+        name = library_name(path)
+        others = [os.path.join(root, sub, name) for sub in ['lib', 'lib64']]
+        others = [other for other in others if os.path.exists(other)]
+        if not others:
+            raise EasyBuildError("There is no %s in %s/lib or %s/lib64 to replace that of the wheel with", name, root,
+                                 root)
+        remove_file(path)
+        symlink(others[0], path)
 
 
 def needed_libraries(path):

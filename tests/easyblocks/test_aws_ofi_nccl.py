@@ -335,7 +335,9 @@ def test_installs_for_nccl(tmp_path, modulestool):
 
     env = modulestool.load('aws-ofi-nccl/1.6.0', modulepath=[bench.eb.modulepath, site.modules])
     assert env['LD_LIBRARY_PATH'].split(':')[0] == f'{root}/lib'
-    assert not [name for name in env if name.startswith(('NCCL_', 'FI_')) or name in ('CPATH', 'LIBRARY_PATH')]
+    assert env['NCCL_NET_PLUGIN'] == f'{root}/lib/libnccl-net.so'
+    others = ('NCCL_', 'FI_', 'CPATH', 'LIBRARY_PATH')
+    assert [name for name in env if name.startswith(others)] == ['NCCL_NET_PLUGIN']
     if modulestool.syntax == 'Lua':
         # external modules have no $EBROOT* then
         done = bench.run(easyconfig, '--sanity-check-only')
@@ -515,6 +517,6 @@ def test_easyconfig_fits_its_nccl(block, path):
     if nccl:
         version = re.search(r"^version = '([^']+)'", text, re.M).group(1)
         oldest, newest = plugin(block, version).release().apis
-        lowest, highest = [apis for since, apis in block.NCCL_APIS
+        lowest, highest = [apis for since, apis in block.accepted_apis.__globals__['NCCL_APIS']
                            if block.LooseVersion(nccl.group(1)) >= block.LooseVersion(since)][-1]
         assert oldest <= highest and newest >= lowest

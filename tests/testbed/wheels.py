@@ -13,7 +13,7 @@ def sha256(path):
 def make_wheel(directory, name, version, files=None, requires=()):
     """Write a pure Python wheel; returns its path.
 
-    :param files: {path in the wheel: text}; default: one module `<name>.py` with its version
+    :param files: {path in the wheel: text or bytes}; default: one module `<name>.py` with its version
     :param requires: requirements, for example ['beta>=1']
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -23,17 +23,18 @@ def make_wheel(directory, name, version, files=None, requires=()):
     content[f'{info}/METADATA'] = metadata + ''.join(f'Requires-Dist: {requirement}\n' for requirement in requires)
     content[f'{info}/WHEEL'] = 'Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n'
     record = ''
-    for path, text in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()
-        record += f'{path},sha256={digest},{len(text.encode())}\n'
+    content = {path: text if isinstance(text, bytes) else text.encode() for path, text in content.items()}
+    for path, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()
+        record += f'{path},sha256={digest},{len(data)}\n'
     content[f'{info}/RECORD'] = record + f'{info}/RECORD,,\n'
     wheel = directory / f'{name}-{version}-py3-none-any.whl'
     with zipfile.ZipFile(wheel, 'w') as archive:
-        for path, text in content.items():
+        for path, data in content.items():
             member = zipfile.ZipInfo(path)
             # pip makes a script executable that is so in the wheel
             member.external_attr = (0o100755 if '.data/scripts/' in path else 0o100644) << 16
-            archive.writestr(member, text)
+            archive.writestr(member, data)
     return wheel
 
 

@@ -1060,19 +1060,63 @@ def test_gpu_variable_must_be_one_of_five(job, name):
     assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
 
+OFI = {"SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A directory with the network plugin."""
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin/librccl-net.so").touch()
+    return tmp_path / "plugin"
+
+
 @pytest.mark.parametrize(
     "env,expected",
     [
-        ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
-        ({**slurm(1, "4"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, None),
-        ({**slurm(1), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric", "NCCL_NET": "Socket"}, "Socket"),
-        ({**slurm(1, "1(x2)"), "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
-        ({**TORCHRUN, "SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}, "AWS Libfabric"),
+        ({**slurm(1), **OFI}, "AWS Libfabric"),
+        ({**slurm(1, "4"), **OFI}, None),
+        ({**slurm(1), **OFI, "NCCL_NET": "Socket"}, "Socket"),
+        ({**slurm(1, "1(x2)"), **OFI}, "AWS Libfabric"),
+        ({**TORCHRUN, **OFI}, "AWS Libfabric"),
         (slurm(1), None),
     ],
 )
-def test_nccl_net(job, env, expected):
-    assert job.rank(env).get("NCCL_NET") == expected
+def test_nccl_net(job, plugin, env, expected):
+    assert job.rank({**env, "LD_LIBRARY_PATH": f"/nowhere:{plugin}"}).get("NCCL_NET") == expected
+
+
+@pytest.mark.parametrize("env", [
+    {"NCCL_NET_PLUGIN": "{plugin}/librccl-net.so"}, {"NCCL_NET_PLUGIN": "ofi"}, {"NCCL_NET": "Socket"},
+    {"APPTAINER_CONTAINER": "/image.sif"},
+])
+def test_network_plugin_that_is_there_or_not_wanted(job, plugin, env):
+    job.rank({**slurm(1), **OFI, **{name: value.format(plugin=plugin) for name, value in env.items()}})
+
+
+def test_network_plugin_that_is_missing(job, plugin):
+    """On several nodes an error before Python starts; one node does without."""
+    for env, message in [
+        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin in a job of several nodes"),
+        ({"NCCL_NET_PLUGIN": f"{plugin}/gone.so"}, f"NCCL_NET_PLUGIN='{plugin}/gone.so' is not there or not readable"),
+    ]:
+        said = job.error({**slurm(1), **OFI, **env})
+        assert message in said and "module spider aws-ofi-nccl" in said
+        job.rank({**slurm(1, "4"), **OFI, **env})
+
+
+@pytest.mark.parametrize("driver,cuda,warned", [
+    ("535.104.05", "12.9", False), ("535.104.05", "13.0", True), ("470.57.02", "12.9", True), ("470.57.02", "11.8", False),
+    ("580.65.06", "13.0", False), ("470.57.02", "14.0", False), ("470.57.02", None, False),
+])
+def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, warned):
+    version = tmp_path / "version"
+    version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Wed Jul 14 19:13:55 UTC 2021\nGCC\n")
+    env = {"_nvidia_driver": version, **({"SLINGTORCH_CUDA_VERSION": cuda} if cuda else {})}
+    done = job.start({**slurm(2), **env})
+    assert done.returncode == 0
+    assert ("the driver of this node's GPUs is " + driver[:3] in done.stderr) is warned
+    assert job.start({**slurm(1), **env}).stderr == "", "once a node"
 
 
 # ---------------------------------------------------------------------------------------------------- becoming python

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Network and driver: NCCL_NET, and whether the plugin and the driver that NCCL needs are there. Sourced by
+# conda-python-distributed.
+
+_set_network() {
+    _warn_of_old_driver
+    _several_nodes || return 0
+    # On one node the plugin would take a network identifier that is not needed, or refuse to start.
+    [[ -n ${NCCL_NET-} || -z ${SLINGTORCH_MULTINODE_NCCL_NET-} ]] || export NCCL_NET=$SLINGTORCH_MULTINODE_NCCL_NET
+    _check_plugin
+}
+
+# Without its plugin NCCL would take sockets, or stop long after all ranks have imported PyTorch.
+_check_plugin() {
+    local dir name plugin=${NCCL_NET_PLUGIN-}
+    local remedy="Load the module of the plugin in the job script (module spider aws-ofi-nccl). For a job without NCCL, or with NCCL over sockets: export NCCL_NET=Socket and unset NCCL_NET_PLUGIN"
+    if [[ $plugin == /* ]]; then
+        [[ -r $plugin ]] || _fail 1 "NCCL_NET_PLUGIN='$plugin' is not there or not readable, and this job has several nodes. $remedy. In a container the plugin's directory must be bound"
+    elif [[ -z $plugin && -n ${SLINGTORCH_MULTINODE_NCCL_NET-} && $NCCL_NET == "$SLINGTORCH_MULTINODE_NCCL_NET" &&
+            -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]]; then  # an image has its own, found in its own way
+        local IFS=:
+        for dir in ${LD_LIBRARY_PATH-}; do
+            for name in lib{nccl,rccl}-net{,-ofi}.so; do [[ ! -r $dir/$name ]] || return 0; done
+        done
+        _fail 1 "this system needs NCCL's network plugin in a job of several nodes (SLINGTORCH_MULTINODE_NCCL_NET='$SLINGTORCH_MULTINODE_NCCL_NET'), and there is none in LD_LIBRARY_PATH. $remedy"
+    fi
+}
+
+# Oldest driver for each CUDA: NVIDIA's "CUDA Compatibility", minor version compatibility.
+_warn_of_old_driver() {
+    local line driver oldest
+    [[ -n ${SLINGTORCH_CUDA_VERSION-} && $local_rank == 0 ]] || return 0
+    IFS= read -r line 2> /dev/null < "${_nvidia_driver:-/proc/driver/nvidia/version}" || return 0
+    [[ $line =~ \ ([0-9]+)\.[0-9.]+\  ]] || return 0
+    driver=${BASH_REMATCH[1]}
+    case ${SLINGTORCH_CUDA_VERSION%%.*} in
+        11) oldest=450 ;;
+        12) oldest=525 ;;
+        13) oldest=580 ;;
+        *) return 0 ;;
+    esac
+    ((driver >= oldest)) || _say "the driver of this node's GPUs is $driver, and this PyTorch is for CUDA $SLINGTORCH_CUDA_VERSION, which needs $oldest or newer: without NVIDIA's cuda-compat no GPU will be found. Take a PyTorch for an older CUDA"
+}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A wheel of PyTorch with NCCL in it, and the network plugin of another module: do they fit? Through real `eb`.
+
+The wheel is a toy whose library is really mapped; the plugin's symbols and needs are really there.
+"""
+import os
+
+import pytest
+
+from testbed import derecho, wheels
+from testbed.easybuild import EasyBuild
+
+TORCH = '''
+import ctypes, os, types
+from . import distributed, version
+__version__ = '2.10.0+cu129'
+__config__ = types.SimpleNamespace(show=lambda: '')
+cuda = types.SimpleNamespace(nccl=types.SimpleNamespace(version=lambda: (2, 27, 7)))
+for name in version.nccls:
+    ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'lib', name))
+'''
+DISTRIBUTED = 'is_available = is_nccl_available = lambda: True\nis_mpi_available = lambda: False\n'
+VERSION = 'cuda = {cuda!r}\nhip = {hip!r}\nnccls = {nccls!r}\n'
+NCCL = 'int ncclGetVersion(int *version) {{ *version = {}; return 0; }}'
+
+
+class Site:
+    """Modules of CUDA, a plugin and a system's NCCL, and an easyconfig with the toy.
+
+    :ivar plugin: path of the plugin's library
+    """
+
+    def __init__(self, directory, lmod):
+        self.dir = directory
+        self.eb = EasyBuild(directory / 'eb', lmod)
+        self.modules = directory / 'modules'
+        self.metadata = ''
+        self.module('cuda', 'CUDA', '12.9.0')
+        self.plugin = self.module('plugin', 'aws-ofi-nccl', '1.19.2',
+                                  'prepend_path("LD_LIBRARY_PATH", "{root}/lib")') / 'lib/libnccl-net.so'
+        self.system_nccl = self.module('nccl', 'NCCL', '2.30.4') / 'lib/libnccl.so.2'
+        self.make_plugin()
+        derecho.shared_library(self.system_nccl, source=NCCL.format(23004))
+
+    def module(self, name, software, version, text=''):
+        """Add a module and what EasyBuild must know of it; its prefix."""
+        root = self.dir / 'opt' / name
+        root.mkdir(parents=True)
+        path = self.modules / name / f'{version}.lua'
+        path.parent.mkdir(parents=True)
+        path.write_text(text.format(root=root) + '\n')
+        self.metadata += f'[{name}/{version}]\nname = {software}\nversion = {version}\nprefix = {root}\n'
+        return root
+
+    def make_plugin(self, apis=(6, 9, 10), cuda='12'):
+        """The plugin with these versions of its interface, linked with CUDA of this number."""
+        runtime = derecho.shared_library(self.dir / f'opt/cuda/lib64/libcudart.so.{cuda}')
+        derecho.shared_library(self.plugin, needs=[runtime],
+                               source=''.join(f'int ncclNetPlugin_v{api};' for api in apis))
+
+    def install(self, modules=('cuda/12.9.0', 'plugin/1.19.2'), nccls=('libnccl.so.2',), cuda='12.9', options='',
+                check=True):
+        """Install a wheel with these libraries; all that `eb` printed, in one line."""
+        index = self.dir / 'index'
+        libraries = {}
+        for number, name in enumerate(nccls):
+            path = derecho.shared_library(self.dir / 'wheel' / name, source=NCCL.format(22707 + number))
+            libraries[f'torch/lib/{name}'] = path.read_bytes()
+        wheel = wheels.make_wheel(index, 'torch', '2.10.0', files={
+            'torch/__init__.py': TORCH, 'torch/distributed/__init__.py': DISTRIBUTED,
+            'torch/version.py': VERSION.format(cuda=cuda, hip=None, nccls=list(nccls)), **libraries})
+        lock = self.dir / 'PyTorch-0.1-tiny.lock'
+        lock.write_text(wheels.lock_text([wheel]))
+        easyconfig = self.dir / 'PyTorch-0.1-tiny.eb'
+        dependencies = ', '.join(f"('{module}', EXTERNAL_MODULE)" for module in modules)
+        easyconfig.write_text(wheels.tiny_easyconfig(lock, f'dependencies = [{dependencies}]\n{options}'))
+        (self.dir / 'metadata.cfg').write_text(self.metadata)
+        done = self.eb(easyconfig, check=check, env={
+            'EASYBUILD_EXTERNAL_MODULES_METADATA': self.dir / 'metadata.cfg', 'MODULEPATH': self.modules,
+            'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': index})
+        assert check or done.returncode != 0
+        assert check or not (self.eb.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+        return ' '.join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture
+def site(tmp_path, lmod):
+    return Site(tmp_path, lmod)
+
+
+def test_fits_and_what_is_known_of_it_is_said(site):
+    printed = site.install()
+    assert 'NCCL ' + str(site.eb.prefix / 'software/PyTorch/0.1-tiny/lib') in printed
+    assert 'WARNING: aws-ofi-nccl 1.19.2: large broadcasts' in printed and 'aws/aws-ofi-nccl#1379' in printed
+    assert 'setenv("SLINGTORCH_CUDA_VERSION", "12.9")' in (site.eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
+
+
+def test_plugin_that_nccl_does_not_accept(site):
+    site.make_plugin(apis=(4, 5))
+    assert ('NCCL 2.27.7 of the wheel accepts ncclNetPlugin_v6 to v10, and the plugin '
+            f'{site.plugin} has v4, v5: take another release') in site.install(check=False)
+
+
+def test_other_cuda(site):
+    site.make_plugin(cuda='13')
+    site.module('cuda13', 'CUDA', '13.0.1')
+    printed = site.install(modules=('cuda13/13.0.1', 'plugin/1.19.2'), check=False)
+    assert 'is for CUDA 12.9, and the module among the dependencies is for CUDA 13.0.1' in printed
+    assert f'is for CUDA 12.9, and the plugin {site.plugin} is for CUDA 13:' in printed
+
+
+def test_two_libraries_and_no_plugin_in_the_search_path(site):
+    path = site.modules / 'plugin/1.19.2.lua'
+    path.write_text('')
+    printed = site.install(nccls=('libnccl.so.2', 'libnccl.so.2.28'), check=False)
+    assert 'Two libraries of NCCL are in the same process' in printed
+    assert 'NCCL would find no network plugin: its directory is not in $LD_LIBRARY_PATH' in printed
+
+
+def test_wheel_for_processors(site):
+    assert 'is one for processors alone, without NCCL' in site.install(nccls=(), cuda=None, check=False)
+
+
+def test_nccl_of_the_system_takes_the_place_of_the_wheels(site):
+    modules = ('cuda/12.9.0', 'nccl/2.30.4', 'plugin/1.19.2')
+    # it is the release of what is mapped that counts
+    assert 'NCCL 2.30.4: ' not in site.install(modules, options="system_nccl = 'NCCL'")
+    link, = site.eb.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/torch/lib/libnccl.so.2')
+    assert link.resolve() == site.system_nccl
+
+
+@pytest.mark.parametrize('options, nccls, message', [
+    ("system_nccl = 'RCCL'", ('libnccl.so.2',), "system_nccl is 'RCCL', and no dependency has that name"),
+    ("system_nccl = 'CUDA'", ('libnccl.so.2',), 'There is no libnccl.so.2 in '),
+    ("system_nccl = 'NCCL'", (), 'No NCCL or RCCL was found in the environment for system_nccl to replace'),
+])
+def test_system_nccl_that_cannot_be_had(site, options, nccls, message):
+    modules = ('cuda/12.9.0', 'nccl/2.30.4', 'plugin/1.19.2')
+    assert message in site.install(modules, nccls=nccls, options=options, check=False)
