@@ -10,6 +10,7 @@ It runs on any Python from 3.6 without packages, and looks for one that PyTorch 
 """
 import argparse
 import ast
+import errno
 import fcntl
 import glob
 import hashlib
@@ -94,7 +95,9 @@ def last_lines(text, count=6):
 
 
 def read_text(path):
-    """Content of a file."""
+    """Content of a file; OSError for what is none, as a named pipe, from which reading could wait for ever."""
+    if not os.path.isfile(path) and os.path.exists(path):
+        raise OSError(errno.EINVAL, "this is no file", path)
     with open(path, errors='replace') as handle:
         return handle.read()
 
@@ -174,8 +177,9 @@ class Prefix:
         self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
         self.lock = None
         try:
-            # a mark that was being written is no mark yet
-            names = [name for name in os.listdir(self.path) if name != MARK + '.new']
+            # a mark that was being written is no mark yet, and what was set aside is in nobody's way
+            aside = re.compile(r'%s\.new$|(%s)\.old-\d+$' % (re.escape(MARK), '|'.join(map(re.escape, ENTRIES))))
+            names = [name for name in os.listdir(self.path) if not aside.match(name)]
         except FileNotFoundError:
             return
         except OSError as err:
@@ -321,7 +325,14 @@ class Prefix:
         self.write_mark()
 
     def remove(self):
-        """Remove what the mark lists, then the directory if nothing else is in it."""
+        """Remove what the mark lists, then the directory if nothing else is in it; not what is mounted there."""
+        with open('/proc/self/mountinfo', errors='replace') as handle:
+            mounted = [line.split()[4] for line in handle]
+        for name in self.mark['entries']:
+            below = [path for path in mounted if (path + '/').startswith(self.file(name) + '/')]
+            if below:
+                raise QuickstartError("a file system is mounted at %s, and what is on it may be yours" % below[0],
+                                      "unmount it, then run the same command again; nothing was removed")
         for name in self.mark['entries']:
             path = self.file(name)
             if os.path.isdir(path) and not os.path.islink(path):
@@ -802,7 +813,7 @@ def train(prefix, env, tool, ranks):
     :return: what is wrong, None if the training was right
     """
     result = prefix.register('quickstart.json')
-    if os.path.exists(result):
+    if os.path.lexists(result):
         os.unlink(result)
     root = prefix.file('easybuild', 'software', MODULE)
     script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch/quickstart.py part by part: what it owns, what it believes, what it says. No network."""
+import builtins
 import json
 import os
 import pathlib
@@ -102,6 +103,35 @@ def test_remove_removes_only_what_it_made(prefix, capsys):
     again.claim()
     again.remove()
     assert not os.path.exists(prefix.path)
+
+
+def test_remove_leaves_what_is_mounted(prefix, monkeypatch):
+    prefix.make('easybuild')
+    mounted = pathlib.Path(prefix.file('easybuild', 'sources'))
+    mounted.mkdir()
+    (mounted / 'mine').write_text('stays')
+    mountinfo = pathlib.Path(prefix.path, 'mountinfo')
+    mountinfo.write_text(f'36 35 98:0 / {mounted} rw,noatime - ext4 /dev/root rw\n')
+    monkeypatch.setattr(builtins, 'open', lambda path, *args, real=open, **kwargs: real(
+        mountinfo if path == '/proc/self/mountinfo' else path, *args, **kwargs))
+    with pytest.raises(quickstart.QuickstartError, match=f'a file system is mounted at {mounted}'):
+        prefix.remove()
+    assert (mounted / 'mine').exists() and os.path.exists(prefix.file(quickstart.MARK))
+
+
+def test_what_was_set_aside_is_not_in_the_way_after_remove(prefix):
+    prefix.make('venv')
+    prefix.set_aside('venv', 'another Python')
+    prefix.remove()
+    assert os.listdir(prefix.path) == ['venv.old-1']
+    quickstart.Prefix(prefix.path)
+
+
+def test_named_pipe_in_place_of_a_file(prefix):
+    os.unlink(prefix.file(quickstart.MARK))
+    os.mkfifo(prefix.file(quickstart.MARK))
+    with pytest.raises(quickstart.QuickstartError, match='the mark of an earlier run.*this is no file'):
+        quickstart.Prefix(prefix.path)
 
 
 def test_two_at_once(prefix):
