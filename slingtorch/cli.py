@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows.
+The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
+'lock' writes lock files (lock.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -14,9 +15,10 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root
+from slingtorch import __version__, bundle_root, lock
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -415,6 +417,23 @@ def run_sites(args):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# slingtorch lock
+
+def run_lock(args):
+    """slingtorch lock"""
+    temporary = os.environ.get('TMPDIR')
+    sourcepath = easybuild_configuration().options.sourcepath.split(':')[0]
+    # EasyBuild's own directory for temporary files is gone by now
+    tempfile.tempdir = None
+    os.environ.pop('TMPDIR', None)
+    if temporary is not None:
+        os.environ['TMPDIR'] = temporary
+    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
+              lambda name: os.path.join(sourcepath, name.lower()[0], name, 'wheels'), note)
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 def make_parser():
     """The parser of the command line."""
@@ -438,6 +457,13 @@ def make_parser():
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--json', action='store_true', help="print JSON")
     sites.set_defaults(function=run_sites)
+
+    locking = commands.add_parser('lock', help="write the lock file of an easyconfig of PythonVenv",
+                                  description="Lets pip choose the packages that the easyconfig wants, for the Python "
+                                              "and platform that it names, downloads them to EasyBuild's source path "
+                                              "and writes versions and hashes to the lock file beside the easyconfig.")
+    locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
+    locking.set_defaults(function=run_lock)
     return parser
 
 
@@ -453,7 +479,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env or sites\n")
+            parser.exit(2, "slingtorch: name a command: env, sites or lock\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')

@@ -7,6 +7,10 @@ import os
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
+from easybuild.easyblocks.generic.pytorchprocess import check_mpi4py
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.filetools import IGNORE, which
 
 
 class EnvironmentPackage(PythonPackage):
@@ -16,6 +20,17 @@ class EnvironmentPackage(PythonPackage):
     The environment's own Python is used, not the first one in $PATH or that of the environment's Python module, and the
     variables that the software's easyblock gives its extensions (extension_variables()).
     """
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        """Options of an extension."""
+        extra_vars = PythonPackage.extra_options(extra_vars)
+        extra_vars.update({
+            'mpicc': [None, "MPI's compiler for C to build mpi4py with, as $MPICC: a command in $PATH, with options "
+                            "(Cray's is 'cc -shared'). The sanity check looks whether its MPI was linked", CUSTOM],
+            'unload_modules': [[], "Modules that are not loaded while this is built", CUSTOM],
+        })
+        return extra_vars
 
     def prepare_python(self):
         """Take the environment's Python."""
@@ -31,4 +46,25 @@ class EnvironmentPackage(PythonPackage):
         """Set the variables for compiling."""
         for name, value in sorted(self.master.extension_variables().items()):
             env.setvar(name, value)
+        if self.cfg['unload_modules']:
+            # those of the software's own module come back with the next extension
+            self.master.modules_tool.unload(self.cfg['unload_modules'])
+        if self.cfg['mpicc']:
+            if not self.mpi_compiler():
+                raise EasyBuildError("%s is to be built with MPI's compiler '%s', and there is none in $PATH: add the "
+                                     "module that brings it to the dependencies, or correct mpicc", self.name,
+                                     self.cfg['mpicc'])
+            env.setvar('MPICC', self.cfg['mpicc'])
         super().configure_step()
+
+    def mpi_compiler(self):
+        """Full path of the command in mpicc, or None."""
+        return which(self.cfg['mpicc'].split()[0], on_error=IGNORE)
+
+    def sanity_check_step(self, *args, **kwargs):
+        """Check which MPI is linked, besides that the package can be imported."""
+        passed, message = super().sanity_check_step(*args, **kwargs)
+        wrong = ''
+        if self.cfg['mpicc'] and not self.dry_run:
+            wrong = check_mpi4py(self.master.own_python, self.mpi_compiler())
+        return passed and not wrong, '; '.join(text for text in [message, wrong] if text)

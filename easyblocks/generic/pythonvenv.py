@@ -86,8 +86,12 @@ class PythonVenv(RunScripts):
         """Easyconfig parameters of PythonVenv."""
         extra_vars = RunScripts.extra_options(extra_vars)
         extra_vars.update({
+            'extra_packages': [[], "More packages than python_packages: a user's own", CUSTOM],
+            'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'", CUSTOM],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
                                           "Not used when a dependency is called Python", CUSTOM],
+            'python_packages': [[], "Packages from which 'slingtorch lock' makes the lock file, as pip takes them; "
+                                    "empty: the lock file was made by hand", CUSTOM],
             'python_versions': [[], "Versions of Python (major.minor) for which the lock file has wheels; "
                                     "empty: not checked", CUSTOM],
             'sanity_check_imports': [[], "Names of Python modules that must be importable", CUSTOM],
@@ -96,6 +100,9 @@ class PythonVenv(RunScripts):
                                   "example 'ROCm'", CUSTOM],
             'system_site_packages': [False, "Let the environment see the packages of the Python it is made with",
                                      CUSTOM],
+            'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels 'slingtorch lock' takes, as pip "
+                                                        "calls it: the machine needs that glibc or a newer one",
+                               CUSTOM],
         })
         return extra_vars
 
@@ -103,12 +110,21 @@ class PythonVenv(RunScripts):
         """Initialise: paths are known once the lock file has been fetched."""
         super().__init__(*args, **kwargs)
         self.lock_file = None
+        # extensions are built from source into the environment
+        self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
         # nothing in an environment is there to be compiled or linked against
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
 
     def fetch_step(self, skip_checksums=False):
         """Find the lock file, then download what it names."""
+        if self.cfg['python_packages'] and self.cfg['sources'] and not self.dry_run:
+            name = self.cfg['sources'][0]
+            if not self.obtain_file(name, no_download=True, warning_only=True):
+                raise EasyBuildError("The lock file %s is not there yet: it holds the sha256 of every package. This "
+                                     "makes it where the package indexes can be reached (%s): slingtorch lock %s", name,
+                                     ', '.join(["those of pip's configuration"] + self.cfg['index_urls']),
+                                     shlex.quote(self.cfg.path))
         super().fetch_step(skip_checksums)
 
         if not self.src:
@@ -155,8 +171,37 @@ class PythonVenv(RunScripts):
                                  "with one of these, or name another Python with "
                                  "--try-amend=python_command=/path/to/python%s",
                                  version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
+        self.check_lock_file(version)
         self.log.info("Using Python %s at %s", version, python)
         return python
+
+    def check_lock_file(self, python_version):
+        """
+        Compare the head that 'slingtorch lock' wrote with the easyconfig, the Python and the machine.
+
+        :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
+        """
+        head = re.findall(r'^# (python|platform|wanted): (.*)$', read_file(self.lock_file), re.M)
+        pythons = ' '.join(value for key, value in head if key == 'python').split()
+        command = 'slingtorch lock %s' % shlex.quote(self.cfg.path)
+        if pythons and python_version not in pythons:
+            raise EasyBuildError("The lock file %s is for Python %s, and this is Python %s. Load a module with that "
+                                 "one, or change python_versions and run: %s", self.lock_file, ', '.join(pythons),
+                                 python_version, command)
+        libc, machine = os.confstr('CS_GNU_LIBC_VERSION') or '', os.uname().machine
+        for platform in [value for key, value in head if key == 'platform']:
+            minor, platform_machine = re.match(r'manylinux_2_(\d+)_(\w+)$', platform).groups()
+            found = re.match(r'glibc 2\.(\d+)', libc)
+            if machine != platform_machine or not found or int(found.group(1)) < int(minor):
+                raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change "
+                                     "wheel_platform of the easyconfig and run: %s", self.lock_file, platform, machine,
+                                     libc or 'another C library', command)
+        locked = [value for key, value in head if key == 'wanted']
+        wanted = self.cfg['python_packages'] + self.cfg['extra_packages']
+        if locked and locked != wanted:
+            changed = ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order'
+            raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s). Run: %s",
+                                 self.lock_file, changed, command)
 
     def make_venv(self, python, path, options=''):
         """
@@ -296,6 +341,15 @@ class PythonVenv(RunScripts):
             "%s the packages of %s failed (to %s).%s pip says:\n%s\n%s", doing, self.lock_file, path,
             " No answer from %s." % ', '.join(silent) if silent else '', '\n'.join(lines[first_error:]), remedy,
             exit_code=EasyBuildExit.FAIL_CHECKSUM if 'HASHES' in problem else EasyBuildExit.ERROR)
+
+    @property
+    def own_python(self):
+        """Path of the environment's Python, for extensions (EnvironmentPackage)."""
+        return os.path.join(self.installdir, 'bin', 'python')
+
+    def extension_variables(self):
+        """Variables with which extensions are compiled (EnvironmentPackage): none."""
+        return {}
 
     def extract_step(self):
         """Nothing is unpacked: pip does that."""

@@ -270,6 +270,31 @@ def replace_nccl(installdir, root):
         symlink(others[0], path)
 
 
+def check_mpi4py(python, mpicc):
+    """
+    Compare the MPI in a process that imported mpi4py with that of MPI's compiler.
+
+    :param python: path of the Python to import it with; MPI is not initialised
+    :param mpicc: full path of MPI's compiler for C, or None where there is none
+    :return: what is wrong, a sentence, or an empty string
+    """
+    code = 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI; print(open("/proc/self/maps").read())'
+    res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
+                        work_dir=tempfile.mkdtemp(), in_dry_run=True)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        return "mpi4py cannot be imported: %s" % '\n'.join(res.output.strip().splitlines()[-3:])
+    expected = mpi_library(mpicc) if mpicc else None
+    if not expected:
+        return "It cannot be told which MPI mpi4py should be linked with: %s" % (
+            "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
+    mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
+              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+    if mapped != {expected}:
+        return "mpi4py uses %s, and was to be built with %s, whose MPI is %s" % (
+            ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
+    return ''
+
+
 def needed_libraries(path):
     """Names of the libraries that a library or program says it needs."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)

@@ -10,25 +10,26 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def make_wheel(directory, name, version, files=None, requires=()):
-    """Write a pure Python wheel; returns its path.
+def make_wheel(directory, name, version, files=None, requires=(), tag='py3-none-any'):
+    """Write a wheel; returns its path.
 
     :param files: {path in the wheel: text or bytes}; default: one module `<name>.py` with its version
     :param requires: requirements, for example ['beta>=1']
+    :param tag: Python, ABI and platform that it says it is for
     """
     directory.mkdir(parents=True, exist_ok=True)
     info = f'{name}-{version}.dist-info'
     content = dict(files or {f'{name}.py': f'__version__ = {version!r}\n'})
     metadata = f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n'
     content[f'{info}/METADATA'] = metadata + ''.join(f'Requires-Dist: {requirement}\n' for requirement in requires)
-    content[f'{info}/WHEEL'] = 'Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n'
+    content[f'{info}/WHEEL'] = 'Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: ' + tag + '\n'
     record = ''
     content = {path: text if isinstance(text, bytes) else text.encode() for path, text in content.items()}
     for path, data in content.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()
         record += f'{path},sha256={digest},{len(data)}\n'
     content[f'{info}/RECORD'] = record + f'{info}/RECORD,,\n'
-    wheel = directory / f'{name}-{version}-py3-none-any.whl'
+    wheel = directory / f'{name}-{version}-{tag}.whl'
     with zipfile.ZipFile(wheel, 'w') as archive:
         for path, data in content.items():
             member = zipfile.ZipInfo(path)
@@ -36,6 +37,17 @@ def make_wheel(directory, name, version, files=None, requires=()):
             member.external_attr = (0o100755 if '.data/scripts/' in path else 0o100644) << 16
             archive.writestr(member, data)
     return wheel
+
+
+def make_index(directory, wheels):
+    """Pages of a package index for these wheels, with their hashes; its address, which is that of files."""
+    for name in {wheel.name.split('-')[0] for wheel in wheels}:
+        links = [f'<a href="{wheel.as_uri()}#sha256={sha256(wheel)}">{wheel.name}</a>\n'
+                 for wheel in wheels if wheel.name.startswith(f'{name}-')]
+        page = directory / name / 'index.html'
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text('<!DOCTYPE html>' + ''.join(links))
+    return directory.as_uri()
 
 
 def lock_text(wheels):
