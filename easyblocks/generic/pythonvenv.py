@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 
 from easybuild.easyblocks.generic._dependencies import modules_loaded
+from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
@@ -83,6 +84,8 @@ class PythonVenv(RunScripts):
         """Easyconfig parameters of PythonVenv."""
         extra_vars = RunScripts.extra_options(extra_vars)
         extra_vars.update({
+            'environment_image': [False, "Make the environment also one squashfs image, which nodes can have a copy of "
+                                         "(docs/staging.md)", CUSTOM],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
                                           "Not used when a dependency is called Python", CUSTOM],
             'python_versions': [[], "Versions of Python (major.minor) for which the lock file has wheels; "
@@ -296,7 +299,12 @@ class PythonVenv(RunScripts):
         """Nothing is unpacked: pip does that."""
 
     def configure_step(self):
-        """There is nothing to configure."""
+        """There is nothing to configure; what would fail late is looked at."""
+        if self.cfg['environment_image'] and not self.dry_run:
+            require_mksquashfs()
+            if self.cfg['system_site_packages']:
+                raise EasyBuildError("environment_image and system_site_packages exclude each other: packages of "
+                                     "the Python that the environment is made with would not be in the image")
 
     def build_step(self):
         """There is nothing to build: packages are wheels."""
@@ -324,6 +332,8 @@ class PythonVenv(RunScripts):
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
             run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
+            if self.cfg['environment_image']:
+                make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
         except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
@@ -347,6 +357,8 @@ class PythonVenv(RunScripts):
             'dirs': ['lib/python%s/site-packages' % version
                      for version in installed_python_versions(self.installdir) or ['3*']],
         }
+        if self.cfg['environment_image']:
+            paths['files'] += [IMAGE, IMAGE + '.sha256']
         commands = ['"%s" -m pip --disable-pip-version-check check' % python]
         if self.cfg['sanity_check_imports']:
             # one process: each would import torch anew
@@ -366,6 +378,8 @@ class PythonVenv(RunScripts):
         for name, value in [('VIRTUAL_ENV', self.installdir), ('PYTHONNOUSERSITE', '1')]:
             # unloading gives back what somebody who works in another environment had
             txt += self.module_generator.set_environment(name, {'value': value, 'pushenv': True})
+        if self.cfg['environment_image']:
+            txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
         return txt
 
 
