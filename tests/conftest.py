@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import testbed  # noqa: E402
-from testbed import easybuild, modulestools, mpi, otheruser, slurm as slurm_  # noqa: E402
+from testbed import easybuild, modulestools, mpi, otheruser, slurm as slurm_, stagedenv  # noqa: E402
 
 REMARK = 'remark'
 
@@ -187,3 +187,9 @@ def eb_env(tmp_path, lmod):
 def installed_pytorch(lmod):
     """PyTorch for this machine as `eb` installs it: testbed.easybuild.Installation. Takes a minute, is kept."""
     return easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
+
+
+@pytest.fixture(scope='session')
+def image_env(lmod, tmp_path_factory):
+    """A small environment that is also one image, as `eb` installs it: testbed.easybuild.Installation, with `image`."""
+    return stagedenv.installed(tmp_path_factory.mktemp('image-env'), lmod)

@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 
 from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
+from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic.pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
@@ -86,6 +87,8 @@ class PythonVenv(RunScripts):
         """Easyconfig parameters of PythonVenv."""
         extra_vars = RunScripts.extra_options(extra_vars)
         extra_vars.update({
+            'environment_image': [False, "Make the environment also one squashfs image, which nodes can have a copy of "
+                                         "(docs/staging.md)", CUSTOM],
             'extra_packages': [[], "More packages than python_packages: a user's own", CUSTOM],
             'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'", CUSTOM],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
@@ -355,7 +358,12 @@ class PythonVenv(RunScripts):
         """Nothing is unpacked: pip does that."""
 
     def configure_step(self):
-        """There is nothing to configure."""
+        """There is nothing to configure; what would fail late is looked at."""
+        if self.cfg['environment_image'] and not self.dry_run:
+            require_mksquashfs()
+            if self.cfg['system_site_packages']:
+                raise EasyBuildError("environment_image and system_site_packages exclude each other: packages of "
+                                     "the Python that the environment is made with would not be in the image")
 
     def build_step(self):
         """There is nothing to build: packages are wheels."""
@@ -389,6 +397,8 @@ class PythonVenv(RunScripts):
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
             run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
+            if self.cfg['environment_image']:
+                make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
         except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
@@ -412,6 +422,8 @@ class PythonVenv(RunScripts):
             'dirs': ['lib/python%s/site-packages' % version
                      for version in installed_python_versions(self.installdir) or ['3*']],
         }
+        if self.cfg['environment_image']:
+            paths['files'] += [IMAGE, IMAGE + '.sha256']
         commands = ['"%s" -m pip --disable-pip-version-check check' % python]
         if self.cfg['sanity_check_imports']:
             # one process: each would import torch anew
@@ -459,6 +471,8 @@ class PythonVenv(RunScripts):
             # the runscript compares it with the driver of the node
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):
                 txt += self.module_generator.set_environment('SLINGTORCH_CUDA_VERSION', version)
+        if self.cfg['environment_image']:
+            txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
         return txt
 
 

@@ -31,11 +31,9 @@ _make_caches() {
     fi
     [[ -z $wrong ]] || _fail 1 "$what='$root' $wrong, so there is no place for private caches: $_other_root"
 
-    # Of Slurm's own tasks only: an mpiexec passes the batch node's SLURMD_NODENAME to all nodes. Not $HOSTNAME: it is inherited.
-    [[ $launcher != slurm ]] || node=${SLURMD_NODENAME-}
-    [[ -n $node ]] || IFS= read -r node 2> /dev/null < /proc/sys/kernel/hostname || node=node
+    _find_node
     base=$root/slingtorch-$EUID
-    path=$base/${job//[!A-Za-z0-9._-]/_}-${node//[!A-Za-z0-9._-]/_}
+    path=$base/${job//[!A-Za-z0-9._-]/_}-$node
     dirs=("$base" "$path" "$path"/{miopen,triton,inductor})
 
     missing=''
@@ -59,6 +57,14 @@ _make_caches() {
         name=${cache%=*}
         export "$name=${!name:-$path/${cache#*=}}"
     done
+}
+
+_find_node() {  # -> node
+    # Of Slurm's own tasks only: an mpiexec passes the batch node's SLURMD_NODENAME to all nodes. Not $HOSTNAME: it is inherited.
+    node=''
+    [[ $launcher != slurm ]] || node=${SLURMD_NODENAME-}
+    [[ -n $node ]] || IFS= read -r node 2> /dev/null < /proc/sys/kernel/hostname || node=node
+    node=${node//[!A-Za-z0-9._-]/_}
 }
 
 # /tmp is everybody's: whoever makes the directory first may be someone else, or it may be a link to somewhere.

@@ -39,6 +39,8 @@ class Cluster:
     """Two nodes, nid000001 and nid000002, each with 8 CPUs and 4 GPUs that are links to /dev/null.
 
     :ivar env: a clean environment in which srun and its relatives talk to this cluster
+    :ivar local: where root runs the tests, a directory that each node has for itself, as the disk of a real one;
+                 from outside, `local.<node>` beside it is the node's
     """
 
     def __init__(self):
@@ -61,6 +63,7 @@ class Cluster:
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
         self.dir.chmod(0o755)
         (self.dir / 'owner').write_text(f'{os.getpid()} {start_time(os.getpid())}\n')
+        self.local = self.dir / 'local'
         self.env = {**clean_environ(), 'SLURM_CONF': str(self.dir / 'slurm.conf')}
 
     # --- start and stop
@@ -142,13 +145,22 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
         self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
         for node in NODES:
-            self.daemon('slurmd', '-D', '-N', node, '-f', self.dir / 'slurm.conf')
+            own = self.dir / f'local.{node}'
+            for directory in (self.local, own):
+                directory.mkdir(exist_ok=True)
+                directory.chmod(0o1777)
+            self.daemon('slurmd', '-D', '-N', node, '-f', self.dir / 'slurm.conf', own=own)
 
-    def daemon(self, *command):
+    def daemon(self, *command, own=None):
+        """Start a daemon; with a directory `own`, that is what it and its jobs have at `self.local`."""
         path = self.env.get('PATH', '') + ':/usr/sbin:/sbin'
         # a daemon ends with this process, even when that is killed
-        command = ['setpriv', '--pdeathsig', 'TERM', *map(str, command)]
-        with open(self.dir / f'{command[3]}.out', 'a') as log:
+        name, *_ = command = [*map(str, command)]
+        if own and os.geteuid() == 0:
+            mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
+            command = ['unshare', '--mount', 'sh', '-c', mount, str(own), str(self.local), *command]
+        command = ['setpriv', '--pdeathsig', 'TERM', *command]
+        with open(self.dir / f'{name}.out', 'a') as log:
             self.daemons.append(
                 subprocess.Popen(
                     command,
@@ -164,7 +176,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     def check_daemons(self):
         for daemon in self.daemons:
             if daemon.poll() is not None:
-                raise RuntimeError(f'{daemon.args[3]} ended with status {daemon.returncode}')
+                raise RuntimeError(f'{" ".join(daemon.args[3:])} ended with status {daemon.returncode}')
 
     def wait_for_nodes(self):
         def idle():

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Plain functions of several easyblocks: a Python environment as one squashfs image, for nodes to have a copy of their own
+(docs/staging.md).
+"""
+import glob
+import hashlib
+import os
+import re
+import shlex
+import shutil
+
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
+from easybuild.tools.filetools import IGNORE, adjust_permissions, mkdir, remove_dir, remove_file, which, write_file
+from easybuild.tools.run import run_shell_cmd
+
+IMAGE = 'environment.squashfs'
+
+# of zstd, 1 to 22: mksquashfs's own, 15, takes several times as long for a tenth less
+LEVEL = '3'
+
+# below the installation, while the image is being made: so that files are linked and not copied
+WORK_DIR = '.environment-image'
+
+# of the interpreter's library, what no job needs
+LEFT_OUT = ['site-packages', 'dist-packages', 'test', 'idlelib', 'turtledemo', 'config-*', 'ensurepip']
+
+# directories of the installation that are no part of the environment
+NOT_PACKED = ['bin', 'easybuild', 'runscripts', IMAGE, IMAGE + '.sha256', WORK_DIR]
+
+# where the system's libraries are: every node has them
+SYSTEM_LIBRARIES = ('/lib/', '/lib64/', '/usr/lib/', '/usr/lib64/')
+
+# the system's Python may be such a link, which 'realpath' would not tell
+DESCRIBE = ("import os, site, sys, sysconfig; print(*map(os.path.realpath, [sys.base_prefix, getattr(sys, "
+            "'_base_executable', sys.executable), sysconfig.get_path('stdlib'), sysconfig.get_path('include')]), "
+            "sep='\\n')")
+
+# A script's first line cannot name an interpreter beside it. This is valid in sh, which starts it, and in Python.
+SCRIPT_START = """#!/bin/sh
+'''exec' "$(dirname "$(readlink -f "$0")")/python" "$0" "$@"
+' '''
+"""
+
+
+def require_mksquashfs():
+    """Raise EasyBuildError where there is no mksquashfs."""
+    if not which('mksquashfs', on_error=IGNORE):
+        raise EasyBuildError("environment_image needs the command mksquashfs, which is not in $PATH. Install the package "
+                             "squashfs-tools (SUSE: squashfs) or load its module; without an image: "
+                             "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+
+
+def make_image(installdir, parallel=1, imports=()):
+    """
+    Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
+
+    The image is a Python that finds itself wherever it lies. It is tried in another place than the environment's before
+    it is packed.
+
+    :param installdir: directory of the virtual or conda environment
+    :param parallel: number of processors to use
+    :param imports: names of modules that must be importable
+    :return: path of the image; EasyBuildError if it cannot be made
+    """
+    require_mksquashfs()
+    image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
+    remove_dir(tree)
+    remove_file(image)
+    print_msg("making one image of the environment...")
+    try:
+        make_tree(installdir, tree, parallel)
+        check_tree(tree, imports)
+        # all-root: who unpacks it owns the files then, and inside nobody can write
+        cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend', '-no-progress', '-no-xattrs', '-all-root',
+               '-processors', str(parallel)]
+        run_command(cmd, "mksquashfs failed. A full disk: free some space, or --installpath. An unknown compressor: "
+                         "squashfs-tools 4.4 or newer is needed, built with zstd")
+    except BaseException:
+        remove_file(image)
+        raise
+    finally:
+        remove_dir(tree)
+    write_file(image + '.sha256', '%s  %s\n' % (sha256(image), IMAGE))
+    return image
+
+
+def run_command(cmd, remedy):
+    """Run a command (list); its output, or EasyBuildError with what it printed and the remedy."""
+    res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy,
+                             ' '.join(cmd), '\n'.join(res.output.strip().splitlines()[-15:]))
+    return res.output
+
+
+def sha256(path):
+    """sha256 of a file, read piece by piece."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for piece in iter(lambda: stream.read(1 << 24), b''):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def link_or_copy(source, target):
+    """Give a file a second name, or copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def make_tree(installdir, tree, parallel):
+    """Put interpreter and packages together as one prefix, and compile what is not yet compiled."""
+    python = os.path.join(installdir, 'bin', 'python')
+    prefix, base_python, stdlib, include = run_command([python, '-I', '-c', DESCRIBE], "").splitlines()[:4]
+    library = os.path.basename(stdlib)
+    if prefix != os.path.realpath(installdir):
+        # not followed: links of a distribution to its configuration lead out of the tree
+        shutil.copytree(stdlib, os.path.join(tree, 'lib', library), ignore=shutil.ignore_patterns(*LEFT_OUT),
+                        copy_function=link_or_copy, ignore_dangling_symlinks=True)
+        if os.path.isdir(include):
+            # Triton compiles against it at run time
+            shutil.copytree(include, os.path.join(tree, 'include', os.path.basename(include)))
+    mkdir(os.path.join(tree, 'bin'), parents=True)
+    for name in sorted(set(os.listdir(installdir)) - set(NOT_PACKED + ['pyvenv.cfg', 'lib64', 'include'])):
+        merge(os.path.join(installdir, name), os.path.join(tree, name))
+    if not os.path.lexists(os.path.join(tree, 'lib64')):
+        os.symlink('lib', os.path.join(tree, 'lib64'))
+
+    shutil.copy2(base_python, os.path.join(tree, 'bin', library))
+    for name in ['python', 'python3']:
+        os.symlink(library, os.path.join(tree, 'bin', name))
+    for path in glob.glob(os.path.join(installdir, 'bin', '*')):
+        copy_script(path, os.path.join(tree, 'bin', os.path.basename(path)))
+    copy_libraries(tree, library)
+    packages = os.path.join(tree, 'lib', library, 'site-packages')
+    python = os.path.join(tree, 'bin', 'python')
+    found = tree_python(tree, ['-I', '-c', 'import site; print(*site.getsitepackages(), sep="\\n")']).splitlines()
+    if packages not in found:
+        # Debian's Python looks elsewhere unless it is in a virtual environment
+        directory = next((path for path in found if path.startswith(os.path.join(tree, 'lib', library))), None)
+        if not directory:
+            raise EasyBuildError("The Python %s looks for packages in %s only, and not where the environment has them",
+                                 base_python, ', '.join(found))
+        os.symlink('site-packages', directory)
+    # fails on templates and tests that are no valid Python
+    run_shell_cmd('%s %s -I -m compileall -q -j %s -x /tests?/ %s' % (
+        library_path(tree), shlex.quote(python), parallel, shlex.quote(os.path.join(tree, 'lib', library))),
+        fail_on_error=False, hidden=True)
+
+
+def merge(source, target):
+    """Link files and directories of a tree into another one; symbolic links stay such."""
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), target)
+    elif os.path.isdir(source):
+        mkdir(target)
+        for name in os.listdir(source):
+            merge(os.path.join(source, name), os.path.join(target, name))
+    else:
+        link_or_copy(source, target)
+
+
+def copy_script(source, target):
+    """Copy a program of the environment; a Python script finds the interpreter beside it then."""
+    if os.path.lexists(target) or os.path.basename(source).startswith(('activate', 'Activate', 'python')):
+        # activating has no use in an image, and names the place where the environment was made
+        return
+    with open(source, 'rb') as stream:
+        content = stream.read()
+    content = re.sub(br"""^#!(/bin/sh\n'''exec' )?["']?/[^\n]*/python[0-9.]*["']?[^\n]*\n(' '''\n)?""",
+                     SCRIPT_START.encode(), content, count=1)
+    with open(target, 'wb') as stream:
+        stream.write(content)
+    shutil.copymode(source, target)
+
+
+def copy_libraries(tree, library):
+    """Copy what the interpreter and its modules are linked with, unless it is the system's."""
+    base = os.path.join(tree, 'lib', 'base')
+    paths = [os.path.join(tree, 'bin', library)] + glob.glob(os.path.join(tree, 'lib', library, 'lib-dynload', '*.so'))
+    output = run_shell_cmd('ldd ' + ' '.join(map(shlex.quote, paths)), fail_on_error=False, hidden=True).output
+    for name, path in sorted(set(re.findall(r'^\s+(\S+) => (/.*) \(0x', output, re.M))):
+        if not path.startswith(SYSTEM_LIBRARIES + (tree,)):
+            mkdir(base)
+            shutil.copy2(path, os.path.join(base, name))
+            adjust_permissions(os.path.join(base, name), 0o755, relative=False)
+
+
+def library_path(tree):
+    """Setting, ready for the shell, with which the image's Python finds its libraries (runscripts/lib/stage.bash)."""
+    base = os.path.join(tree, 'lib', 'base')
+    return 'LD_LIBRARY_PATH=%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}' % shlex.quote(base) if os.path.isdir(base) else ''
+
+
+def tree_python(tree, arguments):
+    """Run the tree's Python; its output."""
+    cmd = '%s %s %s' % (library_path(tree), shlex.quote(os.path.join(tree, 'bin', 'python')),
+                        ' '.join(map(shlex.quote, arguments)))
+    res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        raise EasyBuildError("The Python of the environment does not run from another place than its own, so there can "
+                             "be no image of it:\n%s\n%s", cmd, res.output.strip())
+    return res.output
+
+
+def check_tree(tree, imports):
+    """Run the tree's Python where it lies now: everything must come from there."""
+    code = ("import %s\n"
+            "print('\\n'.join(sys.path))\n"
+            "print('\\n'.join({line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}))"
+            % ', '.join(['sys'] + list(imports)))
+    tree = os.path.realpath(tree)
+    outside = [path for path in tree_python(tree, ['-I', '-c', code]).splitlines()
+               if path.startswith('/') and not path.startswith(SYSTEM_LIBRARIES + (tree + '/',))]
+    if outside:
+        print_warning("The image of the environment is not whole: a job that uses it reads these from where they are "
+                      "now: %s", ', '.join(sorted(outside)))

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# --stage: the environment as one image on the node's own storage, checked, mounted or unpacked there, and removed at the end.
+# Sourced by conda-python-distributed, after ranks.bash and caches.bash, and only where a job stages. Run by itself it is the
+# watcher of a node.
+#
+# The first rank of a node does the work, the others wait for its file `result`. It stays in bash while its Python runs as
+# a child: Slurm kills what is left of a step the moment its tasks have ended (slurmstepd(8), proctrack/cgroup), and a
+# mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads from a pipe until the first
+# rank has ended, in whatever way, waits for the other ranks and removes everything. It has a session and no descriptor
+# of the job's, so it outlives a kill wherever the scheduler lets it. Where not, the next start that stages removes it.
+
+_stage_timeout=${SLINGTORCH_STAGE_TIMEOUT:-600}
+_node_dir='' _sent='' _image='' _step='' _child=''
+
+# --- shared by ranks and watcher
+
+_pause() {  # without a process: read from a pipe into which nobody writes
+    [[ -n ${_never-} ]] || exec {_never}<> <(:)
+    read -rt 0.1 -u "$_never" || :
+}
+
+_is_alive() { kill -0 "$1" 2> /dev/null; }
+
+_ranks_alive() {  # DIRECTORY
+    local pid
+    for pid in "$1"/ranks/*; do
+        [[ $pid == *'*' ]] || ! _is_alive "${pid##*/}" || return 0
+    done
+    return 1
+}
+
+_remove() {  # DIRECTORY FILE_SENT_TO_THE_NODE
+    local program
+    for program in fusermount3 fusermount; do
+        ! type -P $program > /dev/null || $program -u -z "$1/env" || :
+    done 2> /dev/null
+    ((EUID)) || umount -l "$1/env" 2> /dev/null || :
+    rm -rf --one-file-system -- "$1" "$2" "$2".{ok,failed}
+}
+
+_close_descriptors() {  # PMI's socket, or the pipe of the job's output, would make the launcher wait for this process
+    local fd
+    for fd in /proc/self/fd/*; do
+        fd=${fd##*/}
+        ((fd < 3 || fd == 255)) || exec {fd}>&-
+    done 2> /dev/null
+    cd /
+}
+
+_watch() {  # DIRECTORY NUMBER_OF_RANKS FILE_SENT
+    local -a started=()
+    local tries=0
+    trap '' HUP INT TERM
+    read -r  # nothing is ever written: the end of the first rank ends it
+    # A rank that has not got there yet must find its environment; one that died before is not waited for long.
+    while [[ -f $1/done ]] && ((tries++ < 100)); do
+        started=("$1"/ranks/*)
+        ((${#started[@]} < $2)) || break
+        _pause
+    done
+    started=("$1"/result-*-env)
+    if [[ -f ${started[0]} ]]; then
+        while _ranks_alive "$1"; do _pause; done
+    fi
+    _remove "$1" "$3"
+}
+
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+    set -u
+    _close_descriptors
+    _watch "$@"
+    exit
+fi
+
+# --- a rank
+
+_say_node() { _say "node $node: $1"; }
+
+_not_staged() {  # REASON; ends the staging of this node, not the job
+    _say_node "not staged: $1. This node uses the shared copy $shared: the same packages, slower to start"
+    rm -rf --one-file-system -- "$_node_dir/image" "$_sent"
+    _result shared
+    return 1
+}
+
+# An empty file, which a full disk has room for. Its name says who made it.
+_result() { : > "$_node_dir/result-$$-$1"; } 2> /dev/null
+
+_long() {  # COMMAND...; bash runs a trap only when the program in front has ended, but at once in `wait`
+    "$@" &
+    _child=$!
+    wait $_child
+}
+
+# Whether this start stages. Sets `staging`.
+_check_stage() {  # asked or ''
+    local nodes=$(((world_size + local_world_size - 1) / local_world_size)) reason=''
+    shared=${VIRTUAL_ENV:-${EBROOTPYTORCH:-of the module}}
+    if [[ -z $1 ]]; then
+        _need_number SLINGTORCH_STAGE_NODES "$SLINGTORCH_STAGE_NODES"
+        ((SLINGTORCH_STAGE_NODES > 0 && nodes >= SLINGTORCH_STAGE_NODES)) || return 1
+    fi
+    _need_number SLINGTORCH_STAGE_TIMEOUT "$_stage_timeout"
+    _image=${SLINGTORCH_ENVIRONMENT_IMAGE-}
+    if [[ -z $_image ]]; then
+        reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with 'environment_image = True'; inside a container there is nothing to stage, the container is one image already"
+    elif [[ -n ${WITH_CONDA-} ]]; then
+        reason="WITH_CONDA='$WITH_CONDA' activates another environment than the one that is staged. Unset one of them"
+    fi
+    [[ -n $reason ]] || return 0
+    # asked for by hand it is an error; a threshold of the site's is for all modules, also for those without an image
+    [[ -z $1 ]] || _fail 1 "--stage: $reason"
+    ((rank)) || _say "SLINGTORCH_STAGE_NODES=$SLINGTORCH_STAGE_NODES, but this job is not staged: $reason"
+    return 1
+}
+
+# `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
+_stage() {
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}} key staged=''
+    set +ef
+    key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
+    root=${root//%u/${USER:-${LOGNAME:-$EUID}}}
+    root=${root%/}
+    [[ $root/ == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the node's own storage"
+    [[ -d $root/ || -n ${SLINGTORCH_STAGE_DIR-} ]] || root=/tmp  # a TMPDIR of the submitting host: caches.bash says so
+    [[ $launcher != slurm ]] || _step=${SLURM_STEP_ID:-${SLURM_STEPID-}}
+    _find_node
+    _node_dir=$root/slingtorch-$EUID/stage-$key-$node
+    _sent=$root/slingtorch-$EUID-stage-$key
+    _kept=$root/slingtorch-$EUID/image-${key%%-*}-$node
+    if ((local_rank == 0)); then _stage_node; else _wait_for_stage; fi
+    if ((local_rank == 0)) && [[ -z $staged && -n ${_watch_pipe-} ]]; then
+        : > "$_node_dir/done"
+        exec {_watch_pipe}>&-
+        trap - TERM HUP INT
+    fi
+    [[ -n $staged ]] || return 0
+    export PATH="$staged/bin:$PATH" VIRTUAL_ENV=$staged
+    [[ ! -d $staged/lib/base ]] || export LD_LIBRARY_PATH="$staged/lib/base${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    ((local_rank)) || _start_python=_run_as_child
+}
+
+_wait_for_stage() {  # -> staged
+    local base=${_node_dir%/*} result pid end=$((SECONDS + 2 * _stage_timeout)) begin=$SECONDS seen=''
+    while ((SECONDS <= end)); do
+        if [[ -O $_node_dir && ! -L $_node_dir && -O $base && ! -L $base ]]; then
+            seen=1
+            for result in "$_node_dir"/result-*; do
+                pid=${result##*/result-}
+                # The process that wrote it is alive: it is not what a killed start has left.
+                _is_alive "${pid%-*}" || continue
+                : > "$_node_dir/ranks/$$"
+                [[ $pid != *-env ]] || staged=$_node_dir/env
+                return
+            done
+        elif [[ -n $seen || -e $base && ! -O $base || ! -d ${base%/*} || ! -e $base && ! -w ${base%/*} ]] || ((SECONDS > begin + 60)); then
+            # it has said why not, or it was killed
+            ((local_rank > 1)) || [[ -z $seen ]] || _say_node "not staged: the first rank of this node ended before it had finished. Its other ranks use the shared copy $shared"
+            return
+        fi
+        _pause
+    done
+    ((local_rank > 1)) || _say_node "not staged: nothing from the first rank of this node in $((2 * _stage_timeout)) s (SLINGTORCH_STAGE_TIMEOUT=$_stage_timeout). Its other ranks use the shared copy $shared"
+}
+
+_stage_node() {  # -> staged
+    local sum='' path begin=$SECONDS
+    _make_node_dir || return 0
+    # shellcheck disable=SC2154  # WATCH: of coproc
+    trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
+    coproc WATCH { exec setsid bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1; }
+    _watch_pipe=${WATCH[1]} _watch_pid=$WATCH_PID
+
+    IFS=$' \t' read -r sum _ 2> /dev/null < "$_image.sha256"
+    [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb --rebuild)"; return 0; }
+    _bring_image "$sum" || return 0
+    # from here on nobody else can change the file
+    path=$(sha256sum < "$_node_dir/image")
+    [[ ${path%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256 ${path%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb --rebuild)"; return 0; }
+    _open_image || return 0
+    staged=$_node_dir/env
+    _result env
+    ((rank)) || _say "staged $_image to $_node_dir in $((SECONDS - begin)) s"
+}
+
+_make_node_dir() {
+    local base=${_node_dir%/*} old sent mode
+    # what a killed start of this user left on this node
+    for old in "$base"/stage-*-"$node"; do
+        sent=${old%-"$node"}
+        [[ ! -O $old || -L $old ]] || _ranks_alive "$old" || _remove "$old" "$base-${sent##*/}"
+    done
+    # shellcheck disable=SC2174  # every directory is named
+    if [[ ! -d ${base%/*} ]]; then
+        _not_staged "${base%/*} is not a directory on this node. Set SLINGTORCH_STAGE_DIR to one on the node's own storage"
+    elif ! mkdir -p -m 700 -- "$base" "$_node_dir" "$_node_dir"/{ranks,env} 2> /dev/null; then
+        _not_staged "cannot make the directory $_node_dir (full, or not writable). Set SLINGTORCH_STAGE_DIR to a directory on the node's own storage"
+    elif [[ -L $base || ! -O $base || -L $_node_dir || ! -O $_node_dir ]]; then
+        _node_dir=/nonexistent _not_staged "$base is a link or does not belong to you (user id $EUID). Have its owner remove it, or set SLINGTORCH_STAGE_DIR to a directory of yours"
+    else
+        for mode in $(stat -c %a -- "$base" "$_node_dir"); do
+            ((8#$mode & 8#022)) || continue
+            _not_staged "$base or $_node_dir can be written by others (mode $mode). Remove it"
+            return
+        done
+        : > "$_node_dir/ranks/$$"
+    fi
+}
+
+# The image as $_node_dir/image, by sbcast from rank 0, or else copied by each node.
+_bring_image() {  # SHA256
+    local several=$((world_size > local_world_size)) status='' size free end=$((SECONDS + _stage_timeout))
+    local -a sbcast=(sbcast --jobid="${SLURM_JOB_ID-}${_step:+.$_step}")
+    _kept+=-$1
+    [[ ! -f $_kept || ! -O $_kept ]] || ln -- "$_kept" "$_node_dir/image" 2> /dev/null || :
+    size=$(stat -L -c %s -- "$_image" 2> /dev/null) || { _not_staged "$_image is not there or not readable"; return; }
+    if ((several)) && [[ -n ${SLURM_JOB_ID-} ]] && type -P sbcast > /dev/null; then
+        if ((rank == 0)); then
+            status=failed
+            if [[ ! -f $_node_dir/image ]]; then
+                ! _long "${sbcast[@]}" "$_image" "$_sent" || status=ok
+                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node copies the image from the shared file system by itself"
+            fi
+            # Whether the nodes have it, told in the same way; also where sbcast failed, most of them are within reach.
+            printf '%s\n' "$status" > "$_node_dir/status"
+            _long "${sbcast[@]}" "$_node_dir/status" "$_sent.$status" 2> /dev/null
+        fi
+        while [[ -z $status && ! -f $_node_dir/image ]]; do
+            if [[ -O $_sent.ok ]]; then status=ok
+            elif [[ -O $_sent.failed ]]; then status=failed
+            elif ((SECONDS > end)); then
+                _not_staged "no word from rank 0, which runs sbcast, in $_stage_timeout s (SLINGTORCH_STAGE_TIMEOUT)"
+                return
+            fi
+            _pause
+        done
+        # out of the directory that is everybody's; what it is, is checked afterwards
+        [[ $status != ok || ! -O $_sent || -L $_sent ]] || mv -- "$_sent" "$_node_dir/image" 2> /dev/null || :
+    elif ((several && rank == 0)); then
+        _say "there is no sbcast here (not Slurm, or inside a container): each node copies the image from the shared file system by itself"
+    fi
+    rm -f -- "$_sent"
+    [[ ! -f $_node_dir/image || -L $_node_dir/image ]] || return 0
+    free=$(($(stat -f -c '%a * %S' -- "$_node_dir")))
+    ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has $((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
+    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (the message is above)"
+}
+
+# The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space is free.
+_open_image() {
+    local program words='' options=attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache
+    if [[ -r /dev/fuse && -w /dev/fuse ]]; then
+        for program in squashfuse_ll squashfuse; do
+            type -P $program > /dev/null || continue
+            [[ $program != squashfuse ]] || set -- -o $options
+            # its daemon must not hold what it inherits
+            if words=$( (_close_descriptors; exec $program "$@" "$_node_dir/image" "$_node_dir/env") 2>&1 < /dev/null); then
+                break
+            fi
+            words="$program: $words"
+        done
+    fi
+    [[ -z ${SLINGTORCH_STAGE_KEEP-} ]] || ln -f -- "$_node_dir/image" "$_kept"
+    if [[ -e $_node_dir/env/bin/python ]]; then
+        rm -f -- "$_node_dir/image"
+    elif type -P unsquashfs > /dev/null; then
+        _say_node "cannot mount the image (${words:-no squashfuse, or /dev/fuse cannot be used}): unpacking it"
+        rmdir -- "$_node_dir/env"
+        _long unsquashfs -q -n -no-xattrs -d "$_node_dir/env" "$_node_dir/image" > /dev/null ||
+            { rm -rf -- "$_node_dir/env"; _not_staged "unsquashfs failed (its message is above)"; return; }
+        rm -f -- "$_node_dir/image"
+    else
+        _not_staged "the image can be neither mounted (${words:-no squashfuse, or /dev/fuse cannot be used}) nor unpacked (no unsquashfs). Have squashfuse or squashfs-tools installed on the nodes"
+        return
+    fi
+    words=$(LD_LIBRARY_PATH=$_node_dir/env/lib/base "$_node_dir/env/bin/python" -I -S -c pass 2>&1) ||
+        _not_staged "its Python does not start from $_node_dir (mounted noexec?): ${words##*$'\n'}"
+}
+
+# Python as a child, with the signals of the task, until it ended; then until the watcher has removed everything.
+_run_as_child() {  # PYTHON ARGUMENTS
+    local signal python status
+    (
+        trap - INT QUIT TERM HUP  # which bash ignores in a background job
+        exec {_watch_pipe}>&-
+        exec "$@"
+    ) <&0 &
+    python=$!
+    : > "$_node_dir/ranks/$python"
+    for signal in HUP INT QUIT TERM USR1 USR2 CONT; do
+        # shellcheck disable=SC2064  # the number of now
+        trap "kill -$signal $python 2> /dev/null" $signal
+    done
+    while wait $python; _is_alive $python; do :; done
+    wait $python
+    status=$?
+    : > "$_node_dir/done"
+    rm -f -- "$_node_dir/ranks/$$"
+    exec {_watch_pipe}>&-
+    while _is_alive "$_watch_pid"; do wait "$_watch_pid"; done
+    if ((status > 128)); then  # so that the launcher sees the same end
+        trap - $((status - 128))
+        ulimit -c 0
+        kill -$((status - 128)) $$
+    fi 2> /dev/null
+    exit $status
+}
