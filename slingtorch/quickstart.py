@@ -20,6 +20,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -858,12 +859,25 @@ class Phases:
         return '\n'.join('  %8.1f s  %s' % (end - start, title) for (title, start), end in zip(self.started, ends))
 
 
+def check_loopback():
+    """Ranks of one machine meet at 127.0.0.1: without it they would wait for ten minutes."""
+    try:
+        with socket.socket() as server:
+            server.bind(('127.0.0.1', 0))
+            server.listen(1)
+            socket.create_connection(server.getsockname(), 10).close()
+    except OSError as err:
+        raise QuickstartError("this machine cannot reach itself at 127.0.0.1: %s" % err,
+                              "the network interface lo must be up: ip link set lo up")
+
+
 def quickstart(args, prefix, phases):
     """Everything, in order."""
     # EasyBuild stumbles over a locale that is not installed, as ssh may bring one
     env = dict(clean_environment(os.environ), LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
                TMPDIR=prefix.file('tmp'), PIP_CACHE_DIR=prefix.file('cache'), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
     report_left_out(os.environ)
+    check_loopback()
     phases.begin("Packages of the distribution")
     prefix.recover_from_move()
     venv_python = describe_python(prefix.file('venv', 'bin', 'python'))

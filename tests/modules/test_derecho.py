@@ -95,7 +95,10 @@ def test_pytorch_module(modules, name):
     """It loads from a fresh login, brings the modules it was built with, and the run-time environment."""
     env = modules.load(module_name(name))
     ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
-    assert {key: value for key, value in env.items() if ours.match(key)} == RUN_TIME
+    found = {key: value for key, value in env.items() if ours.match(key)}
+    # of the plugin's module
+    assert found.pop('NCCL_NET_PLUGIN').startswith(str(modules.eb.prefix / 'software/aws-ofi-nccl'))
+    assert found == RUN_TIME
     text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
     wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
     own = re.findall(r"^    \('(\S+)', '(\S+)', '(\S+)'\),$", text, re.M)

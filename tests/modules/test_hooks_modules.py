@@ -111,7 +111,7 @@ def test_wrong_site_stops_eb(lmod, tmp_path):
     eb = easybuild.EasyBuild(tmp_path / 'eb', lmod)
     done = eb(write_easyconfig(tmp_path), env={'SLINGTORCH_SITE': 'nonsense'}, check=False)
     assert done.returncode != 0
-    assert "There is no site 'nonsense'. The sites are: cirrus, derecho" in done.stdout + done.stderr
+    assert "There is no site 'nonsense'. The sites are: " in done.stdout + done.stderr
 
 
 # --- locks

@@ -134,6 +134,16 @@ def test_named_pipe_in_place_of_a_file(prefix):
         quickstart.Prefix(prefix.path)
 
 
+def test_machine_that_cannot_reach_itself(monkeypatch):
+    quickstart.check_loopback()
+
+    def fail(*args):
+        raise OSError('Network is unreachable')
+    monkeypatch.setattr(quickstart.socket, 'create_connection', fail)
+    with pytest.raises(quickstart.QuickstartError, match='cannot reach itself at 127.0.0.1: Network is unreachable'):
+        quickstart.check_loopback()
+
+
 def test_two_at_once(prefix):
     with pytest.raises(quickstart.QuickstartError, match='another quickstart is running with the prefix') as err:
         quickstart.Prefix(prefix.path).claim()

@@ -60,7 +60,7 @@ def site_dir(tmp_path):
 # --- the files that are shipped
 
 def test_shipped_sites():
-    assert [site.name for site in ALL] == ['cirrus', 'derecho', 'frontier', 'local', 'lumi', 'slurm']
+    assert {'cirrus', 'derecho', 'frontier', 'local', 'lumi', 'slurm'} <= {site.name for site in ALL}
 
 
 @pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
@@ -191,7 +191,7 @@ def test_unknown_site(tmp_path):
     with pytest.raises(sites.SiteError) as info:
         sites.choose({'SLINGTORCH_SITE': 'derecko'}, 'h', root=str(tmp_path))
     assert "no site 'derecko'" in str(info.value)
-    assert 'cirrus, derecho, frontier, local, lumi, slurm' in str(info.value)
+    assert ', '.join(site.name for site in ALL) in str(info.value)
 
 
 def test_unknown_group():
@@ -229,8 +229,7 @@ def test_example_of_the_page(site_dir):
 def test_directory_of_the_user_comes_first(site_dir, tmp_path):
     environ = site_dir(derecho=SITE, mine=SITE)
     (tmp_path / 'derecho_external_modules_metadata.cfg').write_text('')
-    assert [site.name for site in sites.load_all(environ)] == [
-        'cirrus', 'derecho', 'frontier', 'local', 'lumi', 'mine', 'slurm']
+    assert [site.name for site in sites.load_all(environ)] == sorted({site.name for site in ALL} | {'mine'})
     derecho = sites.load('derecho', environ)
     assert derecho.title == 'Test' and derecho.metadata == str(tmp_path / 'derecho_external_modules_metadata.cfg')
     assert sites.load('mine', environ).metadata is None
