@@ -4,10 +4,11 @@ EasyBuild support for a Python package that is an extension of software which is
 implemented as an easyblock.
 """
 import os
+import re
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.easyblocks.generic.pytorchprocess import check_mpi4py
+from easybuild.easyblocks.generic.pytorchprocess import check_mpi4py, mpi_library
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which
@@ -50,11 +51,16 @@ class EnvironmentPackage(PythonPackage):
             # those of the software's own module come back with the next extension
             self.master.modules_tool.unload(self.cfg['unload_modules'])
         if self.cfg['mpicc']:
-            if not self.mpi_compiler():
-                raise EasyBuildError("%s is to be built with MPI's compiler '%s', and there is none in $PATH: add the "
-                                     "module that brings it to the dependencies, or correct mpicc", self.name,
-                                     self.cfg['mpicc'])
+            library = mpi_library(self.mpi_compiler()) if self.mpi_compiler() else None
+            if not library:
+                raise EasyBuildError("%s is to be built with MPI's compiler '%s', and %s. Add the module that has it "
+                                     "to the dependencies, or correct mpicc", self.name, self.cfg['mpicc'],
+                                     "it links no MPI" if self.mpi_compiler() else "there is none in $PATH")
             env.setvar('MPICC', self.cfg['mpicc'])
+            mpi_dir = os.path.dirname(library)
+            if not re.match(r'^/(usr/)?lib', mpi_dir):
+                # else the MPI of the default programming environment might be taken in a job
+                env.setvar('LDFLAGS', '-Wl,--disable-new-dtags -Wl,-rpath,' + mpi_dir)
         super().configure_step()
 
     def mpi_compiler(self):

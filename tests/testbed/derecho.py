@@ -48,12 +48,15 @@ GENERATIONS = {
 CONDA = """#!/bin/bash
 # conda as far as the easyblock calls it: records the call, and makes a virtual environment
 echo "CONDA_PKGS_DIRS=$CONDA_PKGS_DIRS conda $*" >> "$(dirname "$0")/../calls"
-prefix= download=
+prefix= download= version=
 while [[ $# -gt 0 ]]; do
-    case $1 in --prefix) prefix=$2; shift ;; --download-only) download=1 ;; esac
+    case $1 in --prefix) prefix=$2; shift ;; --download-only) download=1 ;; python=*) version=${1#python=} ;; esac
     shift
 done
-[[ -n $download ]] || {python3} -m venv "$prefix"
+[[ -n $download ]] || {python3} -m venv "$prefix" || exit
+# the version that was asked for, by its name at least
+[[ -z $prefix || -n $download || -z $version || -e $prefix/bin/python$version ]] ||
+    ln -s python3 "$prefix/bin/python$version"
 """
 
 
@@ -294,7 +297,7 @@ with open('variant.json') as handle:
     NAME, VERSION, SOURCE = json.load(handle)
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    command = [os.environ['MPICC'], '-shared', '-fPIC', '-o', NAME + '/libuse.so', '-xc', '-', '-xnone']
+    command = shlex.split(os.environ['MPICC']) + ['-shared', '-fPIC', '-o', NAME + '/libuse.so', '-xc', '-', '-xnone']
     if subprocess.run(command + shlex.split(os.environ['LDFLAGS']), input=SOURCE.encode()).returncode:
         sys.exit('it does not compile')
     with open(NAME + '/built.json', 'w') as handle:

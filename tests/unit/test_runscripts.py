@@ -1119,6 +1119,40 @@ def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, warne
     assert job.start({**slurm(1), **env}).stderr == "", "once a node"
 
 
+ALT_READ = {
+    "FI_CXI_RDZV_PROTO": "alt_read",
+    "FI_CXI_RDZV_THRESHOLD": "0",
+    "FI_CXI_RDZV_GET_MIN": "0",
+    "FI_CXI_RDZV_EAGER_SIZE": "0",
+}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"},
+        {**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"},
+        TORCHRUN,  # outside Slurm the launcher has an option of its own
+    ],
+)
+def test_alt_read_stays_with_the_option_of_the_job(job, env):
+    found = job.rank({**env, **ALT_READ})
+    assert {name: found.get(name) for name in ALT_READ} == ALT_READ
+
+
+@pytest.mark.parametrize("network", [{}, {"SLURM_NETWORK": "single_node_vni"}, {"SLURM_NETWORK": "no_disable_rdzv_get"}])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_alt_read_without_the_option_of_the_job_is_switched_off(job, network, rank):
+    """On all ranks, and the first one says so."""
+    done = job.start({**slurm(rank), **network, **ALT_READ, "FI_CXI_RX_MATCH_MODE": "hybrid"})
+    env = json.loads(done.stdout)["env"]
+    assert done.returncode == 0 and not set(ALT_READ) & set(env) and env["FI_CXI_RX_MATCH_MODE"] == "hybrid"
+    assert (done.stderr == "") == (rank == 1) and done.stderr.count("\n") == 1 - rank
+    if rank == 0:
+        assert "alt_read (FI_CXI_RDZV_PROTO) is switched off" in done.stderr
+        assert "'export SLURM_NETWORK=disable_rdzv_get'" in done.stderr
+
+
 # ---------------------------------------------------------------------------------------------------- becoming python
 
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""PyTorch from wheels on emulated sites: lock from a local index, install, mpi4py from source, load."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from testbed import ROOT, derecho, frontier, run, wheels
+from testbed.easybuild import EasyBuild
+
+PYTHON = '%d.%d' % sys.version_info[:2]
+EASYCONFIGS = ['PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-frontier-rocm-7.1.1.eb',
+               'PyTorch-2.10.0-derecho-cu129.eb']
+# what OLCF's page of 2026-07 says (olcf/olcf-user-docs@2745903), with NCCL_NET left to the runscript
+FRONTIER = {
+    'FI_CXI_DEFAULT_CQ_SIZE': '131072',
+    'FI_CXI_DEFAULT_TX_SIZE': '2048',
+    'FI_CXI_DISABLE_HOST_REGISTER': '1',
+    'FI_CXI_RX_MATCH_MODE': 'hybrid',
+    'FI_MR_CACHE_MONITOR': 'kdreg2',
+    'HSA_FORCE_FINE_GRAIN_PCIE': '1',
+    'NCCL_CROSS_NIC': '1',
+    'NCCL_NET_GDR_LEVEL': 'PHB',
+    'NCCL_SOCKET_IFNAME': 'hsn0,hsn1,hsn2,hsn3',
+    'PYTHONNOUSERSITE': '1',
+    'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+}
+
+
+class Wheels:
+    """A site, and an installation of PyTorch from tiny wheels that have the names and versions of the real ones."""
+
+    def __init__(self, path, lmod, name):
+        self.path, self.lmod, self.name = path, lmod, name
+        self.site = 'derecho' if 'derecho' in name else 'frontier'
+        self.tree = (derecho.Derecho if self.site == 'derecho' else frontier.Frontier)(path / 'site')
+        self.eb = EasyBuild(path / 'eb', lmod, ['--site', self.site])
+        self.eb.env.update(self.tree.env)
+        self.eb.env['EASYBUILD_SOURCEPATH'] = f"{path}/sources:{self.eb.env['EASYBUILD_SOURCEPATH']}"
+        if self.site == 'derecho':
+            self.eb.env['MODULEPATH'] = f'{self.tree.path}/modules/25.10/core:{self.tree.modulepath}'
+        self.text = next((ROOT / 'easyconfigs').rglob(name)).read_text()
+        for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", self.text):
+            self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
+        derecho.ToySources(path / 'sources').write_extension('mpi4py', '4.1.2')
+        self.easyconfig = path / name
+        # all the rest of it is used as it is
+        self.easyconfig.write_text(re.sub("python_versions = .*", f"python_versions = ['{PYTHON}']", self.text).replace(
+            re.search(r"index_urls = \['(.*)'\]", self.text).group(1), self.index()).replace("    'pip',\n", ''))
+
+    def index(self):
+        """Address of an index with what the easyconfig wants."""
+        version = re.search("^version = '(.*)'", self.text, re.M).group(1)
+        made = [wheels.make_wheel(self.path / 'files', name, '1.26.4', files={f'{name}/__init__.py': ''})
+                for name in ('numpy', 'cython', 'setuptools')]
+        for name, wanted in re.findall(r"^    '(torch\w*)==(\S+)',", self.text, re.M):
+            wanted = wanted.replace('%(version)s', version)
+            made.append(wheels.make_wheel(self.path / 'files', name, wanted, requires=['numpy'], files={
+                f'{name}/__init__.py': f'__version__ = {wanted!r}\n', f'{name}/distributed.py': ''}))
+        return wheels.make_index(self.path / 'simple', made)
+
+    def slingtorch(self, *args):
+        """The command, of this checkout; pip knows no index of its own."""
+        env = {**os.environ, **self.eb.env, 'PYTHONPATH': str(ROOT), 'PIP_CONFIG_FILE': os.devnull,
+               'PIP_INDEX_URL': (self.path / 'empty').as_uri()}
+        return run([sys.executable, '-m', 'slingtorch', *args], env=env)
+
+    def install(self):
+        """What a user types; pip has no index any more when `eb` runs."""
+        nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
+        self.slingtorch('lock', self.easyconfig)
+        self.eb(self.easyconfig, '--inject-checksums=sha256', '--force', env=nowhere)
+        return self.eb(self.easyconfig, '--robot', env=nowhere)
+
+    @property
+    def module(self):
+        """Name of its module."""
+        return re.sub('-', '/', self.name[:-3], count=1)
+
+    @property
+    def root(self):
+        """Where it is installed."""
+        return self.eb.prefix / 'software' / self.module
+
+    def load(self):
+        """The environment after `module load`, in a shell as after login."""
+        return self.lmod.load(self.module, modulepath=[self.eb.modulepath, self.tree.modulepath])
+
+
+@pytest.fixture(scope='module', params=EASYCONFIGS)
+def installed(request, tmp_path_factory, lmod):
+    made = Wheels(tmp_path_factory.mktemp('wheels'), lmod, request.param)
+    made.install()
+    return made
+
+
+def needs(library):
+    """Names of libraries and RPATH that a library asks for."""
+    shown = run(['readelf', '-d', library]).stdout
+    return re.findall(r'\(NEEDED\).*\[((?!libc\.).*)\]', shown), re.findall(r'\((RPATH|RUNPATH)\).*\[(.*)\]', shown)
+
+
+def test_environment(installed):
+    """The modules of the easyconfig in its order, and the site's values; the interpreter's module is not needed."""
+    env = installed.load()
+    loaded = env['LOADEDMODULES'].split(':')
+    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", installed.text, re.M)
+    assert [name for name in loaded if name in wanted] == wanted and len(wanted) >= 3
+    assert not any('CondaPython' in name for name in loaded)
+    values = {key: env.get(key) for key in FRONTIER}
+    if installed.site == 'frontier':
+        assert values == FRONTIER
+    assert values['SLINGTORCH_MULTINODE_NCCL_NET'] == 'AWS Libfabric' and values['PYTHONNOUSERSITE'] == '1'
+    assert 'FI_CXI_RDZV_PROTO' not in env and 'NCCL_NET' not in env
+    version = re.search(r'torch==\S+(\+[\w.]+)', installed.text).group(1)
+    found = subprocess.run(['python', '-c', 'import torch, sys; print(torch.__version__, sys.prefix)'], env=env,
+                           stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert found == [installed.name.split('-')[1] + version, str(installed.root)]
+
+
+def test_mpi4py_is_linked_with_the_sites_mpi(installed):
+    """By its own path, and without the GPU Transport Layer: the accelerator's modules were not loaded."""
+    library = next(installed.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
+    mpich = installed.load()['CRAY_MPICH_DIR']
+    assert needs(library) == (['libmpich.so.12'], [('RPATH', f'{mpich}/lib')])
+
+
+@pytest.fixture(scope='module')
+def today(tmp_path_factory, lmod):
+    """Frontier of today, before anything is installed."""
+    return Wheels(tmp_path_factory.mktemp('today'), lmod, EASYCONFIGS[1])
+
+
+def said(done):
+    return ' '.join((done.stdout + done.stderr).split())
+
+
+def test_as_shipped_eb_names_the_command(today):
+    """The hashes of the real wheels are not in the bundle: their index was out of reach."""
+    done = today.eb(today.name, '--robot', check=False)
+    assert done.returncode != 0 and f'The lock file {today.name[:-3]}.lock is not there yet' in said(done)
+    assert f'slingtorch lock {ROOT}/easyconfigs/p/PyTorch/{today.name}' in said(done)
+
+
+@pytest.mark.parametrize('change, words', [
+    (("'cc -shared'", "'CC -shared'"), "MPI's compiler 'CC -shared', and there is none in $PATH"),
+    (("'cc -shared'", "'gcc -shared'"), "MPI's compiler 'gcc -shared', and it links no MPI"),
+])
+def test_no_mpi_to_build_mpi4py_with(today, change, words):
+    if not today.easyconfig.with_suffix('.lock').exists():
+        today.slingtorch('lock', today.easyconfig)
+    other = today.path / 'other' / today.name
+    other.parent.mkdir(exist_ok=True)
+    other.write_text(today.easyconfig.read_text().replace(*change))
+    other.with_suffix('.lock').write_text(today.easyconfig.with_suffix('.lock').read_text())
+    today.eb(other, '--inject-checksums=sha256', '--force')
+    done = today.eb(other, '--robot', check=False)
+    assert done.returncode != 0 and words in said(done) and 'or correct mpicc' in said(done)
+
+
+def test_gpu_aware_mpi_is_linked_where_the_modules_stay(today):
+    """And a wheel of mpi4py, which takes any MPI that it meets, is noticed."""
+    for change, words in [((r"        'unload_modules': .*\n", ''), ''),
+                          ((r"'4.1.2', {", "'4.1.3', {"), 'mpi4py uses no MPI, and was to be built with')]:
+        derecho.ToySources(today.path / 'sources').write_extension('mpi4py', '4.1.3', 'int use(void) { return 0; }')
+        if not today.easyconfig.with_suffix('.lock').exists():
+            today.slingtorch('lock', today.easyconfig)
+        other = today.path / 'gpu' / today.name
+        other.parent.mkdir(exist_ok=True)
+        other.write_text(re.sub(*change, today.easyconfig.read_text()))
+        other.with_suffix('.lock').write_text(today.easyconfig.with_suffix('.lock').read_text())
+        today.eb(other, '--inject-checksums=sha256', '--force')
+        done = today.eb(other, '--robot', '--rebuild', check=False)
+        assert (done.returncode != 0) == bool(words) and words in said(done)
+        if not words:
+            library = next(today.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
+            assert 'libmpi_gtl_hsa.so' in needs(library)[0]
