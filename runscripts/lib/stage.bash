@@ -148,7 +148,7 @@ _wait_for_stage() {  # -> staged
             for result in "$_node_dir"/result-*; do
                 pid=${result##*/result-}
                 # The process that wrote it is alive: it is not what a killed start has left.
-                _is_alive "${pid%-*}" || continue
+                [[ $pid == *-shared ]] || _is_alive "${pid%-*}" || continue
                 : > "$_node_dir/ranks/$$"
                 [[ $pid != *-env ]] || staged=$_node_dir/env
                 return
