@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""conda-python-distributed --stage: on a real Slurm, by sbcast, with real FUSE; on nodes that each have storage of their own."""
+"""conda-python-distributed --stage: on a real Slurm with real FUSE, on nodes that each have storage of their own."""
 import contextlib
 import os
 import pathlib
@@ -51,7 +51,7 @@ class Staging:
         return [str(path.relative_to(top)) for path in sorted(top.rglob('*')) if path.name != 'slingtorch-0']
 
     def nothing_is_left(self):
-        return not any(self.left(node) or 'squashfuse' in self.on_node(node, 'cat', '/proc/self/mounts')
+        return not any(self.left(node) or f' {self.slurm.local}/' in self.on_node(node, 'cat', '/proc/self/mounts')
                        for node in NODES)
 
 
@@ -91,7 +91,8 @@ def test_once_per_job_and_gone_afterwards(staging):
 
 
 def test_directories_are_private_while_the_job_runs(staging):
-    code = 'import os, sys; d = os.path.dirname(sys.prefix); print(*[oct(os.stat(p).st_mode)[-3:] for p in (d, os.path.dirname(d))])'
+    code = ('import os, sys; own = os.path.dirname(sys.prefix); '
+            'print(*[oct(os.stat(path).st_mode)[-3:] for path in (own, os.path.dirname(own))])')
     assert set(staging(code=code).stdout.splitlines()) == {'700 700'}
 
 
@@ -105,7 +106,8 @@ def test_from_a_number_of_nodes_on(staging):
 def test_a_step_without_an_image_and_a_threshold_says_so_once(staging):
     done = staging('-B', env={'SLINGTORCH_STAGE_NODES': '2', 'SLINGTORCH_ENVIRONMENT_IMAGE': None})
     assert_staged(done, (False, False))
-    assert done.stderr.count('\n') == 1 and 'this job is not staged: SLINGTORCH_ENVIRONMENT_IMAGE is not set' in done.stderr
+    assert done.stderr.count('\n') == 1
+    assert 'this job is not staged: SLINGTORCH_ENVIRONMENT_IMAGE is not set' in done.stderr
 
 
 def test_several_steps_of_a_job_send_it_once(staging):
@@ -160,8 +162,9 @@ def test_status_input_and_arguments_are_pythons(alone):
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_python_and_its_end_is_the_ranks(alone, number):
-    handler = ('import os, signal, sys\ndef handle(n, f): print("got", n, flush=True); signal.signal(n, signal.SIG_DFL); '
-               'os.kill(os.getpid(), n)\n'
+    handler = ('import os, signal, sys\n'
+               'def handle(n, _):\n'
+               '    print("got", n, flush=True); signal.signal(n, signal.SIG_DFL); signal.raise_signal(n)\n'
                f'signal.signal({int(number)}, handle)\n' + WAIT)
     process = alone.popen(handler)
     assert process.stdout.readline() == 'running\n'
@@ -335,8 +338,9 @@ def test_rank_0_says_nothing(staging):
 def test_killed_job_leaves_nothing(staging, when, number):
     if when == 'staging':
         # half of the image has arrived on the nodes
-        staging.program('sbcast', f'head -c 1000000 "$2" > {staging.dir}/half; /usr/bin/sbcast "$1" {staging.dir}/half "$3"; '
-                                  'echo running; exec tail -f /dev/null')
+        half = staging.dir / 'half'
+        staging.program('sbcast', f'head -c 1000000 "$2" > {half}; /usr/bin/sbcast "$1" {half} "$3"; echo running; '
+                                  'exec tail -f /dev/null')
     process = staging.slurm.popen('-N2', '--ntasks-per-node=2', START, '--stage', '-c', WAIT, env=staging.env)
     for _ in range({'staging': 1, 'running': 4}[when]):
         assert process.stdout.readline() == 'running\n'
