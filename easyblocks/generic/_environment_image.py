@@ -46,8 +46,8 @@ SCRIPT_START = """#!/bin/sh
 def require_mksquashfs():
     """Raise EasyBuildError where there is no mksquashfs."""
     if not which('mksquashfs', on_error=IGNORE):
-        raise EasyBuildError("environment_image needs the command mksquashfs, which is not in $PATH. Install the package "
-                             "squashfs-tools (SUSE: squashfs) or load its module; without an image: "
+        raise EasyBuildError("environment_image needs the command mksquashfs, which is not in $PATH. Install the "
+                             "package squashfs-tools (SUSE: squashfs) or load its module; without an image: "
                              "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
 
 
@@ -72,10 +72,10 @@ def make_image(installdir, parallel=1, imports=()):
         make_tree(installdir, tree, parallel)
         check_tree(tree, imports)
         # all-root: who unpacks it owns the files then, and inside nobody can write
-        cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend', '-no-progress', '-no-xattrs', '-all-root',
-               '-processors', str(parallel)]
-        run_command(cmd, "mksquashfs failed. A full disk: free some space, or --installpath. An unknown compressor: "
-                         "squashfs-tools 4.4 or newer is needed, built with zstd")
+        cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend',
+               '-no-progress', '-no-xattrs', '-all-root', '-processors', str(parallel)]
+        run_command(cmd, "mksquashfs failed. If the disk is full, free some space or choose another --installpath; if "
+                         "it does not know zstd, squashfs-tools 4.4 or newer is needed")
     except BaseException:
         remove_file(image)
         raise
@@ -187,6 +187,31 @@ def copy_libraries(tree, library):
             mkdir(base)
             shutil.copy2(path, os.path.join(base, name))
             adjust_permissions(os.path.join(base, name), 0o755, relative=False)
+            paths.append(os.path.join(base, name))
+    for path in paths:
+        set_run_path(path, '$ORIGIN/' + os.path.relpath(base, os.path.dirname(path)))
+
+
+def set_run_path(path, run_path):
+    """
+    Let a library or program look for others in this directory, instead of where its run path says.
+
+    The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
+    It is a string in the file (ELF specification, 'Dynamic Section'), and a shorter one fits into its place.
+    """
+    output = run_shell_cmd('readelf --dynamic ' + shlex.quote(path), fail_on_error=False, hidden=True).output
+    old = re.search(r'\((?:RPATH|RUNPATH)\).*\[(.*)\]', output)
+    if not old or len(run_path) > len(old.group(1)):
+        return
+    with open(path, 'rb') as stream:
+        content = stream.read()
+    string = b'\0' + old.group(1).encode() + b'\0'
+    # a new file: the old one may be the interpreter's own, under a second name
+    mode = os.stat(path).st_mode
+    os.remove(path)
+    with open(path, 'wb') as stream:
+        stream.write(content.replace(string, (b'\0' + run_path.encode()).ljust(len(string), b'\0')))
+    os.chmod(path, mode)
 
 
 def library_path(tree):

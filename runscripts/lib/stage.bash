@@ -51,6 +51,7 @@ _watch() {  # DIRECTORY NUMBER_OF_RANKS FILE_SENT
     local -a started=()
     local tries=0
     trap '' HUP INT TERM
+    : > "$1/watcher-$$"
     read -r  # nothing is ever written: the end of the first rank ends it
     # A rank that has not got there yet must find its environment; one that died before is not waited for long.
     while [[ -f $1/done ]] && ((tries++ < 100)); do
@@ -116,8 +117,10 @@ _check_stage() {  # asked or ''
 
 # `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
 _stage() {
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}} key staged=''
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}} key staged='' path=$PATH
     set +ef
+    # Not even looked into any more: each program that is not there is a call to the shared file system.
+    [[ -z ${VIRTUAL_ENV-} ]] || PATH=:$PATH: PATH=${PATH//":$VIRTUAL_ENV/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/${USER:-${LOGNAME:-$EUID}}}
     root=${root%/}
@@ -134,7 +137,7 @@ _stage() {
         exec {_watch_pipe}>&-
         trap - TERM HUP INT
     fi
-    [[ -n $staged ]] || return 0
+    [[ -n $staged ]] || { PATH=$path; return 0; }
     export PATH="$staged/bin:$PATH" VIRTUAL_ENV=$staged
     [[ ! -d $staged/lib/base ]] || export LD_LIBRARY_PATH="$staged/lib/base${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     ((local_rank)) || _start_python=_run_as_child
@@ -148,7 +151,7 @@ _wait_for_stage() {  # -> staged
             for result in "$_node_dir"/result-*; do
                 pid=${result##*/result-}
                 # The process that wrote it is alive: it is not what a killed start has left.
-                _is_alive "${pid%-*}" || continue
+                [[ $pid == *-shared ]] || _is_alive "${pid%-*}" || continue
                 : > "$_node_dir/ranks/$$"
                 [[ $pid != *-env ]] || staged=$_node_dir/env
                 return
@@ -166,10 +169,9 @@ _wait_for_stage() {  # -> staged
 _stage_node() {  # -> staged
     local sum='' path begin=$SECONDS
     _make_node_dir || return 0
-    # shellcheck disable=SC2154  # WATCH: of coproc
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
-    coproc WATCH { exec setsid bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1; }
-    _watch_pipe=${WATCH[1]} _watch_pid=$WATCH_PID
+    # --fork: no child of this process, for Slurm's linuxproc kills along that line
+    exec {_watch_pipe}> >(exec setsid --fork bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1)
 
     IFS=$' \t' read -r sum _ 2> /dev/null < "$_image.sha256"
     [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb --rebuild)"; return 0; }
@@ -279,7 +281,8 @@ _open_image() {
 
 # Python as a child, with the signals of the task, until it ended; then until the watcher has removed everything.
 _run_as_child() {  # PYTHON ARGUMENTS
-    local signal python status
+    local signal python status tries=0
+    local -a watcher=()
     (
         trap - INT QUIT TERM HUP  # which bash ignores in a background job
         exec {_watch_pipe}>&-
@@ -297,7 +300,11 @@ _run_as_child() {  # PYTHON ARGUMENTS
     : > "$_node_dir/done"
     rm -f -- "$_node_dir/ranks/$$"
     exec {_watch_pipe}>&-
-    while _is_alive "$_watch_pid"; do wait "$_watch_pid"; done
+    while [[ -d $_node_dir ]] && ((tries++ < 100)); do
+        watcher=("$_node_dir"/watcher-*)
+        ! _is_alive "${watcher[0]##*-}" || tries=0
+        _pause
+    done
     if ((status > 128)); then  # so that the launcher sees the same end
         trap - $((status - 128))
         ulimit -c 0

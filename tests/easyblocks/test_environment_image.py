@@ -59,8 +59,8 @@ def test_bytecode_is_inside(unpacked):
 
 
 def test_console_scripts_run_the_python_beside_them(unpacked):
-    done = run([unpacked / 'bin/where', 'two words'], env={'PATH': '/usr/bin:/bin',
-                                                          'LD_LIBRARY_PATH': str(unpacked / 'lib/base')})
+    env = {'PATH': '/usr/bin:/bin', 'LD_LIBRARY_PATH': str(unpacked / 'lib/base')}
+    done = run([unpacked / 'bin/where', 'two words'], env=env)
     assert done.stdout.splitlines() == [str(unpacked), 'two words']
 
 
@@ -70,10 +70,9 @@ def test_no_path_of_the_installation_is_left(image_env, unpacked):
     assert done.stdout == ''
 
 
-@pytest.mark.parametrize('python_command', ['/usr/bin/python3'])
-def test_python_of_the_distribution(eb_env, tmp_path, python_command):
+def test_python_of_the_distribution(eb_env, tmp_path):
     """Debian's looks for packages in other directories unless it is in a virtual environment."""
-    tiny = stagedenv.write_easyconfig(tmp_path, f"python_command = '{python_command}'\n"
+    tiny = stagedenv.write_easyconfig(tmp_path, "python_command = '/usr/bin/python3'\n"
                                                 "sanity_check_imports = ['alpha']\n")
     done = eb_env(tiny.easyconfig, env=tiny.pip_env)
     image = eb_env.prefix / 'software/PyTorch/0.1-tiny/environment.squashfs'
@@ -111,3 +110,12 @@ def test_without_the_option_there_is_no_image(eb_env, tmp_path):
     assert 'ENVIRONMENT_IMAGE' not in module
     assert not list((eb_env.prefix / 'software/PyTorch/0.1-tiny').glob('*squashfs*'))
     assert wheels.sha256(tiny.lock_file) in tiny.easyconfig.read_text()
+
+
+def test_run_paths_lead_into_the_image(unpacked, tmp_path):
+    """The place of the interpreter's own libraries is not even looked into: the search of each is a call."""
+    trace = tmp_path / 'trace'
+    command = ['strace', '-f', '-qq', '-e', 'trace=openat', '-o', trace, unpacked / 'bin/python', '-c', 'import ctypes']
+    run(command, env={'PATH': '/usr/bin:/bin'})
+    base = os.path.realpath(sys.base_prefix)
+    assert base.startswith(('/usr',)) or f'"{base}/' not in trace.read_text()

@@ -158,7 +158,8 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         name, *_ = command = [*map(str, command)]
         if own and os.geteuid() == 0:
             mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
-            command = ['unshare', '--mount', 'sh', '-c', mount, str(own), str(self.local), *command]
+            command = ['sh', '-c', mount, str(own), str(self.local), *command]
+            command = ['unshare', '--mount', '--propagation', 'slave', *command]
         command = ['setpriv', '--pdeathsig', 'TERM', *command]
         with open(self.dir / f'{name}.out', 'a') as log:
             self.daemons.append(
