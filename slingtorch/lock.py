@@ -259,8 +259,9 @@ def lock(path, store, say):
             stream.write(text)
         for python, wheels in found.items():
             say("pip downloads %d packages to %s" % (len(wheels), directory))
-            error = run_pip(['download', '--require-hashes', '--no-deps', '--no-input', '--disable-pip-version-check',
-                     '--progress-bar', 'off', '--dest', directory, '--requirement', draft], python, platform)[1]
+            args = ['download', '--require-hashes', '--no-deps', '--no-input', '--disable-pip-version-check',
+                    '--progress-bar', 'off', '--dest', directory, '--requirement', draft]
+            error = run_pip(args, python, platform)[1]
             if error:
                 raise error
         # beside it first: a full disk leaves what was there
