@@ -62,11 +62,10 @@ def read_easyconfig(path):
     from easybuild.framework.easyconfig.easyconfig import resolve_template
     from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
-    from easybuild.tools.config import build_option, init_build_options
+    from easybuild.tools.config import init_build_options
     file_name = os.path.basename(path)
     try:
-        if build_option('silence_deprecation_warnings', default='unset') == 'unset':
-            init_build_options()
+        init_build_options()
         params = EasyConfigParser(path).get_config_dict()
         strings = {key: value for key, value in params.items() if isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
@@ -128,8 +127,9 @@ def run_pip(args, python, platform):
               'platform_system': 'Linux', 'platform_machine': PLATFORM_REGEX.match(platform).group(2),
               'os_name': 'posix', 'implementation_name': 'cpython', 'platform_python_implementation': 'CPython'}
     command = [sys.executable, '-s', '-c', PIP, json.dumps(target)] + args + target_options(python, platform)
+    # a 'user = true' in somebody's pip.conf contradicts --target
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                          universal_newlines=True)
+                          universal_newlines=True, env=dict(os.environ, PIP_USER='0'))
     error = None
     if done.returncode:
         # with -vv a traceback follows
@@ -269,7 +269,7 @@ def lock(path, store, say):
         os.replace(lock_file + '.new', lock_file)
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
-    say("%s: %d packages" % (lock_file, len({(wheel.name, wheel.version) for wheels in found.values()
-                                            for wheel in wheels})))
+    packages = {(wheel.name, wheel.version) for wheels in found.values() for wheel in wheels}
+    say("%s: %d packages" % (lock_file, len(packages)))
     say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
     return lock_file

@@ -118,6 +118,7 @@ def test_python_and_platform_are_those_of_the_easyconfig(tiny):
 
 def test_index_that_answers_with_another_file(tiny):
     tiny.lock_file.write_text('as before\n')
+    tiny.pip_env['PIP_USER'] = '1'  # as in somebody's pip.conf
     wheels.make_wheel(tiny.files, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
     done = tiny.lock(check=False)
     assert done.returncode == 1 and 'beta-1.5-py3-none-any.whl' in said(done) and 'DO NOT MATCH THE HASHES' in said(done)

@@ -174,6 +174,19 @@ def test_archived_easyconfig_easyblocks_and_hooks(tiny, lmod, tmp_path):
     assert 'Activate the bundle' in said and 'eval "$(slingtorch env)"' in said
 
 
+def test_packages_in_the_home_directory_stay_out(tiny, eb_env, lmod, tmp_path):
+    """An environment that sees the packages of the system would see them too."""
+    tiny.write(options='system_site_packages = True')
+    eb_env(tiny.easyconfig, env=tiny.pip_env)
+    other = tmp_path / f'home/.local/lib/python{PYTHON_VERSION}/site-packages/stray.py'
+    other.parent.mkdir(parents=True)
+    other.write_text('')
+    env = {**lmod.load('PyTorch/0.1-tiny', modulepath=[eb_env.modulepath]), 'HOME': str(tmp_path / 'home')}
+    found = [subprocess.run(['python', '-c', 'import importlib.util as u; print(u.find_spec("stray"))'], env={**env, **more}, text=True,
+                            stdout=subprocess.PIPE, check=True).stdout for more in ({}, {'PYTHONNOUSERSITE': ''})]
+    assert found[0] == 'None\n' and str(other) in found[1]
+
+
 # --- bad input
 
 def test_wrong_hash_names_file_hash_and_remedy(tiny, eb_env):

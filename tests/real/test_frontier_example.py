@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The example for Frontier: its batch script on two emulated nodes, killed, and submitted again."""
+import re
+import shutil
+
+import pytest
+
+import testbed
+from testbed import slurm as slurm_
+
+pytestmark = pytest.mark.real
+
+EXAMPLE = testbed.ROOT / 'examples/frontier'
+# two of eight ranks on a node, one core each: the script's own numbers need Frontier's nodes
+SMALL = ['--partition=gpu', '--ntasks-per-node=2', '--cpus-per-task=1', '--gpu-bind=none']
+
+
+class Job:
+    """The batch script in a directory of a user, for the PyTorch that was installed."""
+
+    def __init__(self, directory, cluster, pytorch, lmod):
+        self.dir, self.cluster = directory, cluster
+        shutil.copy(EXAMPLE / 'train_ddp.py', directory)
+        self.script = (EXAMPLE / 'train.sbatch').read_text()
+        init = directory / 'init'
+        init.write_text(f'unset BASH_ENV\n{lmod.init}\nmodule use {pytorch.modulepath}\n')
+        self.env = {**lmod.env, 'BASH_ENV': init, 'PYTORCH_MODULE': pytorch.module, 'BACKEND': 'gloo', 'SAVE_EVERY': '1',
+                    'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': directory}
+
+    def run(self, epochs, *options):
+        """Submit and wait; the Batch."""
+        return self.cluster.sbatch(self.script, *SMALL, *options, env={**self.env, 'EPOCHS': str(epochs)}, cwd=self.dir)
+
+    def kill_after_first_snapshots(self):
+        """Submit a job that would never end, and kill all of it, without warning, when it has written snapshots."""
+        (self.dir / 'train.sbatch').write_text(self.script)
+        command = ['sbatch', '--parsable', *SMALL, '--output=killed.out', 'train.sbatch']
+        env = self.cluster.environ({**self.env, 'EPOCHS': '1000000'})
+        number = testbed.run(command, env=env, cwd=self.dir).stdout.strip()
+        try:
+            slurm_.wait(lambda: (self.dir / 'killed.out').exists() and self.losses('killed.out'), 240, 'no snapshot')
+        finally:
+            testbed.run(['scancel', '--signal=KILL', '--full', number], env=env)
+        slurm_.wait(lambda: not testbed.run(['squeue', '-h', '-j', number], env=env, check=False).stdout, 60,
+                    'the killed job does not end')
+
+    def losses(self, output):
+        """{epoch: loss} in what a job printed (text, or the name of its file)."""
+        text = (self.dir / output).read_text() if '\n' not in output else output
+        return {int(epoch): loss for epoch, loss in re.findall(r'^epoch (\d+) of \d+: loss (\S+),', text, re.M)}
+
+
+@pytest.fixture
+def job(tmp_path, slurm, installed_pytorch, lmod):
+    return Job(tmp_path, slurm, installed_pytorch, lmod)
+
+
+def test_killed_job_goes_on_to_the_same_loss(job):
+    """And with another number of ranks it does not go on."""
+    job.kill_after_first_snapshots()
+    last = max(job.losses('killed.out'))
+    snapshot = (job.dir / 'snapshot.pt').read_bytes()
+    resumed = job.run(last + 5)
+    assert resumed.returncode == 0, resumed.output
+    done = int(re.search(r'^4 ranks on cpu, torch \S+: from epoch (\d+) of snapshot.pt$', resumed.output, re.M).group(1))
+    # the last line of a killed job may be missing
+    assert last <= done < last + 5 and min(job.losses(resumed.output)) == done + 1
+
+    (job.dir / 'snapshot.pt').unlink()
+    whole = job.run(last + 5)
+    assert whole.returncode == 0 and 'from the beginning' in whole.output, whole.output
+    assert job.losses(whole.output)[last + 5] == job.losses(resumed.output)[last + 5]
+    assert float(job.losses(whole.output)[last + 5]) < float(job.losses(whole.output)[1])
+
+    (job.dir / 'snapshot.pt').write_bytes(snapshot)
+    other = job.run(last + 9, '--ntasks-per-node=1')
+    assert other.returncode != 0 and 'the snapshot snapshot.pt is of 4 ranks, and this job has 2' in other.output
+    assert 'Start 4 ranks again (srun -n 4)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
+
+
+def test_no_gpu_and_a_snapshot_that_is_none(job):
+    (job.dir / 'snapshot.pt').write_text('nothing\n')
+    done = job.run(3)
+    assert done.returncode != 0 and 'snapshot.pt cannot be read as a snapshot' in done.output
+    assert 'remove it to start anew' in done.output and 'Traceback' not in done.output
+    job.env['BACKEND'] = ''
+    done = job.run(3)
+    assert done.returncode != 0 and 'PyTorch sees no GPU here' in done.output and 'export BACKEND=gloo' in done.output
