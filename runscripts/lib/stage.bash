@@ -79,7 +79,7 @@ _say_node() { _say "node $node: $1"; }
 
 _not_staged() {  # REASON; ends the staging of this node, not the job
     _say_node "not staged: $1. This node uses the shared copy $shared: the same packages, slower to start"
-    rm -rf --one-file-system -- "$_node_dir/image" "$_sent"
+    rm -rf --one-file-system -- "$_node_dir/image" "$_sent" 2> /dev/null
     _result shared
     return 1
 }
@@ -152,7 +152,7 @@ _wait_for_stage() {  # -> staged
                 pid=${result##*/result-}
                 # The process that wrote it is alive: it is not what a killed start has left.
                 [[ $pid == *-shared ]] || _is_alive "${pid%-*}" || continue
-                : > "$_node_dir/ranks/$$"
+                : 2> /dev/null > "$_node_dir/ranks/$$"
                 [[ $pid != *-env ]] || staged=$_node_dir/env
                 return
             done
@@ -205,7 +205,7 @@ _make_node_dir() {
             _not_staged "$base or $_node_dir can be written by others (mode $mode). Remove it"
             return
         done
-        : > "$_node_dir/ranks/$$"
+        : 2> /dev/null > "$_node_dir/ranks/$$"
     fi
 }
 
@@ -251,7 +251,9 @@ _bring_image() {  # SHA256
 # The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space is free.
 _open_image() {
     local program words='' options=attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache
-    if [[ -r /dev/fuse && -w /dev/fuse ]]; then
+    if [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
+        words='/dev/fuse is not there, or not for you'
+    else
         for program in squashfuse_ll squashfuse; do
             type -P $program > /dev/null || continue
             [[ $program != squashfuse ]] || set -- -o $options
@@ -266,13 +268,13 @@ _open_image() {
     if [[ -e $_node_dir/env/bin/python ]]; then
         rm -f -- "$_node_dir/image"
     elif type -P unsquashfs > /dev/null; then
-        _say_node "cannot mount the image (${words:-no squashfuse, or /dev/fuse cannot be used}): unpacking it"
+        _say_node "cannot mount the image (${words:-no squashfuse}): unpacking it"
         rmdir -- "$_node_dir/env"
         _long unsquashfs -q -n -no-xattrs -d "$_node_dir/env" "$_node_dir/image" > /dev/null ||
             { rm -rf -- "$_node_dir/env"; _not_staged "unsquashfs failed (its message is above)"; return; }
         rm -f -- "$_node_dir/image"
     else
-        _not_staged "the image can be neither mounted (${words:-no squashfuse, or /dev/fuse cannot be used}) nor unpacked (no unsquashfs). Have squashfuse or squashfs-tools installed on the nodes"
+        _not_staged "the image can be neither mounted (${words:-no squashfuse}) nor unpacked (no unsquashfs). Have squashfuse or squashfs-tools installed on the nodes"
         return
     fi
     words=$(LD_LIBRARY_PATH=$_node_dir/env/lib/base "$_node_dir/env/bin/python" -I -S -c pass 2>&1) ||
@@ -283,6 +285,7 @@ _open_image() {
 _run_as_child() {  # PYTHON ARGUMENTS
     local signal python status tries=0
     local -a watcher=()
+    [[ -e /proc/self/fd/0 ]] || exec < /dev/null
     (
         trap - INT QUIT TERM HUP  # which bash ignores in a background job
         exec {_watch_pipe}>&-
