@@ -93,6 +93,10 @@ _long() {  # COMMAND...; bash runs a trap only when the program in front has end
     wait $_child
 }
 
+_sha256() {  # FILE; openssl uses the processor's instructions for it: eight times as fast as coreutils'
+    openssl dgst -sha256 -r "$1" 2> /dev/null || sha256sum "$1"
+}
+
 # Whether this start stages. Sets `staging`.
 _check_stage() {  # asked or ''
     local nodes=$(((world_size + local_world_size - 1) / local_world_size)) reason=''
@@ -167,7 +171,7 @@ _wait_for_stage() {  # -> staged
 }
 
 _stage_node() {  # -> staged
-    local sum='' path begin=$SECONDS
+    local sum='' found begin=$SECONDS
     _make_node_dir || return 0
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
     # --fork: no child of this process, for Slurm's linuxproc kills along that line
@@ -177,8 +181,8 @@ _stage_node() {  # -> staged
     [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb --rebuild)"; return 0; }
     _bring_image "$sum" || return 0
     # from here on nobody else can change the file
-    path=$(sha256sum < "$_node_dir/image")
-    [[ ${path%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256 ${path%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb --rebuild)"; return 0; }
+    found=$(_sha256 "$_node_dir/image")
+    [[ ${found%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256 ${found%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb --rebuild)"; return 0; }
     _open_image || return 0
     staged=$_node_dir/env
     _result env
