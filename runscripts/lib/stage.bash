@@ -4,8 +4,8 @@
 # watcher of a node.
 #
 # The first rank of a node does the work, the others wait for its file `result`. It stays in bash while its Python runs as
-# a child: Slurm kills what is left of a step the moment its tasks have ended (slurmstepd(8), proctrack/cgroup), and a
-# mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads from a pipe until the first
+# a child: Slurm kills what is left of a step when its tasks have ended (all of it with slurm.conf(5)'s proctrack/cgroup),
+# and a mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads from a pipe until the first
 # rank has ended, in whatever way, waits for the other ranks and removes everything. It has a session and no descriptor
 # of the job's, so it outlives a kill wherever the scheduler lets it. Where not, the next start that stages removes it.
 
@@ -174,7 +174,7 @@ _stage_node() {  # -> staged
     local sum='' found begin=$SECONDS
     _make_node_dir || return 0
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
-    # --fork: no child of this process, for Slurm's linuxproc kills along that line
+    # --fork: a child of init, which proctrack/linuxproc does not find (slurm.conf(5)) when it kills a step
     exec {_watch_pipe}> >(exec setsid --fork bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1)
 
     IFS=$' \t' read -r sum _ 2> /dev/null < "$_image.sha256"
