@@ -125,8 +125,8 @@ def model(nodes, size, bandwidth=MODEL['bandwidth'], fanout=MODEL['fanout']):
     """
     Seconds to bring a file to the storage of so many nodes and to check it there.
 
-    sbcast reads a block and hands it on through a tree, each node to `fanout` others over its one link, and takes the
-    next block when all have this one (Slurm's src/bcast/file_bcast.c). The nodes check and mount at the same time.
+    sbcast sends blocks of 8 MB through a tree (sbcast(1), --size and --fanout), each node to `fanout` others over its
+    one link. Assumed: the next block starts when all nodes have this one. The nodes check and mount at the same time.
 
     :param size: bytes of the file
     :param bandwidth: of a node's link or its storage, whichever is slower: bytes/s

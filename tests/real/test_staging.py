@@ -325,6 +325,18 @@ def test_neither_fuse_nor_unsquashfs(staging):
     assert staging.nothing_is_left()
 
 
+def test_storage_from_which_nothing_may_be_started(staging):
+    with storage_of_one_node(staging, NODES[1], 'noexec'):
+        done = staging(env=without(staging, 'squashfuse', 'squashfuse_ll'))
+        assert_staged(done, (True, False))
+        assert f'node {NODES[1]}: not staged: its Python does not start from' in done.stderr
+
+
+def test_mounted_by_the_other_program(staging):
+    done = staging(env=without(staging, 'squashfuse_ll', 'unsquashfs'))
+    assert_staged(done, (True, True))
+
+
 def test_rank_0_says_nothing(staging):
     """No sbcast gets through to the other node, which waits as long as it is told to."""
     staging.program('sbcast', 'exit 1')
