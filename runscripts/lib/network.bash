@@ -4,6 +4,7 @@
 
 _set_network() {
     _warn_of_old_driver
+    _check_alt_read
     _several_nodes || return 0
     # On one node the plugin would take a network identifier that is not needed, or refuse to start.
     [[ -n ${NCCL_NET-} || -z ${SLINGTORCH_MULTINODE_NCCL_NET-} ]] || export NCCL_NET=$SLINGTORCH_MULTINODE_NCCL_NET
@@ -23,6 +24,14 @@ _check_plugin() {
             for name in lib{nccl,rccl}-net{,-ofi}.so; do [[ ! -r $dir/$name ]] || return 0; done
         done
         _fail 1 "this system needs NCCL's network plugin in a job of several nodes (SLINGTORCH_MULTINODE_NCCL_NET='$SLINGTORCH_MULTINODE_NCCL_NET'), and there is none in LD_LIBRARY_PATH. $remedy"
+    fi
+}
+
+# HPE's and OLCF's condition for alt_read. sbatch --network shows in no variable (Slurm 22.05); this one is srun's --network.
+_check_alt_read() {
+    if [[ ${FI_CXI_RDZV_PROTO-} == alt_read && -n ${SLURM_JOB_ID-} && ,${SLURM_NETWORK-}, != *,disable_rdzv_get,* ]]; then
+        ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) is switched off: it needs a job with disable_rdzv_get. Put 'export SLURM_NETWORK=disable_rdzv_get' into the job script before srun, or do without the site's group alt_read"
+        unset FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN FI_CXI_RDZV_EAGER_SIZE
     fi
 }
 
