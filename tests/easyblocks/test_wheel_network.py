@@ -10,19 +10,6 @@ import pytest
 from testbed import derecho, wheels
 from testbed.easybuild import EasyBuild
 
-TORCH = '''
-import ctypes, os, types
-from . import distributed, version
-__version__ = '2.10.0+cu129'
-__config__ = types.SimpleNamespace(show=lambda: '')
-cuda = types.SimpleNamespace(nccl=types.SimpleNamespace(version=lambda: (2, 27, 7)))
-for name in version.nccls:
-    ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'lib', name))
-'''
-DISTRIBUTED = 'is_available = is_nccl_available = lambda: True\nis_mpi_available = lambda: False\n'
-VERSION = 'cuda = {cuda!r}\nhip = {hip!r}\nnccls = {nccls!r}\n'
-NCCL = 'int ncclGetVersion(int *version) {{ *version = {}; return 0; }}'
-
 
 class Site:
     """Modules of CUDA, a plugin and a system's NCCL, and an easyconfig with the toy.
@@ -40,7 +27,8 @@ class Site:
                                   'prepend_path("LD_LIBRARY_PATH", "{root}/lib")') / 'lib/libnccl-net.so'
         self.system_nccl = self.module('nccl', 'NCCL', '2.30.4') / 'lib/libnccl.so.2'
         self.make_plugin()
-        derecho.shared_library(self.system_nccl, source=NCCL.format(23004))
+        source = 'int ncclGetVersion(int *version) { *version = 23004; return 0; }'
+        derecho.shared_library(self.system_nccl, source=source)
 
     def module(self, name, software, version, text=''):
         """Add a module and what EasyBuild must know of it; its prefix."""
@@ -55,20 +43,15 @@ class Site:
     def make_plugin(self, apis=(6, 9, 10), cuda='12'):
         """The plugin with these versions of its interface, linked with CUDA of this number."""
         runtime = derecho.shared_library(self.dir / f'opt/cuda/lib64/libcudart.so.{cuda}')
-        derecho.shared_library(self.plugin, needs=[runtime],
-                               source=''.join(f'int ncclNetPlugin_v{api};' for api in apis))
+        wheels.toy_plugin(self.plugin, apis, needs=[runtime])
 
     def install(self, modules=('cuda/12.9.0', 'plugin/1.19.2'), nccls=('libnccl.so.2',), cuda='12.9', options='',
                 check=True):
         """Install a wheel with these libraries; all that `eb` printed, in one line."""
         index = self.dir / 'index'
-        libraries = {}
-        for number, name in enumerate(nccls):
-            path = derecho.shared_library(self.dir / 'wheel' / name, source=NCCL.format(22707 + number))
-            libraries[f'torch/lib/{name}'] = path.read_bytes()
-        wheel = wheels.make_wheel(index, 'torch', '2.10.0', files={
-            'torch/__init__.py': TORCH, 'torch/distributed/__init__.py': DISTRIBUTED,
-            'torch/version.py': VERSION.format(cuda=cuda, hip=None, nccls=list(nccls)), **libraries})
+        files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda=cuda,
+                                 nccls={name: 22707 + number for number, name in enumerate(nccls)})
+        wheel = wheels.make_wheel(index, 'torch', '2.10.0', files=files)
         lock = self.dir / 'PyTorch-0.1-tiny.lock'
         lock.write_text(wheels.lock_text([wheel]))
         easyconfig = self.dir / 'PyTorch-0.1-tiny.eb'

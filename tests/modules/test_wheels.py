@@ -43,7 +43,8 @@ class Wheels:
             self.eb.env['MODULEPATH'] = f'{self.tree.path}/modules/25.10/core:{self.tree.modulepath}'
         self.text = next((ROOT / 'easyconfigs').rglob(name)).read_text()
         for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", self.text):
-            self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
+            root = self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
+            wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
         derecho.ToySources(path / 'sources').write_extension('mpi4py', '4.1.2')
         self.easyconfig = path / name
         # all the rest of it is used as it is
@@ -57,8 +58,14 @@ class Wheels:
                 for name in ('numpy', 'cython', 'setuptools')]
         for name, wanted in re.findall(r"^    '(torch\w*)==(\S+)',", self.text, re.M):
             wanted = wanted.replace('%(version)s', version)
-            made.append(wheels.make_wheel(self.path / 'files', name, wanted, requires=['numpy'], files={
-                f'{name}/__init__.py': f'__version__ = {wanted!r}\n', f'{name}/distributed.py': ''}))
+            files = {f'{name}/__init__.py': f'__version__ = {wanted!r}\n'}
+            if name == 'torch':
+                kind, release = re.search(r'\+(cu|rocm)([\d.]+)', wanted).groups()
+                files = wheels.toy_torch(
+                    self.path / 'libraries', wanted, cuda='12.9' if kind == 'cu' else None,
+                    hip=None if kind == 'cu' else release + '.52802',
+                    nccls={'libnccl.so.2' if kind == 'cu' else 'librccl.so.1': 21806 if release == '5.7' else 22707})
+            made.append(wheels.make_wheel(self.path / 'files', name, wanted, requires=['numpy'], files=files))
         return wheels.make_index(self.path / 'simple', made)
 
     def slingtorch(self, *args):

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import zipfile
 
+from . import derecho
+
 
 def sha256(path):
     """sha256 of a file, as lock files and easyconfigs write it."""
@@ -83,3 +85,40 @@ checksums = ['{sha256(lock_file)}']
 
 moduleclass = 'ai'
 """
+
+
+TORCH = '''
+import ctypes, os, types
+from . import distributed, version
+__version__ = version.__version__
+__config__ = types.SimpleNamespace(show=lambda: '')
+cuda = types.SimpleNamespace(nccl=types.SimpleNamespace(version=lambda: (2, 27, 7)))
+for name in version.nccls:
+    ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'lib', name))
+'''
+
+
+def toy_torch(directory, version, cuda=None, hip=None, nccls=None):
+    """
+    Files of a wheel for make_wheel(): a torch that maps libraries of NCCL or RCCL, and says what they are.
+
+    :param directory: scratch for libraries
+    :param cuda: version of CUDA that it says it is for, or None; hip likewise
+    :param nccls: {name of a library in torch/lib: its release as a number, such as 22707}
+    """
+    nccls = nccls or {}
+    files = {
+        'torch/__init__.py': TORCH,
+        'torch/distributed/__init__.py': 'is_available = is_nccl_available = lambda: True\n'
+                                         'is_mpi_available = lambda: False\n',
+        'torch/version.py': f'__version__ = {version!r}\ncuda = {cuda!r}\nhip = {hip!r}\nnccls = {list(nccls)!r}\n',
+    }
+    for name, release in nccls.items():
+        source = 'int ncclGetVersion(int *version) { *version = %d; return 0; }' % release
+        files[f'torch/lib/{name}'] = derecho.shared_library(directory / name, source=source).read_bytes()
+    return files
+
+
+def toy_plugin(path, apis, needs=()):
+    """Make a network plugin with these versions of NCCL's interface, linked with the libraries in `needs`."""
+    return derecho.shared_library(path, needs=needs, source=''.join(f'int ncclNetPlugin_v{api};' for api in apis))
