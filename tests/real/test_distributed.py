@@ -117,6 +117,12 @@ def test_srun_two_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
     same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
 
 
+def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, one_rank, tmp_path):
+    slurm.srun('-N2', '--ntasks-per-node=1', distributed, '--torchrun=2', *training(tmp_path / 'results.json'),
+               env=pytorch.env)
+    same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
+
+
 def test_two_jobs_at_the_same_time_on_the_same_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
     results = [tmp_path / 'a.json', tmp_path / 'b.json']
     jobs = [slurm.popen(*TWO_BY_TWO, distributed, *training(path), env=pytorch.env) for path in results]

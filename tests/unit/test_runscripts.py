@@ -1153,6 +1153,54 @@ def test_alt_read_without_the_option_of_the_job_is_switched_off(job, network, ra
         assert "'export SLURM_NETWORK=disable_rdzv_get'" in done.stderr
 
 
+# ---------------------------------------------------------------------------------------------------------- torchrun
+
+
+def torchrun(job, *args, env=(), cores="0-55", **more):
+    """Start a task that stands for its node, with so many cores."""
+    status = job.dir / "status"
+    status.write_text(f"Name:\tbash\nCpus_allowed_list:\t{cores}\n")
+    return {"args": args, "env": {**slurm(1, "1(x2)"), "_proc_status": status, **dict(env)}, **more}
+
+
+@pytest.mark.parametrize("args,env,workers,threads", [
+    (("--torchrun", "train.py", "--lr", "1"), {"SLURM_GPUS_ON_NODE": "8"}, 8, "7"),
+    (("--torchrun", "train.py"), {"ROCR_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "8"}, 4, "14"),
+    (("--torchrun=2", "-m", "train"), {"SLURM_GPUS_ON_NODE": "4", "OMP_NUM_THREADS": "3"}, 2, "3"),
+])
+def test_torchrun_starts_the_workers_of_a_node(job, args, env, workers, threads):
+    done = job.start(**torchrun(job, *args, env=env))
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = json.loads(done.stdout)
+    address, port = (seen["env"][name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+    assert seen["argv"] == ["-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", f"--nproc-per-node={workers}",
+                            f"--master-addr={address}", f"--master-port={port}", *args[1:]]
+    assert seen["env"]["OMP_NUM_THREADS"] == threads
+
+
+def test_torchrun_binds_workers_where_pytorch_can(job):
+    directory = job.bin.parent / "lib/python3.11/site-packages/torch/numa"
+    directory.mkdir(parents=True)
+    (directory / "binding.py").touch()
+    gpus = {"SLURM_GPUS_ON_NODE": "8"}
+    assert "--numa-binding=exclusive" in json.loads(job.start(**torchrun(job, "--torchrun", "a.py", env=gpus)).stdout)["argv"]
+    argv = json.loads(job.start(**torchrun(job, "--torchrun", "--numa-binding=node", "a.py", env=gpus)).stdout)["argv"]
+    assert "--numa-binding=exclusive" not in argv and "--numa-binding=node" in argv
+    argv = json.loads(job.start(**torchrun(job, "--torchrun=2", "a.py", env={"SLURM_GPUS_ON_NODE": "0"})).stdout)["argv"]
+    assert not [word for word in argv if "numa" in word], "processors alone"
+
+
+@pytest.mark.parametrize("args,env,cores,message", [
+    (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "1", "8 workers of this node would share 1 core(s)"),
+    (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPUs only"),
+    (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "0"}, "0-55", "no number of workers"),
+    (("--torchrun=many", "a.py"), {}, "0-55", "--torchrun='many': this is no number of workers"),
+    (("--torchrun", "a.py"), {**slurm(1, "4(x2)"), "SLURM_GPUS_ON_NODE": "8"}, "0-55", "this node has 4 tasks already"),
+])
+def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
+    assert message in job.error(**torchrun(job, *args, env=env, cores=cores))
+
+
 # ---------------------------------------------------------------------------------------------------- becoming python
 
 
