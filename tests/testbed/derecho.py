@@ -346,8 +346,9 @@ import ctypes, glob, os
 from .built import version as __version__
 for path in sorted(glob.glob(os.path.join(os.path.dirname(__file__), 'lib', '*.so'))):
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-from . import __config__, cuda, distributed
+from . import __config__, cuda, distributed, version
 """,
+    'torch/version.py': "cuda, hip = '12.2', None\n",
     'torch/__config__.py': """
 from .built import mpi
 def show():
