@@ -340,12 +340,15 @@ class Prefix:
                 shutil.rmtree(path)
             elif os.path.lexists(path):
                 os.unlink(path)
-        for name in (MARK, '.lock'):
-            os.unlink(self.file(name))
-        left = os.listdir(self.path)
+        os.unlink(self.file('.lock'))
+        left = sorted(set(os.listdir(self.path)) - {MARK})
         if left:
-            print("removed what quickstart made in %s; left there: %s" % (self.path, ', '.join(sorted(left))))
+            # the mark stays: the same directory may be used again
+            self.mark['entries'] = []
+            self.write_mark()
+            print("removed what quickstart made in %s; left there: %s" % (self.path, ', '.join(left)))
         else:
+            os.unlink(self.file(MARK))
             os.rmdir(self.path)
             print("removed %s" % self.path)
 

@@ -96,8 +96,10 @@ def test_remove_removes_only_what_it_made(prefix, capsys):
     mine = pathlib.Path(prefix.path, 'mine')
     mine.write_text('stays')
     prefix.remove()
-    assert [path.name for path in pathlib.Path(prefix.path).iterdir()] == ['mine']
-    assert 'left there: mine' in capsys.readouterr().out
+    # the mark stays, so that the directory can be used again
+    assert sorted(os.listdir(prefix.path)) == [quickstart.MARK, 'mine']
+    assert 'left there: mine\n' in capsys.readouterr().out
+    quickstart.Prefix(prefix.path)
     mine.unlink()
     again = quickstart.Prefix(prefix.path)
     again.claim()
@@ -123,7 +125,7 @@ def test_what_was_set_aside_is_not_in_the_way_after_remove(prefix):
     prefix.make('venv')
     prefix.set_aside('venv', 'another Python')
     prefix.remove()
-    assert os.listdir(prefix.path) == ['venv.old-1']
+    assert sorted(os.listdir(prefix.path)) == [quickstart.MARK, 'venv.old-1']
     quickstart.Prefix(prefix.path)
 
 
