@@ -3,22 +3,22 @@
 # conda-python-distributed, after ranks.bash and master.bash, where it is asked for.
 
 # GPUs that this task sees: as the scheduler limits them, else of the node.
-_count_gpus() {  # -> gpus
+_count_gpus() {  # -> gpu_count
     local name device IFS=,
-    gpus=0
+    gpu_count=0
     for name in ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
         [[ -n ${!name-} ]] || continue
         set -f
         # shellcheck disable=SC2086  # split at commas
         set -- ${!name}
         set +f
-        gpus=$#
+        gpu_count=$#
         return
     done
     if [[ ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]]; then
-        gpus=$((10#$SLURM_GPUS_ON_NODE))
+        gpu_count=$((10#$SLURM_GPUS_ON_NODE))
     else
-        for device in /dev/nvidia[0-9]* /dev/dri/renderD*; do [[ ! -e $device ]] || ((++gpus)); done
+        for device in /dev/nvidia[0-9]* /dev/dri/renderD*; do [[ ! -e $device ]] || ((++gpu_count)); done
     fi
 }
 
@@ -33,13 +33,13 @@ _count_cores() {  # -> cores: CPUs that this task may use
 
 # The arguments for python -> torchrun_args. NUMBER_OF_WORKERS is empty for one per GPU.
 _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
-    local gpus cores workers=$1 own
+    local gpu_count cores workers=$1 own
     ((local_world_size == 1)) || _fail 1 "--torchrun: torchrun starts the workers of a node by itself, but this node has $local_world_size tasks already. Start one task per node (srun --ntasks-per-node=1 --cpus-per-task=CORES_OF_THE_NODE), or leave --torchrun out"
     _count_gpus
-    [[ -n $workers ]] || workers=$gpus
-    [[ $workers =~ ^[1-9][0-9]{0,3}$ ]] || _fail 1 "--torchrun='$1': this is no number of workers from 1 on, and this task sees $gpus GPUs. Say how many workers start on each node: --torchrun=N"
+    [[ -n $workers ]] || workers=$gpu_count
+    [[ $workers =~ ^[1-9][0-9]{0,3}$ ]] || _fail 1 "--torchrun='$1': this is no number of workers from 1 on, and this task sees $gpu_count GPUs. Say how many workers start on each node: --torchrun=N"
     shift
-    ((gpus == 0 || workers <= gpus)) || _fail 1 "--torchrun=$workers: this task sees $gpus GPUs only. Start at most one worker per GPU, or ask for more GPUs"
+    ((gpu_count == 0 || workers <= gpu_count)) || _fail 1 "--torchrun=$workers: this task sees $gpu_count GPUs only. Start at most one worker per GPU, or ask for more GPUs"
     _count_cores
     # OLCF's page: without --cpus-per-task all eight workers of a node ran on core 1.
     ((cores >= workers)) || _fail 1 "--torchrun: the $workers workers of this node would share $cores core(s), as srun gives a task one core unless told. Add --cpus-per-task=CORES_OF_THE_NODE to srun"
@@ -48,7 +48,7 @@ _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
     # each worker to the cores next to its GPU, where this PyTorch can do that
     own=$(type -P python) || own=''
-    if ((gpus)) && [[ " $* " != *' --numa-binding'* ]] && compgen -G "${own%/bin/python}/lib/python3*/site-packages/torch/numa/binding.py" > /dev/null; then
+    if ((gpu_count)) && [[ " $* " != *' --numa-binding'* ]] && compgen -G "${own%/bin/python}/lib/python3*/site-packages/torch/numa/binding.py" > /dev/null; then
         torchrun_args+=(--numa-binding=exclusive)
     fi
     torchrun_args+=("$@")
