@@ -344,6 +344,7 @@ class Prefix:
         left = sorted(set(os.listdir(self.path)) - {MARK})
         if left:
             # the mark stays: the same directory may be used again
+            self.mark = {key: self.mark[key] for key in ('made by', 'prefix')}
             self.mark['entries'] = []
             self.write_mark()
             print("removed what quickstart made in %s; left there: %s" % (self.path, ', '.join(left)))
@@ -725,7 +726,7 @@ fi
 for path in {bundle}/slingtorch/cli.py {init} {prefix}/venv/bin/python {prefix}/easybuild/modules/all; do
     if ! [ -r "$path" ]; then
         echo "activate: $path is gone, or you may not read it. Where the checkout is now, run: ./quickstart --prefix" \
-            "$(dirname -- "$(readlink -f -- "${{BASH_SOURCE[0]}}")")" >&2
+            "$(printf %q "$(dirname -- "$(readlink -f -- "${{BASH_SOURCE[0]}}")")")" >&2
         unset path
         return 1
     fi

@@ -102,7 +102,7 @@ def remark(record_property):
     return functools.partial(record_property, REMARK)
 
 
-# --- two workers (pytest-xdist)
+# --- several workers (pytest-xdist)
 
 
 @pytest.hookimpl(optionalhook=True)

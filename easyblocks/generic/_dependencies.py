@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Functions of several easyblocks: where dependencies are, and their modules.
+Functions of several easyblocks: where dependencies are, their modules, and the end of what a command printed.
 """
 import contextlib
 import copy
@@ -10,6 +10,11 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import restore_env
 from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+
+
+def last_lines(output):
+    """The end of what a command printed, for messages."""
+    return '\n'.join(output.strip().splitlines()[-15:])
 
 
 def dependency_root(cfg, name):

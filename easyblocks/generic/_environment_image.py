@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 
+from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import IGNORE, adjust_permissions, mkdir, remove_dir, remove_file, which, write_file
 from easybuild.tools.run import run_shell_cmd
@@ -90,7 +91,7 @@ def run_command(cmd, remedy):
     res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
         raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy,
-                             ' '.join(cmd), '\n'.join(res.output.strip().splitlines()[-15:]))
+                             ' '.join(cmd), last_lines(res.output))
     return res.output
 
 

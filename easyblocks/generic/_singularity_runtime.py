@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 
+from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
 
@@ -39,11 +40,6 @@ HOST_PROBLEMS = [
     (r'/dev/fuse|fusermount|squashfuse|fuse', "the runtime cannot mount the image: it needs squashfuse and read and "
      "write permission for /dev/fuse, or its setuid part"),
 ]
-
-
-def last_lines(output):
-    """The end of what a command printed, for messages."""
-    return '\n'.join(output.strip().splitlines()[-15:])
 
 
 def meaning(output, problems):

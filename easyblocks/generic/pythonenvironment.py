@@ -8,7 +8,7 @@ import os
 import shlex
 import tempfile
 
-from easybuild.easyblocks.generic._dependencies import modules_loaded
+from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
@@ -139,11 +139,10 @@ class PythonEnvironment(EasyBlock):
             res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
             if res.exit_code == EasyBuildExit.SUCCESS:
                 return
-        last_lines = '\n'.join(res.output.strip().splitlines()[-15:])
         raise EasyBuildError("%s the Python environment failed. Without network, run 'eb --fetch %s' where there is "
                              "one first; a package that cannot be had is to be changed in python_packages or "
                              "extra_packages. The command was\n%s\nIts output ends with\n%s",
-                             doing, os.path.basename(self.cfg.path), cmd, last_lines)
+                             doing, os.path.basename(self.cfg.path), cmd, last_lines(res.output))
 
     # --- installation
 

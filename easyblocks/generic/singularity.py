@@ -11,11 +11,12 @@ import shlex
 import socket
 import stat
 
+from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.easyblocks.generic._singularity_image import (
     check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
 from easybuild.easyblocks.generic._singularity_module import module_text
 from easybuild.easyblocks.generic._singularity_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, last_lines, meaning, pull_image, verify_signature)
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, verify_signature)
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning

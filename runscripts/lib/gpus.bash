@@ -2,8 +2,15 @@
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
 # Sourced by conda-python-distributed, after ranks.bash.
 
+_count_devices() {  # [without_nvidia] -> count: GPUs of this node, by their device files. NVIDIA's have those of /dev/dri as well
+    local device
+    count=0
+    [[ -n ${1-} ]] || for device in /dev/nvidia[0-9]*; do [[ ! -e $device ]] || ((++count)); done
+    ((count)) || for device in /dev/dri/renderD*; do [[ ! -e $device ]] || ((++count)); done
+}
+
 _share_gpus() {
-    local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' list='' name device count=0 share i IFS=','
+    local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' list='' name count=0 share i IFS=','
     local known='CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL'
     local -a gpus=() mine=()
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
@@ -26,10 +33,7 @@ _share_gpus() {
     elif [[ -n $on_node ]]; then
         count=$on_node
     else
-        [[ $variable == ROCR* || $variable == HIP* ]] ||
-            for device in /dev/nvidia[0-9]*; do [[ ! -e $device ]] || ((++count)); done
-        ((count)) ||
-            for device in /dev/dri/renderD*; do [[ ! -e $device ]] || ((++count)); done
+        case $variable in ROCR* | HIP*) _count_devices without_nvidia ;; *) _count_devices ;; esac
     fi
     for ((i = 0; i < count; i++)); do gpus[i]=$i; done
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # --torchrun: this task stands for its node, and PyTorch's launcher starts the workers on it. Sourced by
-# conda-python-distributed, after ranks.bash and master.bash, where it is asked for.
+# conda-python-distributed, after ranks.bash, master.bash and gpus.bash, where it is asked for.
 
 # GPUs that this task sees: as the scheduler limits them, else of the node.
 _count_gpus() {  # -> gpu_count
-    local name device IFS=,
+    local name count IFS=,
     gpu_count=0
     for name in ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
         [[ -n ${!name-} ]] || continue
@@ -18,7 +18,8 @@ _count_gpus() {  # -> gpu_count
     if [[ ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]]; then
         gpu_count=$((10#$SLURM_GPUS_ON_NODE))
     else
-        for device in /dev/nvidia[0-9]* /dev/dri/renderD*; do [[ ! -e $device ]] || ((++gpu_count)); done
+        _count_devices
+        gpu_count=$count
     fi
 }
 
