@@ -10,6 +10,7 @@ import shlex
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic._dependencies import dependency_root
+from easybuild.easyblocks.generic._environment_image import IMAGE
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_library, needed_libraries
@@ -78,6 +79,11 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         self.compiles_through_ccache = False
         self.ldflags = ''
         self.expected = None
+
+    @property
+    def image_imports(self):
+        """What must be importable from the image of the environment."""
+        return ['torch']
 
     # --- dependencies
 
@@ -490,6 +496,8 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
             'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
             'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],
         }
+        if self.cfg['environment_image']:
+            paths['files'].append(IMAGE)
         return super().sanity_check_step(*args, custom_paths=paths, **kwargs)
 
 

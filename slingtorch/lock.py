@@ -30,6 +30,7 @@ PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
 # what pip prints with -vv for a page that it does without; that a package is not on an index (404; 403 on PyTorch's) is
 # how it is with several indexes
 FAILED_PAGE_REGEX = re.compile(r'Could not fetch URL (\S+): (?!40[34] )(.*) - skipping')
+NOT_TRUSTED_REGEX = re.compile(r'The repository located at (\S+) is not a trusted')
 INDEX_FORM = re.compile(r'^(https?|file)://\S+$')
 
 Wheel = collections.namedtuple('Wheel', 'name version sha256 url')
@@ -133,7 +134,9 @@ def run_pip(args, python, platform):
     error = None
     if done.returncode:
         # with -vv a traceback follows
-        lines = done.stdout.partition('Exception information:')[0].strip().splitlines()
+        lines = done.stdout.partition('Exception information:')[0]
+        # of a traceback its last line is enough
+        lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', lines).strip().splitlines()
         first = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -12)
         error = RuntimeError("pip (of %s) failed for Python %s on %s:\n%s\n%s" % (
             sys.executable, python, platform, '\n'.join(lines[first:]), remedy(done.stdout)))
@@ -145,6 +148,9 @@ def remedy(output):
     if 'HASHES' in output:
         return ("An index has answered with another file than its own page announces. Nothing was written. Try again; "
                 "if it stays so, do not install that file, and tell those who run the index.")
+    if re.search('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support', output):
+        return ("The address of a proxy is not one that pip can use: $https_proxy, $http_proxy and $all_proxy must "
+                "have the form http://HOST:PORT ('env | grep -i proxy' shows them).")
     if 'No matching distribution' in output:
         return ("No index has it for this Python and platform: compare version, python_versions and wheel_platform of "
                 "the easyconfig with the files that the index lists ('pip config list' shows which indexes pip asks, "
@@ -168,7 +174,11 @@ def resolve(wanted, index_urls, python, platform, work_dir):
             '--disable-pip-version-check', '--no-input', '--retries', '1', '--report', report_file]
     args += [word for address in index_urls for word in ('--extra-index-url', address)]
     output, error = run_pip(args + wanted, python, platform)
-    # pip goes on without, and might take a package of the same name from elsewhere
+    # pip goes on without such an index, and might take a package of the same name from elsewhere
+    for host in NOT_TRUSTED_REGEX.findall(output):
+        raise RuntimeError("pip leaves out the package index on %s, since its address begins with http: and not with "
+                           "https:. Nothing was written. Name its https address, or allow that host in pip's "
+                           "configuration (pip config set global.trusted-host %s)" % (host, host))
     for url, reason in FAILED_PAGE_REGEX.findall(output):
         if url.startswith(tuple(index_urls)):
             raise RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run "

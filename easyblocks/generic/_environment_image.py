@@ -71,6 +71,7 @@ def make_image(installdir, parallel=1, imports=()):
     print_msg("making one image of the environment...")
     try:
         make_tree(installdir, tree, parallel)
+        relocate_run_paths(tree, installdir)
         check_tree(tree, imports)
         # all-root: who unpacks it owns the files then, and inside nobody can write
         cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend',
@@ -213,6 +214,20 @@ def set_run_path(path, run_path):
     with open(path, 'wb') as stream:
         stream.write(content.replace(string, (b'\0' + run_path.encode()).ljust(len(string), b'\0')))
     os.chmod(path, mode)
+
+
+def relocate_run_paths(tree, installdir):
+    """Let libraries that look for others in the installation look for them where they lie themselves."""
+    output = run_shell_cmd("grep -rlaF --include='*.so*' %s %s" % (shlex.quote(installdir), shlex.quote(tree)),
+                           fail_on_error=False, hidden=True).output
+    for path in output.splitlines():
+        dynamic = run_shell_cmd('readelf --dynamic ' + shlex.quote(path), fail_on_error=False, hidden=True).output
+        for old in re.findall(r'\((?:RPATH|RUNPATH)\).*\[(.*)\]', dynamic):
+            new = [re.sub('^%s(?=/|$)' % re.escape(installdir), tree, part) for part in old.split(':')]
+            new = ['$ORIGIN/' + os.path.relpath(part, os.path.dirname(path)) if part.startswith(tree) else part
+                   for part in new]
+            if ':'.join(new) != old:
+                set_run_path(path, ':'.join(new))
 
 
 def library_path(tree):

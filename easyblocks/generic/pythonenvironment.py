@@ -9,6 +9,7 @@ import shlex
 import tempfile
 
 from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded
+from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
@@ -21,7 +22,7 @@ from easybuild.tools.run import RunShellCmdError, run_shell_cmd
 # software that brings the command conda
 CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
 
-# below the installation while its extensions are being installed: what it was made from
+# below the installation until its extensions and its image are there: what it was made from
 FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
@@ -41,6 +42,8 @@ class PythonEnvironment(EasyBlock):
         extra_vars = EasyBlock.extra_options(extra_vars)
         extra_vars.update({
             'conda_channels': [['conda-forge'], "Channels of a conda environment, first one first", CUSTOM],
+            'environment_image': [False, "Make the environment also one squashfs image, which nodes can have a copy of "
+                                         "(docs/staging.md)", CUSTOM],
             'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them", CUSTOM],
             'python_packages': [[], "Packages of the Python environment, as pip or conda takes them", CUSTOM],
         })
@@ -69,6 +72,11 @@ class PythonEnvironment(EasyBlock):
             if any(name in [dep['name']] + metadata.get('name', []) for name in names):
                 return dep
         return None
+
+    @property
+    def image_imports(self):
+        """Names of Python modules that must be importable from the image of the environment."""
+        return []
 
     @property
     def uses_conda(self):
@@ -186,22 +194,30 @@ class PythonEnvironment(EasyBlock):
 
     def describe_recipe(self):
         """What this installation is made from, but for its extensions, as text."""
-        params = {name: value for name, value in self.cfg.asdict().items() if not name.startswith('exts_')}
+        params = {name: value for name, value in self.cfg.asdict().items()
+                  if not name.startswith('exts_') and name != 'environment_image'}
         params['dependencies'] = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
         return json.dumps(params, indent=1, sort_keys=True, default=str)
 
     def extensions_step(self, *args, **kwargs):
-        """Say what is kept when an extension fails; what later fails the sanity check is not kept."""
-        finished = os.path.join(self.installdir, FINISHED)
+        """Say what is kept when an extension fails."""
         if self.cfg['exts_list'] and not self.dry_run:
-            write_file(finished, self.recipe)
+            write_file(os.path.join(self.installdir, FINISHED), self.recipe)
         try:
             super().extensions_step(*args, **kwargs)
-            remove_file(finished)
         except (EasyBuildError, RunShellCmdError):
             print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on with "
                           "the extensions, and with --rebuild from nothing", self.name, self.installdir, log=self.log)
             raise
+
+    def post_processing_step(self):
+        """Make an image of the finished environment; what later fails the sanity check is not kept."""
+        super().post_processing_step()
+        if self.dry_run:
+            return
+        if self.cfg['environment_image']:
+            make_image(self.installdir, self.cfg.parallel, self.image_imports)
+        remove_file(os.path.join(self.installdir, FINISHED))
 
     def install_step(self):
         """Make the environment, let the easyblock install into it, and make it one that can be activated."""
@@ -211,6 +227,8 @@ class PythonEnvironment(EasyBlock):
             self.dry_run_msg("  * a %s environment will be made in %s with %s", kind, self.installdir, packages)
             self.dry_run_msg("  * pip will build and install %s into it", self.name)
             return
+        if self.cfg['environment_image']:
+            require_mksquashfs()
         if not self.is_kept:
             self.make_environment(self.installdir)
         self.use_own_python = True
@@ -233,6 +251,8 @@ class PythonEnvironment(EasyBlock):
     def environment_variables(self):
         """What the module sets beyond EasyBuild's own and activating must set as well: {name: value}."""
         variables = {}
+        if self.cfg['environment_image']:
+            variables['SLINGTORCH_ENVIRONMENT_IMAGE'] = os.path.join(self.installdir, IMAGE)
         for name, value in self.cfg['modextravars'].items():
             variables[name] = str(value['value'] if isinstance(value, dict) else value)
         return variables
@@ -314,6 +334,8 @@ class PythonEnvironment(EasyBlock):
         self.require_python = required
         txt += self.module_generator.set_environment('CONDA_PREFIX' if self.uses_conda else 'VIRTUAL_ENV', '',
                                                      relpath=True)
+        if self.cfg['environment_image']:
+            txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
         # packages in ~/.local stay out of the job
         return txt + self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
 

@@ -59,6 +59,9 @@ PIP_PROBLEMS = [
     ('versions pinned|Hashes are required|--require-hashes mode',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),
+    ('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support',
+     "The address of a proxy is not one that pip can use: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
+     "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed"),
     ('No matching distribution',
      "Either no index that pip reaches has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; "
      "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for this "

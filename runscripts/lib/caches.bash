@@ -80,3 +80,20 @@ _refuse_foreign() {  # PATH... -> missing, if one is not there
         _fail 1 "the cache directory '$path' $wrong and is not used. Have its owner remove it, or $_other_root"
     done
 }
+
+# Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the user's
+# name, %a the account that the job is charged to, in small letters (a project's directory).
+_set_hf_home() {
+    local dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}} token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
+    [[ -n $dir && -z ${HF_HOME-} ]] || return 0
+    [[ $dir != *%a* || -n $account ]] || return 0
+    dir=${dir//%a/${account,,}} dir=${dir//%u/${USER:-${LOGNAME:-$EUID}}}
+    if [[ ! -w ${dir%/*} ]]; then
+        ((rank)) || _say "${dir%/*} cannot be written, so Hugging Face's files go to the home directory. To have them elsewhere: export HF_HOME=DIRECTORY"
+        return 0
+    fi
+    export HF_HOME=$dir
+    # it would be looked for in HF_HOME
+    [[ -n ${HF_TOKEN_PATH-} || ! -r $token ]] || export HF_TOKEN_PATH=$token
+    ((rank)) || [[ -d $dir ]] || _say "models and data of Hugging Face go to HF_HOME=$dir. The system deletes there what nobody has used for long. For another place: export HF_HOME=DIRECTORY"
+}

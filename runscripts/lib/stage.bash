@@ -100,13 +100,13 @@ _sha256() {  # FILE; openssl uses the processor's instructions for it: eight tim
 # Whether this start stages. Sets `staging`.
 _check_stage() {  # asked or ''
     local nodes=$(((world_size + local_world_size - 1) / local_world_size)) reason=''
-    shared=${VIRTUAL_ENV:-${EBROOTPYTORCH:-of the module}}
     if [[ -z $1 ]]; then
         _need_number SLINGTORCH_STAGE_NODES "$SLINGTORCH_STAGE_NODES"
         ((SLINGTORCH_STAGE_NODES > 0 && nodes >= SLINGTORCH_STAGE_NODES)) || return 1
     fi
     _need_number SLINGTORCH_STAGE_TIMEOUT "$_stage_timeout"
     _image=${SLINGTORCH_ENVIRONMENT_IMAGE-}
+    shared=${_image%/*}
     if [[ -z $_image ]]; then
         reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with 'environment_image = True'; inside a container there is nothing to stage, the container is one image already"
     elif [[ -n ${WITH_CONDA-} ]]; then
@@ -124,7 +124,7 @@ _stage() {
     local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}} key staged='' path=$PATH
     set +ef
     # Not even looked into any more: each program that is not there is a call to the shared file system.
-    [[ -z ${VIRTUAL_ENV-} ]] || PATH=:$PATH: PATH=${PATH//":$VIRTUAL_ENV/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
+    PATH=:$PATH: PATH=${PATH//":$shared/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/${USER:-${LOGNAME:-$EUID}}}
     root=${root%/}
@@ -142,7 +142,9 @@ _stage() {
         trap - TERM HUP INT
     fi
     [[ -n $staged ]] || { PATH=$path; return 0; }
-    export PATH="$staged/bin:$PATH" VIRTUAL_ENV=$staged
+    export PATH="$staged/bin:$PATH"
+    [[ ${VIRTUAL_ENV-} != "$shared" ]] || VIRTUAL_ENV=$staged
+    [[ ${CONDA_PREFIX-} != "$shared" ]] || CONDA_PREFIX=$staged
     [[ ! -d $staged/lib/base ]] || export LD_LIBRARY_PATH="$staged/lib/base${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     ((local_rank)) || _start_python=_run_as_child
 }
@@ -242,14 +244,35 @@ _bring_image() {  # SHA256
         done
         # out of the directory that is everybody's; what it is, is checked afterwards
         [[ $status != ok || ! -O $_sent || -L $_sent ]] || mv -- "$_sent" "$_node_dir/image" 2> /dev/null || :
-    elif ((several && rank == 0)); then
-        _say "there is no sbcast here (not Slurm, or inside a container): each node copies the image from the shared file system by itself"
     fi
     rm -f -- "$_sent"
     [[ ! -f $_node_dir/image || -L $_node_dir/image ]] || return 0
     free=$(($(stat -f -c '%a * %S' -- "$_node_dir")))
     ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has $((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
+    ((several == 0)) || [[ -n $status ]] || ! _copy_by_tree "$1" || return 0
     _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (the message is above)"
+}
+
+# Without sbcast (PBS, or inside a container): rank 0's node sends the image to some, and these to others.
+_copy_by_tree() {  # SHA256
+    local port=$((MASTER_PORT + 16)) words='' nodes=$(((world_size + local_world_size - 1) / local_world_size))
+    # not MASTER_PORT, which ranks of finished nodes are trying by then, and not that of the job's next step
+    ((port <= 65535)) || port=$((MASTER_PORT - 16))
+    # who cannot read the image does not know the word $1-$key
+    local -a command=("$shared/bin/python" -I -S "$_here/lib/tree_copy.py" "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
+    if ((rank == 0)); then
+        _long cp -- "$_image" "$_node_dir/image" || return
+    else
+        command+=("$MASTER_ADDR")
+    fi
+    _long "${command[@]}" 2> "$_node_dir/words" && return
+    IFS= read -r words < "$_node_dir/words"
+    if ((rank == 0)); then
+        _say_node "sending the image to the other nodes failed (${words:-status $?}): each copies it from the shared file system"
+    else
+        _say_node "the image did not come from another node (${words:-killed}): copying it from the shared file system"
+        return 1
+    fi
 }
 
 # The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space is free.

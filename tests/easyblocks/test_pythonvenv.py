@@ -302,6 +302,16 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
         sorted(wheel.name for wheel in tiny.wheels)
 
 
+@pytest.mark.parametrize('proxy', ['http://', 'proxy.example:port', 'htp://proxy.example:3128'])
+def test_malformed_address_of_a_proxy(tiny, eb_env, proxy):
+    env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'https://packages.example/simple',
+           'https_proxy': proxy, 'no_proxy': '', 'PIP_NO_INDEX': None}
+    done = eb_env(tiny.easyconfig, env=env, check=False)
+    assert done.returncode != 0 and 'Traceback' not in output(done)
+    said = ' '.join(done.stderr.split())
+    assert '$https_proxy, $http_proxy and $all_proxy' in said and 'must have the form http://HOST:PORT' in said
+
+
 def without_privilege(eb, *args, env):
     """`eb` as somebody who may not read everything; root without the right to do so is such a person."""
     caps = '-dac_override,-dac_read_search'

@@ -169,7 +169,7 @@ def venv(installed):
     text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = ['pip', 'setuptools<80', 'wheel']", text,
                   flags=re.M | re.S)
     text = text.replace("    ('conda/latest', EXTERNAL_MODULE),\n", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
-    path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\n")
+    path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n")
     installed(easyconfig=str(path))
     return installed.eb.prefix / 'software/PyTorch/2.4.0-derecho-venv'
 
@@ -190,6 +190,23 @@ def test_one_environment_after_the_other(installed, venv):
     assert done.stdout.splitlines() == [
         f'yes {venv}/runscripts hsn', f'unset {installed.root}/runscripts hsn', f'yes {venv}/runscripts hsn',
         'unset unset eth7', '0']
+
+
+def test_environment_as_one_image(installed, venv, lmod, tmp_path):
+    """Started from an unpacked image everything is the node's own, but for what belongs to the system: MPI, CUDA."""
+    env = lmod.load('PyTorch/2.4.0-derecho-venv', modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
+    assert env['SLINGTORCH_ENVIRONMENT_IMAGE'] == f'{venv}/environment.squashfs'
+    code = ('import mpi4py, os, sys, torch, torchvision\n'
+            'print(sys.prefix, torch.__file__, torchvision.__file__, mpi4py.__file__, os.environ["VIRTUAL_ENV"], sep="\\n")\n'
+            'print(*{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}, sep="\\n")\n')
+    done = run([venv / 'runscripts/conda-python-distributed', '--stage', '-c', code],
+               env={**env, 'SLINGTORCH_STAGE_DIR': tmp_path, 'TMPDIR': tmp_path})
+    assert f'staged {venv}/environment.squashfs to {tmp_path}/' in done.stderr
+    paths = done.stdout.splitlines()
+    assert not [path for path in paths if path.startswith(str(venv))]
+    staged = paths[0]
+    assert staged.startswith(str(tmp_path)) and all(path.startswith(staged) for path in paths[:5])
+    assert f'{installed.mpich}/lib/libmpich.so.12' in paths
 
 
 def test_activating_in_another_shell_says_so(installed, venv):

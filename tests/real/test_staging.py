@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -239,18 +240,40 @@ def test_name_of_the_user_in_the_directory(alone):
 
 # --- what goes wrong
 
-def test_without_sbcast_each_node_copies(alone, image_env):
-    """As under PBS: two nodes, one rank each."""
-    found = {}
-    for rank in (0, 1):
+def pbs_nodes(alone, count, env=()):
+    """Starts as under PBS, one rank on each node: [CompletedProcess]. They run at the same time."""
+    processes = []
+    for rank in range(count):
         directory = alone.dir / f'node{rank}'
         directory.mkdir()
-        env = {**alone.env, 'SLINGTORCH_STAGE_DIR': str(directory), 'PBS_JOBID': '12.server', 'RANK': str(rank),
-               'WORLD_SIZE': '2', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'node0'}
-        done = run([START, '--stage', '-c', SHOW], env=env)
-        found.update(prefixes(done))
-        assert ('there is no sbcast here' in done.stderr) == (rank == 0)
-    assert [found[rank].startswith(f'{alone.dir}/node{rank}/') for rank in (0, 1)] == [True, True]
+        own = {**alone.env, 'SLINGTORCH_STAGE_DIR': str(directory), 'PBS_JOBID': '12.server', 'RANK': str(rank),
+               'WORLD_SIZE': str(count), 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'localhost',
+               **dict(env)}
+        processes.append(subprocess.Popen([START, '--stage', '-c', SHOW], env=own, text=True, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE))
+    said = [process.communicate(timeout=120) for process in processes]
+    return [subprocess.CompletedProcess(process.args, process.returncode, *words)
+            for process, words in zip(processes, said)]
+
+
+def test_without_sbcast_one_node_sends_it_to_the_others(alone):
+    """The shared copy of the image is read once."""
+    done = pbs_nodes(alone, 3)
+    for rank, node in enumerate(done):
+        assert prefixes(node)[rank].startswith(f'{alone.dir}/node{rank}/'), node.stderr
+        assert node.stderr.count('\n') == (rank == 0)  # 'staged'
+    assert not [path for path in alone.dir.glob('node*/slingtorch-*/*')]
+
+
+def test_where_no_node_can_send_each_copies(alone):
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(('', 0))
+        listener.listen()
+        done = pbs_nodes(alone, 2, {'MASTER_PORT': str(listener.getsockname()[1] - 16)})
+    for rank, node in enumerate(done):
+        assert prefixes(node)[rank].startswith(f'{alone.dir}/node{rank}/'), node.stderr
+    assert 'sending the image to the other nodes failed (' in done[0].stderr and 'in use' in done[0].stderr
+    assert 'the image did not come from another node (' in done[1].stderr
 
 
 @contextlib.contextmanager
