@@ -185,8 +185,11 @@ def eb_env(tmp_path, lmod):
 
 @pytest.fixture(scope='session')
 def installed_pytorch(lmod):
-    """PyTorch for this machine as `eb` installs it: testbed.easybuild.Installation. Takes a minute, is kept."""
-    return easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
+    """PyTorch for this machine as `eb` installs it, also as one image: testbed.easybuild.Installation.
+
+    Takes two minutes, is kept.
+    """
+    return easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod, '--try-amend=environment_image=True')
 
 
 @pytest.fixture(scope='session')

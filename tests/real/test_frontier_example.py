@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import testbed
+from testbed import only_root
 from testbed import slurm as slurm_
 
 pytestmark = pytest.mark.real
@@ -55,23 +56,35 @@ def job(tmp_path, slurm, installed_pytorch, lmod):
     return Job(tmp_path, slurm, installed_pytorch, lmod)
 
 
-def test_killed_job_goes_on_to_the_same_loss(job):
+@pytest.mark.parametrize('staged', [False, True], ids=['shared', 'staged'])
+def test_killed_job_goes_on_to_the_same_loss(job, staged):
     """And with another number of ranks it does not go on."""
+    if staged:
+        only_root('gives each emulated node storage of its own')
+        job.env.update(SLINGTORCH_STAGE_NODES='2', SLINGTORCH_STAGE_DIR=str(job.cluster.local))
     job.kill_after_first_snapshots()
+    assert ('staged ' in (job.dir / 'killed.out').read_text()) == staged
     last = max(job.losses('killed.out'))
     snapshot = (job.dir / 'snapshot.pt').read_bytes()
     resumed = job.run(last + 5)
     assert resumed.returncode == 0, resumed.output
+    assert ('staged ' in resumed.output) == staged and 'not staged' not in resumed.output
     done = int(re.search(r'^4 ranks on cpu, torch \S+: from epoch (\d+) of snapshot.pt$', resumed.output, re.M).group(1))
     # the last line of a killed job may be missing
     assert last <= done < last + 5 and min(job.losses(resumed.output)) == done + 1
 
+    if staged:
+        assert not list(job.cluster.dir.glob('local.*/slingtorch-0/*'))
+        # the rest is the same without
+        del job.env['SLINGTORCH_STAGE_NODES']
     (job.dir / 'snapshot.pt').unlink()
     whole = job.run(last + 5)
     assert whole.returncode == 0 and 'from the beginning' in whole.output, whole.output
     assert job.losses(whole.output)[last + 5] == job.losses(resumed.output)[last + 5]
     assert float(job.losses(whole.output)[last + 5]) < float(job.losses(whole.output)[1])
 
+    if staged:
+        return
     (job.dir / 'snapshot.pt').write_bytes(snapshot)
     other = job.run(last + 9, '--ntasks-per-node=1')
     assert other.returncode != 0 and 'the snapshot snapshot.pt is of 4 ranks, and this job has 2' in other.output
