@@ -77,7 +77,7 @@ CHECKS = {
     ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),
     ('detect', 'file'): ('/.+', "it must be the absolute path of a file"),
     ('detect', 'hostname'): (r'.*[^*?].*', "it would match every machine: make it narrower"),
-    ('env', 'name'): ('[A-Z_][A-Z0-9_]*|(all|ftp|http|https|no)_proxy',
+    ('env', 'name'): (r'[A-Z_][A-Z0-9_]*|OMPI_MCA_\w+|(all|ftp|http|https|no)_proxy',
                       "it is not a name of an environment variable: use capitals, digits and _"),
     ('env', 'value'): (r'(?!.*%\().*', "EasyBuild would take '%(' in a value for a template: write it differently"),
     ('env', 'when'): (r'\w+ *= *\S.*', "write when = PARAMETER=VALUE"),

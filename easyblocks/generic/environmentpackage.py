@@ -8,7 +8,7 @@ import re
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.easyblocks.generic.pytorchprocess import check_mpi4py, mpi_library
+from easybuild.easyblocks.generic.pytorchprocess import check_mpi, mpi_library
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which
@@ -27,8 +27,8 @@ class EnvironmentPackage(PythonPackage):
         """Options of an extension."""
         extra_vars = PythonPackage.extra_options(extra_vars)
         extra_vars.update({
-            'mpicc': [None, "MPI's compiler for C to build mpi4py with, as $MPICC: a command in $PATH, with options "
-                            "(Cray's is 'cc -shared'). The sanity check looks whether its MPI was linked", CUSTOM],
+            'mpicc': [None, "MPI's compiler for C, as $MPICC: a command in $PATH, with options (for mpi4py Cray's is "
+                            "'cc -shared'). The sanity check looks whether its MPI was linked", CUSTOM],
             'unload_modules': [[], "Modules that are not loaded while this is built", CUSTOM],
         })
         return extra_vars
@@ -69,8 +69,12 @@ class EnvironmentPackage(PythonPackage):
 
     def sanity_check_step(self, *args, **kwargs):
         """Check which MPI is linked, besides that the package can be imported."""
+        if self.master.cfg.get('system_site_packages'):
+            # 'pip check' would judge the packages of the Python beneath as well
+            self.cfg['sanity_pip_check'] = False
         passed, message = super().sanity_check_step(*args, **kwargs)
         wrong = ''
-        if self.cfg['mpicc'] and not self.dry_run:
-            wrong = check_mpi4py(self.master.own_python, self.mpi_compiler())
+        if self.name == 'mpi4py' and self.cfg['mpicc'] and not self.dry_run:
+            wrong = check_mpi(self.master.own_python, self.mpi_compiler(), self.name,
+                              'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI')
         return passed and not wrong, '; '.join(text for text in [message, wrong] if text)

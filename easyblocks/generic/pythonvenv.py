@@ -427,7 +427,10 @@ class PythonVenv(RunScripts):
         }
         if self.cfg['environment_image']:
             paths['files'] += [IMAGE, IMAGE + '.sha256']
-        commands = ['"%s" -m pip --disable-pip-version-check check' % python]
+        commands = []
+        if not self.cfg['system_site_packages']:
+            # else it would judge those of the Python beneath as well, which nobody here can change
+            commands.append('"%s" -m pip --disable-pip-version-check check' % python)
         if self.cfg['sanity_check_imports']:
             # one process: each would import torch anew
             commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))

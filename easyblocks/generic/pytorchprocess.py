@@ -270,28 +270,30 @@ def replace_nccl(installdir, root):
         symlink(others[0], path)
 
 
-def check_mpi4py(python, mpicc):
+def check_mpi(python, mpicc, name, code):
     """
-    Compare the MPI in a process that imported mpi4py with that of MPI's compiler.
+    Compare the MPI in a process that imported a package with that of MPI's compiler.
 
     :param python: path of the Python to import it with; MPI is not initialised
     :param mpicc: full path of MPI's compiler for C, or None where there is none
+    :param name: of the package, for messages
+    :param code: Python that imports it, one line
     :return: what is wrong, a sentence, or an empty string
     """
-    code = 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI; print(open("/proc/self/maps").read())'
+    code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
                         work_dir=tempfile.mkdtemp(), in_dry_run=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
-        return "mpi4py cannot be imported: %s" % '\n'.join(res.output.strip().splitlines()[-3:])
+        return "%s cannot be imported: %s" % (name, '\n'.join(res.output.strip().splitlines()[-3:]))
     expected = mpi_library(mpicc) if mpicc else None
     if not expected:
-        return "It cannot be told which MPI mpi4py should be linked with: %s" % (
-            "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
+        return "It cannot be told which MPI %s should be linked with: %s" % (
+            name, "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
     mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
               if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
     if mapped != {expected}:
-        return "mpi4py uses %s, and was to be built with %s, whose MPI is %s" % (
-            ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
+        return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
+            name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
     return ''
 
 

@@ -81,6 +81,22 @@ _refuse_foreign() {  # PATH... -> missing, if one is not there
     done
 }
 
+# Caches off a home directory that compute nodes do not have (EPCC's Cirrus): to its counterpart on another file system.
+_leave_home() {
+    local from=${SLINGTORCH_WORK_HOME-} to
+    [[ -n $from ]] || return 0
+    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Unset it, or have the site's value corrected"
+    to=${from#*:} from=${from%%:*}
+    [[ ${HOME-} == "$from"/* ]] || return 0
+    to+=${HOME#"$from"}
+    if [[ ! -w $to ]]; then
+        ((local_rank)) || _say "$to cannot be written on this node, so programs keep their caches in $HOME, which it may not have. Set XDG_CACHE_HOME to a directory of yours"
+        return 0
+    fi
+    # what Matplotlib, PyTorch's hub and others take; CuPy has one of its own
+    export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$to/.cache} CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$to/.cupy/kernel_cache}
+}
+
 # Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the user's
 # name, %a the account that the job is charged to, in small letters (a project's directory).
 _set_hf_home() {

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """PyTorch from wheels on emulated sites: lock from a local index, install, mpi4py from source, load."""
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 
-from testbed import ROOT, derecho, frontier, run, wheels
-from testbed.easybuild import EasyBuild
+from testbed import ROOT, derecho, run
+from testbed.sitewheels import Wheels
 
-PYTHON = '%d.%d' % sys.version_info[:2]
 EASYCONFIGS = ['PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-frontier-rocm-7.1.1.eb',
                'PyTorch-2.10.0-derecho-cu129.eb']
 # what OLCF's page of 2026-07 says (olcf/olcf-user-docs@2745903), with NCCL_NET left to the runscript
@@ -27,73 +24,6 @@ FRONTIER = {
     'PYTHONNOUSERSITE': '1',
     'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
 }
-
-
-class Wheels:
-    """A site, and an installation of PyTorch from tiny wheels that have the names and versions of the real ones."""
-
-    def __init__(self, path, lmod, name):
-        self.path, self.lmod, self.name = path, lmod, name
-        self.site = 'derecho' if 'derecho' in name else 'frontier'
-        self.tree = (derecho.Derecho if self.site == 'derecho' else frontier.Frontier)(path / 'site')
-        self.eb = EasyBuild(path / 'eb', lmod, ['--site', self.site])
-        self.eb.env.update(self.tree.env)
-        self.eb.env['EASYBUILD_SOURCEPATH'] = f"{path}/sources:{self.eb.env['EASYBUILD_SOURCEPATH']}"
-        if self.site == 'derecho':
-            self.eb.env['MODULEPATH'] = f'{self.tree.path}/modules/25.10/core:{self.tree.modulepath}'
-        self.text = next((ROOT / 'easyconfigs').rglob(name)).read_text()
-        for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", self.text):
-            root = self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
-            wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
-        derecho.ToySources(path / 'sources').write_extension('mpi4py', '4.1.2')
-        self.easyconfig = path / name
-        # all the rest of it is used as it is
-        self.easyconfig.write_text(re.sub("python_versions = .*", f"python_versions = ['{PYTHON}']", self.text).replace(
-            re.search(r"index_urls = \['(.*)'\]", self.text).group(1), self.index()).replace("    'pip',\n", ''))
-
-    def index(self):
-        """Address of an index with what the easyconfig wants."""
-        version = re.search("^version = '(.*)'", self.text, re.M).group(1)
-        made = [wheels.make_wheel(self.path / 'files', name, '1.26.4', files={f'{name}/__init__.py': ''})
-                for name in ('numpy', 'cython', 'setuptools')]
-        for name, wanted in re.findall(r"^    '(torch\w*)==(\S+)',", self.text, re.M):
-            wanted = wanted.replace('%(version)s', version)
-            files = {f'{name}/__init__.py': f'__version__ = {wanted!r}\n'}
-            if name == 'torch':
-                kind, release = re.search(r'\+(cu|rocm)([\d.]+)', wanted).groups()
-                files = wheels.toy_torch(
-                    self.path / 'libraries', wanted, cuda='12.9' if kind == 'cu' else None,
-                    hip=None if kind == 'cu' else release + '.52802',
-                    nccls={'libnccl.so.2' if kind == 'cu' else 'librccl.so.1': 21806 if release == '5.7' else 22707})
-            made.append(wheels.make_wheel(self.path / 'files', name, wanted, requires=['numpy'], files=files))
-        return wheels.make_index(self.path / 'simple', made)
-
-    def slingtorch(self, *args):
-        """The command, of this checkout; pip knows no index of its own."""
-        env = {**os.environ, **self.eb.env, 'PYTHONPATH': str(ROOT), 'PIP_CONFIG_FILE': os.devnull,
-               'PIP_INDEX_URL': (self.path / 'empty').as_uri()}
-        return run([sys.executable, '-m', 'slingtorch', *args], env=env)
-
-    def install(self):
-        """What a user types; pip has no index any more when `eb` runs."""
-        nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
-        self.slingtorch('lock', self.easyconfig)
-        self.eb(self.easyconfig, '--inject-checksums=sha256', '--force', env=nowhere)
-        return self.eb(self.easyconfig, '--robot', env=nowhere)
-
-    @property
-    def module(self):
-        """Name of its module."""
-        return re.sub('-', '/', self.name[:-3], count=1)
-
-    @property
-    def root(self):
-        """Where it is installed."""
-        return self.eb.prefix / 'software' / self.module
-
-    def load(self):
-        """The environment after `module load`, in a shell as after login."""
-        return self.lmod.load(self.module, modulepath=[self.eb.modulepath, self.tree.modulepath])
 
 
 @pytest.fixture(scope='module', params=EASYCONFIGS)

@@ -295,17 +295,25 @@ EXTENSION_BACKEND = """
 import glob, json, os, shlex, subprocess, sys, zipfile
 with open('variant.json') as handle:
     NAME, VERSION, SOURCE = json.load(handle)
+LIBRARY = 'horovod/torch/mpi_lib_v2.so' if NAME == 'horovod' else NAME + '/libuse.so'
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    command = shlex.split(os.environ['MPICC']) + ['-shared', '-fPIC', '-o', NAME + '/libuse.so', '-xc', '-', '-xnone']
+    command = shlex.split(os.environ['MPICC']) + ['-shared', '-fPIC', '-o', LIBRARY, '-xc', '-', '-xnone']
+    if os.environ.get('HOROVOD_NCCL_LINK') == 'SHARED':
+        command += ['-Wl,--no-as-needed', '-L' + os.environ['HOROVOD_NCCL_HOME'] + '/lib', '-lnccl']
     if subprocess.run(command + shlex.split(os.environ['LDFLAGS']), input=SOURCE.encode()).returncode:
         sys.exit('it does not compile')
     with open(NAME + '/built.json', 'w') as handle:
         json.dump({'environ': dict(os.environ), 'python': sys.executable}, handle)
     path = '%s-%s-py3-none-any.whl' % (NAME, VERSION)
     with zipfile.ZipFile(os.path.join(wheel_directory, path), 'w', strict_timestamps=False) as wheel:
-        for name in glob.glob(NAME + '/*'):
+        for name in glob.glob(NAME + '/*') + glob.glob(NAME + '/*/*'):
             wheel.write(name)
+        for name in glob.glob('scripts/*'):
+            script = zipfile.ZipInfo('%s-%s.data/%s' % (NAME, VERSION, name))
+            script.external_attr = 0o100755 << 16
+            with open(name) as handle:
+                wheel.writestr(script, handle.read())
         info = '%s-%s.dist-info/' % (NAME, VERSION)
         wheel.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n' % (NAME, VERSION))
         wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
@@ -314,6 +322,27 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 """
 
 EXTENSIONS = {
+    # prints what its build was told, in the words of Horovod
+    'horovod': {
+        'horovod/__init__.py': '',
+        'horovod/torch/__init__.py': """
+import ctypes, os
+ctypes.CDLL(os.path.join(os.path.dirname(__file__), 'mpi_lib_v2.so'), mode=os.RTLD_NOW)
+""",
+        'scripts/horovodrun': """#!python
+import horovod, json, os
+with open(os.path.join(os.path.dirname(horovod.__file__), 'built.json')) as handle:
+    environ = json.load(handle)['environ']
+def mark(*names, **found):
+    return ''.join('    [%s] %s \\n' % ('X' if found.get(name) else ' ', name) for name in names)
+mpi, nccl = environ.get('HOROVOD_WITH_MPI') == '1', environ.get('HOROVOD_GPU_OPERATIONS') == 'NCCL'
+print('Horovod v0.28.1:\\n')
+print('Available Frameworks:\\n' + mark('TensorFlow', 'PyTorch', 'MXNet', PyTorch=True,
+                                        TensorFlow=environ.get('HOROVOD_WITHOUT_TENSORFLOW') != '1'))
+print('Available Controllers:\\n' + mark('MPI', 'Gloo', MPI=mpi, Gloo=True))
+print('Available Tensor Operations:\\n' + mark('NCCL', 'DDL', 'CCL', 'MPI', 'Gloo', NCCL=nccl, MPI=mpi, Gloo=True))
+""",
+    },
     'mpi4py': {
         'mpi4py/__init__.py': 'class rc:\n    initialize = True\n',
         'mpi4py/MPI.py': """
@@ -399,7 +428,7 @@ class ToySources:
                         library of it is linked with)
         """
         more, files = files or {}, {}
-        for patch in (ROOT / 'patches/p/PyTorch').glob('*.patch'):
+        for patch in (ROOT / 'patches/p/PyTorch').glob('PyTorch-*.patch'):
             for path, text in preimages(patch).items():
                 files[path] = files.get(path, '') + text
         for old, new in replace:

@@ -46,7 +46,7 @@ def make_index(directory, wheels):
     for name in {wheel.name.split('-')[0] for wheel in wheels}:
         links = [f'<a href="{wheel.as_uri()}#sha256={sha256(wheel)}">{wheel.name}</a>\n'
                  for wheel in wheels if wheel.name.startswith(f'{name}-')]
-        page = directory / name / 'index.html'
+        page = directory / name.replace('_', '-') / 'index.html'  # PEP 503
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text('<!DOCTYPE html>' + ''.join(links))
     return directory.as_uri()

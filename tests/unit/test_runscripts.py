@@ -1282,6 +1282,23 @@ def test_with_conda_that_fails(job, tmp_path, script):
 
 # ---------------------------------------------------------------------------------------------------- another torch
 
+# --- caches off the home directory
+
+
+def test_home_directory_that_nodes_lack(job):
+    work = job.dir / "work/z01/z01/somebody"
+    work.mkdir(parents=True)
+    env = {**slurm(), "HOME": f"{job.dir}/home/z01/z01/somebody", "SLINGTORCH_WORK_HOME": f"{job.dir}/home:{job.dir}/work"}
+    found = job.rank(env)
+    assert found["XDG_CACHE_HOME"] == f"{work}/.cache" and found["CUPY_CACHE_DIR"] == f"{work}/.cupy/kernel_cache"
+    assert job.rank({**env, "XDG_CACHE_HOME": "/mine"})["XDG_CACHE_HOME"] == "/mine"
+    assert "XDG_CACHE_HOME" not in job.rank({**env, "HOME": "/root"})
+    assert "has not the form /home:/work" in job.error({**env, "SLINGTORCH_WORK_HOME": "/work"})
+    work.rmdir()
+    done = job.start(env)
+    assert done.returncode == 0 and "cannot be written on this node" in done.stderr and done.stderr.count("\n") == 1
+
+
 # --- Hugging Face's files
 
 

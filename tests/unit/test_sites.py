@@ -92,7 +92,7 @@ def test_each_group_can_be_added(site):
 @pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
 def test_metadata_is_beside(site):
     path = ROOT / 'hooks/sites' / (site.name + '_external_modules_metadata.cfg')
-    assert site.metadata == (str(path) if site.name in ('derecho', 'frontier') else None)
+    assert site.metadata == (str(path) if site.name in ('cirrus', 'derecho', 'frontier') else None)
 
 
 def test_generic_sites_give_nothing_unasked():

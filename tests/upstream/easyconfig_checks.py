@@ -342,9 +342,10 @@ def patches_exist(context):
 
 
 def patch_names(ec):
-    """File names of the patches of an EasyConfig."""
+    """File names of the patches of an EasyConfig and of its extensions."""
     names = []
-    for patch in ec['patches']:
+    extensions = [ext[2].get('patches', []) for ext in ec.get_ref('exts_list') if isinstance(ext, tuple) and len(ext) > 2]
+    for patch in sum(extensions, list(ec['patches'])):
         if isinstance(patch, (tuple, list)):
             patch = patch[0]
         elif isinstance(patch, dict):
