@@ -127,10 +127,11 @@ def state_of_bundle(easyconfig):
     return digest.hexdigest()[:12]
 
 
-def installed(easyconfig, tool, *options):
+def installed(easyconfig, tool, *options, env=None):
     """Install the easyconfig of this file name with real `eb`, or reuse what the same files made earlier.
 
     :param options: more options of `eb`; always the same ones for an easyconfig
+    :param env: more environment for `eb`
     """
     path = next(iter((ROOT / 'easyconfigs').rglob(easyconfig)), None)
     if path is None:
@@ -148,7 +149,7 @@ def installed(easyconfig, tool, *options):
         if not (prefix / 'modules/all' / f'{module}.lua').exists():
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
             eb = EasyBuild(prefix, tool, fresh=True)
-            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', *options, timeout=1800)
+            eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', *options, timeout=1800, env=env)
     installation = Installation(module, prefix / 'modules/all', tool)
     installation.use = use  # open as long as this run lasts: remove_unless_used()
     return installation
