@@ -30,8 +30,8 @@ def check_ranks():
     if hvd.size() != expected:
         raise SystemExit("train_horovod.py: Horovod sees %d rank(s), and the launcher started %d: its MPI and the "
                          "launcher do not know each other. With Slurm name the interface that this MPI has "
-                         "('srun --mpi=list' shows them), such as srun --mpi=pmi2; else use the mpiexec of the MPI that "
-                         "Horovod was built with" % (hvd.size(), expected))
+                         "('srun --mpi=list' shows them), such as srun --mpi=pmi2; else use the mpiexec of the MPI "
+                         "that Horovod was built with" % (hvd.size(), expected))
     own = (horovod.__version__, torch.__version__, os.path.dirname(horovod.__file__))
     found = hvd.allgather_object((own, socket.gethostname()))
     others = sorted({'%s %s with PyTorch %s on %s' % (place, version, pytorch, host)

@@ -103,6 +103,38 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, change, words):
     assert done.returncode != 0 and re.search(words, said(done)), said(done)
 
 
+@pytest.mark.parametrize('replace, words', [
+    (("mpi, nccl = environ.get('HOROVOD_WITH_MPI') == '1'", 'mpi, nccl = False'),
+     'Horovod was to have Gloo, MPI \\(Available Controllers\\), and has Gloo; .*was to have Gloo, MPI, NCCL '),
+    (("TensorFlow=environ.get('HOROVOD_WITHOUT_TENSORFLOW') != '1'", 'TensorFlow=True'),
+     'was to have PyTorch \\(Available Frameworks\\), and has PyTorch, TensorFlow'),
+    (("print('Horovod v0.28.1:", "raise SystemExit('no libcuda"), "did not print its table: no libcuda"),
+    (("HOROVOD_NCCL_LINK') == 'SHARED'", "HOROVOD_NCCL_LINK') == 'STATIC'"), 'not linked with a shared NCCL'),
+])
+def test_horovod_that_was_not_built_as_asked_for(gpu, replace, words):
+    """Its own check has status 0 for all of these."""
+    sources = derecho.ToySources(gpu.path / 'sources')
+    sources.write_extension('horovod', '0.28.1', replace=[replace])
+    try:
+        done = gpu.eb(gpu.easyconfig, '--ignore-checksums', '--rebuild', check=False)
+    finally:
+        sources.write_extension('horovod', '0.28.1')
+    assert done.returncode != 0 and re.search(words, said(done)), said(done)
+    assert not (gpu.eb.modulepath / f'{gpu.module}.lua').exists()
+
+
+@pytest.mark.parametrize('version, words, fails', [
+    ('2.14.0+cpu', 'Horovod 0.28.1 was tried with PyTorch 2.3.1 to 2.13.0, and this is 2.14.0: it may not compile', False),
+    ('2.6.0+rocm6.4', 'Horovod 0.28.1 cannot be built for ROCm: .* Leave it out: torch.distributed with RCCL', True),
+])
+def test_pytorch_that_horovod_does_not_know(tmp_path, lmod, version, words, fails):
+    made = Wheels(tmp_path, lmod, EASYCONFIGS[1], [('torch==%(version)s+cpu', 'torch==' + version),
+                                                   ("'torch': '%(version)s+cpu'", f"'torch': '{version}'")])
+    made.slingtorch('lock', made.easyconfig)
+    done = made.eb(made.easyconfig, '--ignore-checksums', check=False)
+    assert bool(done.returncode) == fails and re.search(words, said(done)), said(done)
+
+
 def test_todays_machine(tmp_path, lmod):
     """From source with Cray's compilers and MPI, without GPU: the options, and what the module loads."""
     tree = cirrus.Cirrus(tmp_path / 'site')

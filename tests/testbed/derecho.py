@@ -444,15 +444,19 @@ class ToySources:
             self.write_extension(name, number)
         return self.pack(f'pytorch-v{version}', files)
 
-    def write_extension(self, name, version, source=USE_MPI):
+    def write_extension(self, name, version, source=USE_MPI, replace=()):
         """
         Write the tarball of a package that is built as an extension of PyTorch.
 
         :param source: of the library that it compiles with $MPICC and $LDFLAGS
+        :param replace: pairs of strings to be replaced in its files
         """
-        return self.pack(f'{name}-{version}', {
+        files = {
             **EXTENSIONS[name], 'backend.py': EXTENSION_BACKEND, 'variant.json': json.dumps([name, version, source]),
-            'pyproject.toml': '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'})
+            'pyproject.toml': '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'}
+        for old, new in replace:
+            files = {path: text.replace(old, new) for path, text in files.items()}
+        return self.pack(f'{name}-{version}', files)
 
     def pack(self, name, files):
         """Write a tarball; its path."""

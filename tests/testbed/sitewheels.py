@@ -12,11 +12,17 @@ TREES = {'cirrus_ice': cirrus.Cirrus, 'derecho': derecho.Derecho, 'frontier': fr
 
 
 class Wheels:
-    """A site, and an installation of PyTorch there: lock, hash, install."""
+    """A site, and an installation of PyTorch there: lock, hash, install.
 
-    def __init__(self, path, lmod, name):
+    :param replace: pairs of strings to be replaced in the easyconfig
+    """
+
+    def __init__(self, path, lmod, name, replace=()):
         self.path, self.lmod, self.name = path, lmod, name
         self.text = next((ROOT / 'easyconfigs').rglob(name)).read_text()
+        for old, new in replace:
+            assert old in self.text
+            self.text = self.text.replace(old, new)
         self.site = re.search("^only_site = '(.*)'", self.text, re.M).group(1)
         self.tree = TREES[self.site](path / 'site')
         self.eb = EasyBuild(path / 'eb', lmod, ['--site', self.site])
