@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """extend-venv-activate: what it writes into environments of all kinds, and what it refuses; `module` itself is in
-tests/modules/test_extend_venv.py."""
+tests/modules/test_extended_venv.py."""
 import os
 import pathlib
 import shutil
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT
+from testbed import ROOT, wheels
 
 SCRIPT = ROOT / 'runscripts/extend-venv-activate'
 BIN = pathlib.Path(sys.executable).parent
@@ -163,6 +163,25 @@ def test_pth_files_of_the_module_count(venv, tmp_path):
     (other.packages / 'linked-packages').mkdir()
     assert other.extend(venv).returncode == 0
     assert python_path(venv)[1:3] == [str(other.packages), str(other.packages / 'linked-packages')]
+
+
+def test_pip_installs_into_the_own_environment(venv, tmp_path):
+    """What the module has is there already; a newer version of it goes beside, and wins."""
+    other, index = Module(tmp_path / 'root'), tmp_path / 'index'
+    for name in ('alpha', 'beta'):
+        shutil.unpack_archive(wheels.make_wheel(index, name, '1.5'), other.packages, 'zip')
+    wheels.make_wheel(index, 'beta', '2.0')
+    wheels.make_wheel(index, 'gamma', '1.0', requires=['alpha', 'beta>=2'])
+    module_before = tree(other.packages)
+    assert other.extend(venv).returncode == 0
+    done = call([sys.executable, '-m', 'pip', '--python', venv / 'bin/python', 'install', '--isolated', '--no-index',
+                 '-f', index, 'gamma'], {'PIP_CONFIG_FILE': os.devnull})
+    assert done.returncode == 0 and f'Requirement already satisfied: alpha in {other.packages}' in done.stdout
+    own = next(venv.glob('lib/python3*/site-packages'))
+    code = 'import alpha, beta, gamma; print(alpha.__file__, beta.__file__, gamma.__file__, beta.__version__, sep="\\n")'
+    done = call([venv / 'bin/python', '-c', code])
+    assert done.stdout.splitlines() == [f'{other.packages}/alpha.py', f'{own}/beta.py', f'{own}/gamma.py', '2.0']
+    assert tree(other.packages) == module_before
 
 
 def test_nothing_recorded_is_evaluated(venv, module, tmp_path):
