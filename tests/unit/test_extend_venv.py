@@ -3,6 +3,7 @@
 tests/modules/test_extended_venv.py."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -118,9 +119,12 @@ def test_every_python_of_this_machine(tmp_path):
     """The text that Python writes differs from version to version."""
     found = pythons()
     assert found
+    venv = None
     for version, python in found.items():
         (tmp_path / version).mkdir()
         other = Module(tmp_path / version / 'root', python=python)
+        if venv:
+            assert f'and PyTorch/0.1-tiny has cpython {version}, whose packages another' in other.refuses(venv)
         venv = make(tmp_path / version / 'mine', python=python)
         before = (venv / 'bin/activate').read_bytes()
         assert other.extend(venv).returncode == 0
@@ -208,6 +212,18 @@ def test_other_shells_refuse(venv, module, command, file):
     done = call([*command, f'{source} ./bin/{file}; echo {status}; env'], cwd=venv)
     assert done.stdout.startswith('1\n') and 'PATH=/usr/bin:/bin\n' in done.stdout and 'VIRTUAL_ENV' not in done.stdout
     assert done.stderr.startswith(f'{file}: ') and 'works in bash and zsh' in done.stderr
+
+
+def test_shellcheck(tmp_path, module):
+    """The command, and what it writes."""
+    venv = make(tmp_path / 'env')
+    module.extend(venv, env={'MODULEPATH': '/modules'}, check=True)
+    blocks = re.findall(f'# >>> {MARK} >>>\n(.*?)# <<< {MARK} <<<\n', (venv / 'bin/activate').read_text(), re.S)
+    (venv / 'blocks.bash').write_text('\n'.join(['#!/bin/bash', *blocks]))
+    # the modules tool's file is not known here, and a file that is sourced may return
+    for command in ([SCRIPT], ['-e', 'SC1090,SC2317', venv / 'blocks.bash']):
+        done = call([BIN / 'shellcheck', *command])
+        assert (len(blocks), done.returncode, done.stdout) == (2, 0, '')
 
 
 # --- bad input: a message in one line with a remedy, and nothing is changed
