@@ -124,7 +124,7 @@ def test_every_python_of_this_machine(tmp_path):
         (tmp_path / version).mkdir()
         other = Module(tmp_path / version / 'root', python=python)
         if venv:
-            assert f'and PyTorch/0.1-tiny has cpython {version}, whose packages another' in other.refuses(venv)
+            assert f'and PyTorch/0.1-tiny has cpython {version}' in other.refuses(venv)
         venv = make(tmp_path / version / 'mine', python=python)
         before = (venv / 'bin/activate').read_bytes()
         assert other.extend(venv).returncode == 0
