@@ -205,7 +205,8 @@ def compare_table(output, expected):
 def mpi_launcher(mpicc):
     """Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc), or None: Cray's cc has none."""
     directory, name = os.path.split(mpicc)
-    launcher = os.path.join(directory, name.replace('mpicc', 'mpiexec'))
+    # hydra looks for its helpers beside itself, and would look beside a link
+    launcher = os.path.realpath(os.path.join(directory, name.replace('mpicc', 'mpiexec')))
     return launcher if 'mpicc' in name and os.access(launcher, os.X_OK) else None
 
 

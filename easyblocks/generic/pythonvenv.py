@@ -21,7 +21,7 @@ from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
@@ -121,6 +121,10 @@ class PythonVenv(RunScripts):
         # nothing in an environment is there to be compiled or linked against
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
+
+    def scripts(self):
+        """Besides the runscripts the command that puts a user's own environment on top of this one."""
+        return dict(super().scripts(), **{'bin/extend-venv-activate': 'extend-venv-activate'})
 
     def fetch_step(self, skip_checksums=False):
         """Find the lock file, then download what it names."""
@@ -473,6 +477,9 @@ class PythonVenv(RunScripts):
         for name, value in [('VIRTUAL_ENV', self.installdir), ('PYTHONNOUSERSITE', '1')]:
             # unloading gives back what somebody who works in another environment had
             txt += self.module_generator.set_environment(name, {'value': value, 'pushenv': True})
+        # which one extend-venv-activate records; only one module of a name is loaded at a time
+        txt += self.module_generator.set_environment('SLINGTORCH_MODULE_' + convert_name(self.name, upper=True),
+                                                     self.short_mod_name)
         for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
             # the runscript compares it with the driver of the node
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):

@@ -58,11 +58,12 @@ def test_installs_and_module_works(tiny, modulestool, tmp_path):
     root = eb.prefix / 'software/PyTorch/0.1-tiny'
     assert env['EBROOTPYTORCH'] == env['VIRTUAL_ENV'] == str(root)
     assert env['RUNSCRIPTS'] == env['RUNSCRIPTSPYTORCH'] == f'{root}/runscripts'
+    assert os.access(root / 'bin/extend-venv-activate', os.X_OK) and env['SLINGTORCH_MODULE_PYTORCH'] == 'PyTorch/0.1-tiny'
     assert env['PYTHONNOUSERSITE'] == '1'
     assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
     assert 'PYTHONPATH' not in env
     scripts = {path.relative_to(ROOT / 'runscripts') for path in (ROOT / 'runscripts').glob('**/*') if path.is_file()}
-    scripts = {path for path in scripts if path.parts[0] != 'container'}
+    scripts = {path for path in scripts if path.parts[0] not in ('container', 'extend-venv-activate')}
     installed = [path for path in (root / 'runscripts').glob('**/*') if path.is_file()]
     assert {path.relative_to(root / 'runscripts') for path in installed} == scripts
     assert all(os.access(path, os.X_OK) for path in installed)
