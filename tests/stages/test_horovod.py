@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -44,18 +45,19 @@ def horovod(lmod, tmp_path_factory):
     sources = testbed.DIR / 'sources/p/PyTorch'
     if not (sources / 'horovod-0.28.1.tar.gz').exists():
         # as the package index has it; eb verifies its sha256
-        run(['pip', 'download', '--no-deps', '--no-build-isolation', '--no-binary', ':all:', '--dest', sources,
+        run([sys.executable, '-m', 'pip', 'download', '--no-deps', '--no-binary', ':all:', '--dest', sources,
              'horovod==0.28.1'], timeout=300)
-    mpi = tmp_path_factory.mktemp('mpi')
+    mpi = testbed.DIR / 'mpich'
     for name in ('mpicc', 'mpicxx', 'mpiexec', 'mpirun'):
         command = shutil.which(f'{name}.mpich') or testbed.missing(f'{name}.mpich')
         # no link: hydra looks for its helpers beside the name that it was started by
-        derecho.script(mpi / name, f'#!/bin/sh\nexec {command} "$@"\n')
+        if not (mpi / name).exists():
+            derecho.script(mpi / name, f'#!/bin/sh\nexec {command} "$@"\n')
+    # the directories of build and environment are others each time
     env = {'PATH': f'{mpi}:{easybuild.BIN}:{os.environ["PATH"]}', 'CCACHE_DIR': str(testbed.DIR / 'ccache'),
-           # the directory of the build is another one each time
-           'CCACHE_NOHASHDIR': '1'}
+           'CCACHE_BASEDIR': str(testbed.DIR), 'CCACHE_NOHASHDIR': '1'}
     installation = easybuild.installed(NAME, lmod, env=env)
-    installation.env.update(OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(mpi))
+    installation.env.update(OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
     installation.mpi = mpi
     return installation
 
