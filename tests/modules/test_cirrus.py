@@ -65,6 +65,16 @@ def test_nothing_of_the_build_is_in_the_module(installed):
     assert 'include-system-site-packages = true' in text
 
 
+def test_fetching_and_the_module_alone(installed):
+    """Neither builds anything, and the module comes out the same."""
+    module = installed.eb.modulepath / f'{installed.module}.lua'
+    before, nowhere = module.read_text(), {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
+    for options in (['--fetch'], ['--module-only', '--force'], ['--sanity-check-only']):
+        done = installed.eb(installed.easyconfig, '--ignore-checksums', *options, env=nowhere)
+        assert 'pip install' not in done.stdout
+    assert module.read_text() == before
+
+
 @pytest.fixture(scope='module')
 def gpu(tmp_path_factory, lmod):
     """The former machine, before anything is installed, with the lock file at hand."""

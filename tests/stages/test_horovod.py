@@ -105,6 +105,15 @@ def test_horovodrun(horovod, one_rank, controller, tmp_path):
     same(tmp_path / 'results.json', one_rank)
 
 
+def test_ranks_with_different_installations(horovod, tmp_path):
+    packages = next(horovod.root.glob('lib/python3*/site-packages'))
+    shutil.copytree(packages / 'horovod', tmp_path / 'horovod')
+    done = run([horovod.mpi / 'mpiexec', '-n', '1', horovod.python, TRAIN, ':', '-n', '1', '-env', 'PYTHONPATH', tmp_path,
+                horovod.python, TRAIN], env=horovod.env, check=False, timeout=300)
+    assert done.returncode != 0 and 'the ranks have different installations: ' in done.stderr
+    assert f'{tmp_path}/horovod 0.28.1' in done.stderr and 'Load the same module on all nodes' in done.stderr
+
+
 def test_ranks_that_do_not_find_each_other(horovod, slurm):
     """A launcher that the MPI does not know would start four trainings of one rank each."""
     done = slurm.srun('--mpi=none', '-n4', horovod.runscripts / 'conda-python-distributed', TRAIN, env=horovod.env,
