@@ -492,6 +492,11 @@ def main(argv=None):
         # the reader, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        note("interrupted")
+        if for_shell:
+            print('false')
+        return 130
     except Exception as err:  # pylint: disable=broad-except
         expected = isinstance(err, (CliError, RuntimeError, OSError)) or type(err).__name__ == 'SiteError'
         if expected:

@@ -81,7 +81,9 @@ def read_easyconfig(path):
         found = {'name': params['name'], 'wanted': wanted, 'index_urls': texts('index_urls'),
                  'python_versions': texts('python_versions'), 'sources': texts('sources'),
                  'wheel_platform': params.get('wheel_platform', 'manylinux_2_28_x86_64')}
-    except (EasyBuildError, KeyError) as err:
+        if not found['name']:
+            raise KeyError('name')
+    except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not wanted:
         raise RuntimeError("%s names no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
@@ -92,10 +94,21 @@ def read_easyconfig(path):
     if not found['python_versions'] or not all(re.match(r'^3\.\d+$', text) for text in found['python_versions']):
         raise RuntimeError("%s: python_versions is %r, and must name the Python that the packages are for, such as "
                            "['3.12']" % (file_name, found['python_versions']))
-    if not PLATFORM_REGEX.match(found['wheel_platform']):
+    if not PLATFORM_REGEX.match(str(found['wheel_platform'])):
         raise RuntimeError("%s: wheel_platform is %r, and must have the form manylinux_2_28_x86_64 (glibc 2.28 or "
                            "newer)" % (file_name, found['wheel_platform']))
+    options = [text for text in wanted if text.startswith('-')]
+    if options:
+        raise RuntimeError("%s: %s is an option of pip, and no package. Indexes belong in index_urls"
+                           % (file_name, options[0]))
+    lock_file = found['sources'][0]
+    if os.path.basename(lock_file) != lock_file or lock_file == file_name:
+        raise RuntimeError("%s: the first of 'sources' is %r, and must be the name of a lock file that lies beside the "
+                           "easyconfig" % (file_name, lock_file))
     for address in found['index_urls']:
+        if '@' in address.partition('://')[2].partition('/')[0]:
+            raise RuntimeError("%s: index_urls has a user or password in an address, which would stand in the lock "
+                               "file. Keep it in ~/.netrc, which pip reads" % file_name)
         if not INDEX_FORM.match(address):
             raise RuntimeError("%s: index_urls has %r, which is no address of a package index (https://...)"
                                % (file_name, address))
@@ -186,6 +199,11 @@ def resolve(wanted, index_urls, python, platform, work_dir):
                                % (url, reason.strip()))
     if error:
         raise error
+    # such as a wrong address, or a page to log in
+    for address in index_urls:
+        if not re.search(r'\(from %s/' % re.escape(address.rstrip('/')), output):
+            raise RuntimeError("None of these packages was found on the package index %s: is its address right? "
+                               "Nothing was written. Take it out of index_urls if it is not needed" % address)
     with open(report_file) as stream:
         report = json.load(stream)
     if report['environment']['python_version'] != python:

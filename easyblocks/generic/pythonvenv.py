@@ -200,7 +200,11 @@ class PythonVenv(RunScripts):
                                  python_version, command)
         libc, machine = os.confstr('CS_GNU_LIBC_VERSION') or '', os.uname().machine
         for platform in [value for key, value in head if key == 'platform']:
-            minor, platform_machine = re.match(r'manylinux_2_(\d+)_(\w+)$', platform).groups()
+            form = re.match(r'manylinux_2_(\d+)_(\w+)$', platform)
+            if not form:
+                raise EasyBuildError("The lock file %s was edited: '# platform: %s' is none. Run: %s", self.lock_file,
+                                     platform, command)
+            minor, platform_machine = form.groups()
             found = re.match(r'glibc 2\.(\d+)', libc)
             if machine != platform_machine or not found or int(found.group(1)) < int(minor):
                 raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change "

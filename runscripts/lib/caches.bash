@@ -103,7 +103,7 @@ _set_hf_home() {
     local dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}} token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
     [[ -n $dir && -z ${HF_HOME-} ]] || return 0
     [[ $dir != *%a* || -n $account ]] || return 0
-    dir=${dir//%a/${account,,}} dir=${dir//%u/${USER:-${LOGNAME:-$EUID}}}
+    dir=${dir//%a/"${account,,}"} dir=${dir//%u/"${USER:-${LOGNAME:-$EUID}}"}
     if [[ ! -w ${dir%/*} ]]; then
         ((rank)) || _say "${dir%/*} cannot be written, so Hugging Face's files go to the home directory. To have them elsewhere: export HF_HOME=DIRECTORY"
         return 0

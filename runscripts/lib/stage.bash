@@ -111,7 +111,7 @@ _check_stage() {  # asked or ''
         reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with 'environment_image = True'; inside a container there is nothing to stage, the container is one image already"
     elif [[ -n ${WITH_CONDA-} ]]; then
         reason="WITH_CONDA='$WITH_CONDA' activates another environment than the one that is staged. Unset one of them"
-    elif [[ -n ${VIRTUAL_ENV-} && ! -e $VIRTUAL_ENV/${_image##*/} ]]; then
+    elif [[ -n ${VIRTUAL_ENV-} && ! $VIRTUAL_ENV -ef $shared ]]; then
         reason="the environment $VIRTUAL_ENV is active, whose packages are not in the image that is staged. Run 'deactivate' before, and 'module load' alone"
     fi
     [[ -n $reason ]] || return 0
@@ -128,9 +128,11 @@ _stage() {
     # Not even looked into any more: each program that is not there is a call to the shared file system.
     PATH=:$PATH: PATH=${PATH//":$shared/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
-    root=${root//%u/${USER:-${LOGNAME:-$EUID}}}
-    root=${root%/}
-    [[ $root/ == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the node's own storage"
+    root=${root//%u/"${USER:-${LOGNAME:-$EUID}}"}
+    [[ $root == / ]] || root=${root%/}
+    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the node's own storage"
+    # it becomes part of PATH, and the name of a file whose sum is taken
+    [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control character in it. Name another directory on the node's own storage"
     [[ -d $root/ || -n ${SLINGTORCH_STAGE_DIR-} ]] || root=/tmp  # a TMPDIR of the submitting host: caches.bash says so
     [[ $launcher != slurm ]] || _step=${SLURM_STEP_ID:-${SLURM_STEPID-}}
     _find_node
@@ -298,7 +300,8 @@ _open_image() {
         rm -f -- "$_node_dir/image"
     elif type -P unsquashfs > /dev/null; then
         _say_node "cannot mount the image (${words:-no squashfuse}): unpacking it"
-        rmdir -- "$_node_dir/env"
+        rmdir -- "$_node_dir/env" 2> /dev/null ||
+            { _not_staged "the image has no bin/python: it is no environment. Install the module again (eb --rebuild)"; return; }
         _long unsquashfs -q -n -no-xattrs -d "$_node_dir/env" "$_node_dir/image" > /dev/null ||
             { rm -rf -- "$_node_dir/env"; _not_staged "unsquashfs failed (its message is above)"; return; }
         rm -f -- "$_node_dir/image"

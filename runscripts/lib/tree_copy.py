@@ -86,12 +86,12 @@ def serve(file, connections):
     return threads
 
 
-def read_line(connection):
-    """A short line, byte by byte, since the file follows it."""
+def read_line(connection, end=None):
+    """A short line, byte by byte, since the file follows it; not after the time `end`."""
     line = b''
     while not line.endswith(b'\n'):
         byte = connection.recv(1)
-        if not byte or len(line) > 200:
+        if not byte or len(line) > 200 or end and time.time() > end:
             raise TreeError("the node that sends it ended the connection")
         line += byte
     return line[:-1].decode('ascii', 'replace')
@@ -132,28 +132,36 @@ def listen(port):
 
 
 def accept(listener, count, key, seconds):
-    """So many callers that know the key, or fewer: [(connection, what else they said)]."""
-    callers = []
-    listener.settimeout(min(QUIET, seconds))
-    while len(callers) < count:
+    """
+    So many callers that know the key, or fewer: [(connection, what else they said)].
+
+    Each is heard in a thread of its own: a stranger that says nothing delays nobody.
+    """
+    callers, last = [], [time.time()]
+
+    def hear(connection):
+        try:
+            connection.settimeout(ANSWER)
+            word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
+            if hmac.compare_digest(word.encode(), key.encode()):
+                connection.sendall(b'+\n')
+                connection.settimeout(seconds)
+                last[0] = time.time()
+                callers.append((connection, rest))
+                return
+        except (OSError, TreeError):
+            pass
+        connection.close()
+
+    listener.settimeout(0.1)
+    while len(callers) < count and time.time() < last[0] + min(QUIET, seconds):
         try:
             connection = listener.accept()[0]
         except socket.timeout:
-            break
-        try:
-            connection.settimeout(ANSWER)
-            word, _, rest = read_line(connection).partition(' ')
-            known = hmac.compare_digest(word, key)
-            if known:
-                connection.sendall(b'+\n')
-        except (OSError, TreeError):
-            known = False
-        if known:
-            connection.settimeout(seconds)
-            callers.append((connection, rest))
-        else:
-            connection.close()
-    return callers
+            continue
+        # daemon: nobody waits for a stranger at the end either
+        threading.Thread(target=hear, args=(connection,), daemon=True).start()
+    return callers[:count]
 
 
 def send(port, nodes, key, seconds, source):

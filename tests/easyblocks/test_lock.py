@@ -135,6 +135,18 @@ def test_index_of_the_easyconfig_does_not_answer(tiny):
     assert not tiny.lock_file.exists()
 
 
+def test_index_on_which_there_is_nothing(tiny):
+    """pip alone says nothing of a wrong address, or of a page to log in."""
+    page = tiny.dir / 'login/alpha/index.html'
+    page.parent.mkdir(parents=True)
+    page.write_text('<html>Who are you?</html>')
+    for address in (page.parents[1].as_uri(), (tiny.dir / 'missing').as_uri()):
+        tiny.write(options=f'index_urls = [{address!r}]')
+        done = tiny.lock(check=False)
+        assert done.returncode == 1 and f'None of these packages was found on the package index {address}' in said(done)
+        assert not tiny.lock_file.exists()
+
+
 def test_index_that_pip_does_not_trust(tiny):
     """pip alone would go on without."""
     tiny.write(options="index_urls = ['http://packages.example/whl']")
@@ -166,7 +178,13 @@ def test_nothing_for_that_python(tiny):
     ((f"['{PYTHON}']", '[]'), 'python_versions is [], and must name the Python'),
     (("moduleclass = 'ai'", "wheel_platform = 'linux'"), "wheel_platform is 'linux', and must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is no address"),
+    (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, and must have the form manylinux_2"),
+    (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Keep it in ~/.netrc'),
+    (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option of pip, and no package'),
+    (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', and must be the name"),
+    (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of a lock file'),
     (("toolchain = SYSTEM", 'toolchain = SYS'), 'cannot be read as an easyconfig'),
+    (("name = 'PyTorch'", "name = ''"), 'cannot be read as an easyconfig'),
 ])
 def test_easyconfig_that_cannot_be_locked(tiny, replace, words):
     tiny.easyconfig.write_text(tiny.easyconfig.read_text().replace(*replace))
@@ -197,6 +215,7 @@ def test_without_a_lock_file_eb_says_how_to_make_it(tiny, eb_env):
     ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, and this is Python {PYTHON}. Load a module'),
     (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, and this machine is {MACHINE} with glibc 2.'),
     ((f'_{MACHINE}', '_riscv64'), f'is for manylinux_2_28_riscv64, and this machine is {MACHINE}'),
+    ((f'manylinux_2_28_{MACHINE}', 'odd'), "was edited: '# platform: odd' is none"),
     (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other packages than the easyconfig wants now (numpy)'),
 ])
 def test_lock_file_for_something_else(tiny, eb_env, change, words):

@@ -223,6 +223,8 @@ def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, wor
     ({'WITH_CONDA': 'source /x/activate'}, 'activates another environment'),
     ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, whose packages are not in the image'),
     ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is not an absolute path'),
+    ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character in it'),
+    ({'SLINGTORCH_STAGE_DIR': '/tmp/a\nb'}, 'has a colon or a control character in it'),
     ({'SLINGTORCH_STAGE_TIMEOUT': 'soon'}, 'is not a whole number'),
 ])
 def test_what_cannot_be_meant_is_an_error(alone, env, words):

@@ -282,6 +282,23 @@ def test_moved_environment(module, venv):
     assert f'belongs to {other}' in module.refuses(venv)
 
 
+def test_environment_that_was_moved_as_a_whole(module, venv):
+    """Its activate would leave the module's Python in place, and pip would install into the module."""
+    moved = venv.parent / 'moved'
+    shutil.copytree(venv, moved, symlinks=True)
+    before = tree(moved)
+    module.extend(venv, check=True)
+    venv.rename(venv.parent / 'elsewhere')
+    assert 'activates ' in module.refuses(moved) and 'was the environment moved' in module.refuses(moved)
+    assert tree(moved) == before
+    done = call(['bash', '-c', '. "$1/bin/activate"', '_', venv.parent / 'elsewhere'], module.env)
+    assert done.returncode == 1 and f'this environment was moved: it was made in {venv}' in done.stderr
+
+
+def test_path_that_python_does_not_quote(module, tmp_path):
+    assert 'a character in its path that Python does not quote' in module.refuses(make(tmp_path / 'a`id`b'))
+
+
 def test_module_that_takes_packages_from_its_python(tmp_path):
     """Such an environment must be made in the same way, on the same Python."""
     other = Module(tmp_path / 'root', options=['--system-site-packages'])

@@ -85,11 +85,16 @@ def test_empty_file_and_one_node(port, image, tmp_path):
 
 def test_without_the_word_nobody_gets_anything(port, image, tmp_path):
     root = start(port, image, nodes=2)
-    with contextlib.closing(connect(port)) as stranger:
-        stranger.sendall(b'another 1\n')
-        assert stranger.recv(100) == b''
+    silent = [connect(port) for _ in range(20)]  # nobody waits for them
+    for words in (b'another 1\n', b'\xff\n', b'x' * 300):
+        with contextlib.closing(connect(port)) as stranger:
+            stranger.sendall(words)
+            with contextlib.suppress(ConnectionResetError):  # it was not read to its end
+                assert stranger.recv(100) == b''
     node = start(port, tmp_path / 'node', 'localhost')
+    begin = time.time()
     assert ends(root, node) == [(0, '')] * 2 and (tmp_path / 'node').read_bytes() == image.read_bytes()
+    assert time.time() - begin < 15 and len(silent) == 20
 
 
 def test_a_node_that_never_calls_is_not_waited_for_long(port, image, tmp_path):
