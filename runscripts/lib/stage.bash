@@ -111,7 +111,7 @@ _check_stage() {  # asked or ''
         reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with 'environment_image = True'; inside a container there is nothing to stage, the container is one image already"
     elif [[ -n ${WITH_CONDA-} ]]; then
         reason="WITH_CONDA='$WITH_CONDA' activates another environment than the one that is staged. Unset one of them"
-    elif [[ -n ${VIRTUAL_ENV-} && ! $VIRTUAL_ENV -ef $shared ]]; then
+    elif [[ -n ${VIRTUAL_ENV-} && ! -e $VIRTUAL_ENV/${_image##*/} && ! $VIRTUAL_ENV -ef $shared ]]; then
         reason="the environment $VIRTUAL_ENV is active, whose packages are not in the image that is staged. Run 'deactivate' before, and 'module load' alone"
     fi
     [[ -n $reason ]] || return 0

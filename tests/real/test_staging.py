@@ -234,6 +234,18 @@ def test_what_cannot_be_meant_is_an_error(alone, env, words):
     assert done.stderr.count('\n') == 1
 
 
+def test_image_that_is_gone(alone, image_env, tmp_path):
+    """A file system that is purged may have taken it; the job runs, and says what is wrong."""
+    kept = tmp_path / 'kept'
+    image_env.image.rename(kept)
+    try:
+        done = run([START, '--stage', '-c', SHOW], env=alone.env)
+    finally:
+        kept.rename(image_env.image)
+    assert prefixes(done) == {0: str(image_env.root)}
+    assert f'not staged: {image_env.image} is not there or not readable' in done.stderr
+
+
 def test_name_of_the_user_in_the_directory(alone):
     (alone.dir / 'somebody').mkdir()
     env = {**alone.env, 'SLINGTORCH_STAGE_DIR': f'{alone.dir}/%u', 'USER': 'somebody'}
