@@ -9,8 +9,8 @@ To be run with a PyTorch that has Horovod; with one that has the backend mpi too
     benchmarks/horovod.py --backend gloo --backend mpi
 
 Time per epoch is the difference of a long and a short training, divided by the epochs between them: start and end of a
-job are in neither. Bytes are what each rank hands to all-reduce, measured on the loopback interface where it goes there
-(gloo). DistributedDataParallel over gloo is the baseline.
+job are in neither. Bytes are those that the loopback interface sends meanwhile: gloo uses it, MPI has shared memory
+within a node. DistributedDataParallel over gloo is the baseline.
 """
 import argparse
 import json

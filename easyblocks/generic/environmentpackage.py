@@ -22,6 +22,9 @@ class EnvironmentPackage(PythonPackage):
     variables that the software's easyblock gives its extensions (extension_variables()).
     """
 
+    # Python that maps the MPI which the package was linked with, without initialising it
+    IMPORT_MPI = 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI'
+
     @staticmethod
     def extra_options(extra_vars=None):
         """Options of an extension."""
@@ -74,7 +77,6 @@ class EnvironmentPackage(PythonPackage):
             self.cfg['sanity_pip_check'] = False
         passed, message = super().sanity_check_step(*args, **kwargs)
         wrong = ''
-        if self.name == 'mpi4py' and self.cfg['mpicc'] and not self.dry_run:
-            wrong = check_mpi(self.master.own_python, self.mpi_compiler(), self.name,
-                              'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI')
+        if self.cfg['mpicc'] and not self.dry_run:
+            wrong = check_mpi(self.master.own_python, self.mpi_compiler(), self.name, self.IMPORT_MPI)
         return passed and not wrong, '; '.join(text for text in [message, wrong] if text)

@@ -259,7 +259,7 @@ _bring_image() {  # SHA256
 
 # Without sbcast (PBS, or inside a container): rank 0's node sends the image to some, and these to others.
 _copy_by_tree() {  # SHA256
-    local port=$((MASTER_PORT + 16)) words='' nodes=$(((world_size + local_world_size - 1) / local_world_size))
+    local port=$((MASTER_PORT + 16)) words='' status nodes=$(((world_size + local_world_size - 1) / local_world_size))
     # not MASTER_PORT, which ranks of finished nodes are trying by then, and not that of the job's next step
     ((port <= 65535)) || port=$((MASTER_PORT - 16))
     # who cannot read the image does not know the word $1-$key
@@ -269,12 +269,14 @@ _copy_by_tree() {  # SHA256
     else
         command+=("$MASTER_ADDR")
     fi
-    _long "${command[@]}" 2> "$_node_dir/words" && return
-    IFS= read -r words < "$_node_dir/words"
+    _long "${command[@]}" 2> "$_node_dir/words"
+    status=$?
+    ((status)) || return 0
+    IFS= read -r words 2> /dev/null < "$_node_dir/words"
     if ((rank == 0)); then
-        _say_node "sending the image to the other nodes failed (${words:-status $?}): each copies it from the shared file system"
+        _say_node "sending the image to the other nodes failed (${words:-status $status}): each copies it from the shared file system"
     else
-        _say_node "the image did not come from another node (${words:-killed}): copying it from the shared file system"
+        _say_node "the image did not come from another node (${words:-status $status}): copying it from the shared file system"
         return 1
     fi
 }
