@@ -9,7 +9,8 @@ TOGETHER = {
 """Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
 
 FIRST = [
-    'tests/real/test_pytorch_source.py',
+    'tests/stages/test_horovod.py',
+    'tests/stages/test_pytorch_source.py',
     'tests/containers/test_lumi_document.py',
     'tests/quickstart/test_quickstart.py',
     'tests/easyblocks/test_pythonvenv.py',
