@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py).
+'lock' writes lock files (lock.py), 'explain' says why a job failed (explain.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, lock
+from slingtorch import __version__, bundle_root, explain, lock
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -434,6 +434,19 @@ def run_lock(args):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# slingtorch explain
+
+def run_explain(args):
+    """slingtorch explain"""
+    sites = load_slingshot_sites(bundle_root())
+    try:
+        network = sites.choose().site.network
+    except sites.SiteError:
+        network = None
+    return explain.run(args.logs, args.json, [rule for rule in ['slingshot'] if network == 'slingshot11'])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 def make_parser():
     """The parser of the command line."""
@@ -464,6 +477,15 @@ def make_parser():
                                               "and writes versions and hashes to the lock file beside the easyconfig.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.set_defaults(function=run_lock)
+
+    explaining = commands.add_parser('explain', help="say why a job failed, from its output",
+                                     description="Reads the output of jobs and names what went wrong, the line that shows "
+                                                 "it, and the remedy. Status 0: something known was found; 3: nothing.")
+    explaining.add_argument('logs', nargs='+', metavar='LOG',
+                            help="output of a job (also gzipped), - for standard input, or a directory with files of "
+                                 "PyTorch's flight recorder")
+    explaining.add_argument('--json', action='store_true', help="print JSON")
+    explaining.set_defaults(function=run_explain)
     return parser
 
 
@@ -479,7 +501,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env, sites or lock\n")
+            parser.exit(2, "slingtorch: name a command: env, sites, lock or explain\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')
