@@ -36,7 +36,7 @@ LARGEST_DUMP = 1 << 28  # bytes
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
 CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 # who wrote a line: PyTorch, srun --label, Open MPI, Cray MPICH
-RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]|\bPE (\d+): MPICH|\bRank (\d+)\]')
+RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]|\bPE (\d+): MPICH|\bRank (\d+)\]')
 # NCCL, Cray MPICH, libfabric, Slurm
 NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
@@ -209,7 +209,8 @@ class Log:
     def search(self, name, block, number):
         """Search a block, whose first line has this number."""
         known = set()
-        for rule in self.rules.values():
+        # a line that another rule explains is no exception that nobody knows
+        for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
             finding = self.findings.get(rule.name)
             if rule.level == 'fact' and finding and rule.name != 'collective-timeout-group':
                 continue
