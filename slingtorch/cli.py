@@ -479,8 +479,9 @@ def make_parser():
     locking.set_defaults(function=run_lock)
 
     explaining = commands.add_parser('explain', help="say why a job failed, from its output",
-                                     description="Reads the output of jobs and names what went wrong, the line that shows "
-                                                 "it, and the remedy. Status 0: something known was found; 3: nothing.")
+                                     description="Reads the output of jobs and names what went wrong, the line that "
+                                                 "shows it, and the remedy. Status 0: something known was found; 3: "
+                                                 "nothing.")
     explaining.add_argument('logs', nargs='+', metavar='LOG',
                             help="output of a job (also gzipped), - for standard input, or a directory with files of "
                                  "PyTorch's flight recorder")

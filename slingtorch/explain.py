@@ -2,8 +2,8 @@
 """
 slingtorch explain: what went wrong in a job, from its output or from the files of PyTorch's flight recorder.
 
-What is known stands in explain_rules.cfg, as data (docs/explain.md). A log is read once, in blocks, so that its size does
-not matter: each rule names texts that its lines hold, and only lines with such a text meet a regular expression.
+What is known stands in explain_rules.cfg, as data (docs/explain.md). A log is read once, in blocks, so that its size
+does not matter: each rule names texts that its lines hold, and only lines with such a text meet a regular expression.
 """
 import configparser
 import gzip
@@ -36,7 +36,8 @@ LARGEST_DUMP = 1 << 28  # bytes
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
 CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 # who wrote a line: PyTorch, srun --label, Open MPI, Cray MPICH
-RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]|\bPE (\d+): MPICH|\bRank (\d+)\]')
+RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]'
+                  r'|\bPE (\d+): MPICH|\bRank (\d+)\]')
 # NCCL, Cray MPICH, libfabric, Slurm
 NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
@@ -56,8 +57,9 @@ class Rule:
         unknown = set(keys) - set(NEEDED + SAID + OPTIONAL)
         missing = [key for key in NEEDED + (() if self.level == 'fact' else SAID) if not keys.get(key)]
         if unknown or missing or self.level not in LEVELS:
-            raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s" % (
-                name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level, ', '.join(LEVELS)))
+            raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s"
+                               % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level,
+                                  ', '.join(LEVELS)))
         self.has = [text.encode() for text in lines(keys['has'])]
         self.sample = lines(keys['sample'])
         self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
@@ -244,7 +246,8 @@ class Log:
             if name == 'collective-timeout' and len(self.timeouts) < MANY:
                 self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
             elif name == 'collective-timeout-group' and len(self.works) < MANY:
-                self.works.setdefault(rank, (match.group('group'), int(match.group('seq')), int(match.group('enqueued'))))
+                self.works.setdefault(rank, (match.group('group'), int(match.group('seq')),
+                                             int(match.group('enqueued'))))
         size = re.search(r'\bn[Rr]anks (\d+)', match.string)
         if size:
             self.size = max(self.size, int(size.group(1)))
@@ -279,6 +282,9 @@ class Log:
             waiting.details.append("%s waited in %s, number %d" % (ranks_text(ranks), operation, seq))
         if len(calls) > 4:
             waiting.details.append("... and others in %d more" % (len(calls) - 4))
+        if not self.works and len({operation for operation, _ in by_call}) > 1:
+            # PyTorch before 2.2 does not say of which group a number is
+            self.differ(found, calls, "unless they are of different process groups, which this log does not say")
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
         groups = {}
         for rank, (group, seq, enqueued) in self.works.items():
@@ -291,21 +297,28 @@ class Log:
         if len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
             waiting.details.append("%s wrote no such line: look there first" % ranks_text(missing))
 
+    def differ(self, found, calls, remark):
+        """Report that ranks called different collectives: [((operation, number), ranks)]."""
+        rule, waiting = self.rules['collectives-differ'], self.findings['collective-timeout']
+        if not any(finding.rule is rule for finding in found):
+            finding = Finding(rule)
+            finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
+            calls = sorted(calls, key=lambda call: len(call[1]))
+            finding.details = ["%s called %s as number %d" % (ranks_text(ranks), operation, seq)
+                               for (operation, seq), ranks in calls] + [remark]
+            finding.ranks = set(calls[0][1])
+            found.append(finding)
+
     def compare_group(self, group, members, found):
         """Ranks of one process group: {rank: (number, operation, last number that it had begun)}."""
         operations = {}
         for rank, (seq, operation, _) in members.items():
             operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
-        rule = self.rules['collectives-differ']
         for seq, called in sorted(operations.items()):
-            if len(called) > 1 and not any(finding.rule is rule for finding in found):
-                waiting = self.findings['collective-timeout']
-                finding = Finding(rule)
-                finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
-                finding.details = ["as number %d of group %s, %s called %s" % (seq, group, ranks_text(ranks), operation)
-                                   for operation, ranks in sorted(called.items(), key=lambda item: len(item[1]))]
-                finding.ranks = set(min(called.values(), key=len))
-                found.append(finding)
+            if len(called) > 1:
+                calls = [((operation, seq), ranks) for operation, ranks in called.items()]
+                self.differ(found, calls, "in group " + group)
+                break
         begun = {rank: enqueued for rank, (_, _, enqueued) in members.items()}
         behind = sorted(rank for rank in begun if begun[rank] < max(begun.values()))
         if behind and len(behind) < len(begun):
@@ -336,7 +349,7 @@ class PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         """Refuse: the recorder's files name no classes."""
-        raise pickle.UnpicklingError("it names %s.%s, and a file of the flight recorder names no classes" % (module, name))
+        raise pickle.UnpicklingError("it names %s.%s, and the flight recorder's files name no classes" % (module, name))
 
 
 def read_dump(path):
@@ -354,7 +367,8 @@ def read_dump(path):
             data = json.loads(handle.read().decode()) if start == b'{' else PlainUnpickler(handle).load()
         except Exception as err:  # pylint: disable=broad-except
             # a damaged pickle can raise anything
-            raise ExplainError("%s is no file of the flight recorder, or was cut off while it was written: %s" % (path, err))
+            raise ExplainError("%s is no file of the flight recorder, or was cut off while it was written: %s"
+                               % (path, err))
     return data if isinstance(data, dict) and isinstance(data.get('entries'), list) else None
 
 
@@ -385,7 +399,8 @@ def call_text(entry):
 
 def finished(entry):
     """Whether a collective came to its end. gloo's entries have no state but are retired at the end."""
-    return entry.get('state') == 'completed' or (entry.get('retired') and str(entry.get('profiling_name')).startswith('gloo'))
+    gloo = str(entry.get('profiling_name')).startswith('gloo')
+    return entry.get('state') == 'completed' or gloo and entry.get('retired')
 
 
 def process_groups(dumps):
@@ -427,7 +442,8 @@ def explain_dumps(dumps):
                 by_name.setdefault(calls[rank][number].get('profiling_name'), []).append(rank)
             if len(by_name) > 1:
                 said.append("group %s, collective %d: ranks called different ones: %s" % (name, number, '; '.join(
-                    '%s called %s' % (ranks_text(group), call_text(calls[group[0]][number])) for group in by_name.values())))
+                    '%s called %s' % (ranks_text(alike), call_text(calls[alike[0]][number]))
+                    for alike in by_name.values())))
                 break
         behind = [rank for rank in ranks if last[rank] < max(last.values())]
         if behind:
@@ -445,8 +461,8 @@ def explain_dumps(dumps):
                           if not finished(entry)), default=None)
             if number is not None and not said:
                 entry = next(calls[rank][number] for rank in ranks if number in calls.get(rank, {}))
-                said.append("group %s, collective %d (%s): all ranks with a file came, and it did not end: the network stood "
-                            "still, or a rank without a file is missing" % (name, number, call_text(entry)))
+                said.append("group %s, collective %d (%s): all ranks with a file came, and it did not end: the network "
+                            "stood still, or a rank without a file is missing" % (name, number, call_text(entry)))
         missing = sorted(set(members) - set(dumps))
         if missing:
             said.append("group %s: %s left no file: ended before, or could not write it" % (name, ranks_text(missing)))
@@ -519,7 +535,8 @@ def run(paths, as_json=False, facts=()):
             with stream:
                 log.read(name, stream)
         except OSError as err:
-            raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'" % (path, err.strerror))
+            raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
+                               % (path, err.strerror))
     findings = log.report(facts)
     told = [said for _, _, said in dumps if said]
     if as_json:
