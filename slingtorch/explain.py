@@ -31,6 +31,7 @@ BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
 MANY = 100000           # ranks and nodes that are remembered per rule
+VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
 LARGEST_DUMP = 1 << 28  # bytes
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
@@ -60,7 +61,8 @@ class Rule:
             raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s"
                                % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level,
                                   ', '.join(LEVELS)))
-        self.has = [text.encode() for text in lines(keys['has'])]
+        # each text, and what is left of it where VARYING is left out
+        self.has = [(text.encode(), text.encode().translate(None, VARYING)) for text in lines(keys['has'])]
         self.sample = lines(keys['sample'])
         self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
         self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
@@ -211,14 +213,16 @@ class Log:
     def search(self, name, block, number):
         """Search a block, whose first line has this number."""
         known = set()
+        # what is not in this short form of the block is not in the block
+        kinds = b'\n'.join(set(block.translate(None, VARYING).split(b'\n')))
         # a line that another rule explains is no exception that nobody knows
         for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
             finding = self.findings.get(rule.name)
             if rule.level == 'fact' and finding and rule.name != 'collective-timeout-group':
                 continue
             seen = set()
-            for text in rule.has:
-                place = block.find(text)
+            for text, short in rule.has:
+                place = block.find(text) if short in kinds else -1
                 while place >= 0:
                     start, end = line_around(block, place)
                     if start not in seen and not (rule.level == 'unknown' and start in known):
@@ -547,8 +551,8 @@ def run(paths, as_json=False, facts=()):
     for prefix, files, said in dumps:
         print("flight recorder, %d files %s*:" % (files, prefix))
         for text in said or ["every collective that was begun ended, on all ranks with a file"]:
-            print(textwrap.fill(text, width=118, initial_indent='   ', subsequent_indent='      ', break_long_words=False,
-                                break_on_hyphens=False))
+            print(textwrap.fill(text, width=118, initial_indent='   ', subsequent_indent='      ',
+                                break_long_words=False, break_on_hyphens=False))
         print()
     for number, finding in enumerate(findings, 1):
         print_finding(number, finding)
