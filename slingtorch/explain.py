@@ -13,6 +13,7 @@ import pickle
 import re
 import sys
 import textwrap
+import zlib
 from collections import OrderedDict
 
 RULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'explain_rules.cfg')
@@ -173,6 +174,20 @@ def readable(data):
     return CONTROL.sub('', COLOUR.sub('', data.decode('utf-8', 'replace'))).rstrip()
 
 
+def read_block(stream):
+    """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
+    read, pieces, size = getattr(stream, 'read1', stream.read), [], 0
+    try:
+        while size < BLOCK:
+            pieces.append(read(BLOCK - size))
+            if not pieces[-1]:
+                break
+            size += len(pieces[-1])
+    except (EOFError, OSError, zlib.error) as err:
+        return b''.join(pieces), err
+    return b''.join(pieces), None
+
+
 class Log:
     """Reads logs and keeps what rules find in them."""
 
@@ -188,24 +203,20 @@ class Log:
         """Read one log from a binary stream; name is what the report calls it."""
         number, rest, last = 1, b'', b'\n'
         while True:
-            try:
-                data = stream.read(BLOCK)
-            except (EOFError, OSError, gzip.zlib.error) as err:
-                if isinstance(err, IsADirectoryError) or not isinstance(stream, gzip.GzipFile):
-                    raise
-                self.remarks.append("%s is cut off or damaged (%s): only what comes before was read" % (name, err))
-                data = b''
+            data, error = read_block(stream)
+            if error:
+                self.remarks.append("%s is cut off or damaged (%s): only what comes before was read" % (name, error))
             block = rest + data
             # a line without an end, as of a progress bar, is cut at what looks like a boundary
             end = len(block)
-            if data:
-                last = data[-1:]
+            last = data[-1:] or last
+            if data and not error:
                 end = next((place + 1 for place in (block.rfind(mark) for mark in (b'\n', b'\r', b' ')) if place >= 0),
                            len(block))
             self.search(name, block[:end], number)
             number += block.count(b'\n', 0, end)
             rest = block[end:]
-            if not data:
+            if error or not data:
                 break
         if last != b'\n':
             self.remarks.append("%s ends in the middle of a line: it may be cut off, and its end tells the most" % name)

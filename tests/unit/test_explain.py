@@ -276,7 +276,7 @@ def test_a_gzipped_log_that_is_cut_off(tmp_path):
     data = gzip.compress(b''.join(b'%d %s' % (number, OOM.encode()) for number in range(2000)))
     (tmp_path / 'job.gz').write_bytes(data[:-len(data) // 3])
     done = command(tmp_path / 'job.gz')
-    assert done.returncode == 0 and b'remark: ' in done.stdout and b'is cut off or damaged' in done.stdout
+    assert done.returncode == 0 and done.stdout.count(b'is cut off or damaged') == 1
 
 
 # --- the flight recorder
