@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, explain, lock
+from slingtorch import __version__, bundle_root, explain, lock, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -382,9 +382,17 @@ def print_site(site):
 def run_sites(args):
     """slingtorch sites"""
     sites = load_slingshot_sites(bundle_root())
+    if (args.form or args.group) and not (args.name and args.form):
+        raise CliError("--format needs the name of a site, and --group a --format: slingtorch sites NAME --format "
+                       "FORMAT")
     if args.name:
         site = sites.load(args.name)
-        if args.json:
+        if args.form:
+            try:
+                sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
+            except ValueError as err:
+                raise CliError(str(err))
+        elif args.json:
             print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
             print_site(site)
@@ -469,6 +477,10 @@ def make_parser():
                                 description="Shows the sites, or everything about one.")
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--json', action='store_true', help="print JSON")
+    sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
+                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+    sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
     sites.set_defaults(function=run_sites)
 
     locking = commands.add_parser('lock', help="write the lock file of an easyconfig of PythonVenv",
