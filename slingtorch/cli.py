@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py).
+'lock' writes lock files (lock.py), 'explain' says why a job failed (explain.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, lock
+from slingtorch import __version__, bundle_root, explain, lock, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -382,9 +382,17 @@ def print_site(site):
 def run_sites(args):
     """slingtorch sites"""
     sites = load_slingshot_sites(bundle_root())
+    if (args.form or args.group) and not (args.name and args.form):
+        raise CliError("--format needs the name of a site, and --group a --format: slingtorch sites NAME --format "
+                       "FORMAT")
     if args.name:
         site = sites.load(args.name)
-        if args.json:
+        if args.form:
+            try:
+                sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
+            except ValueError as err:
+                raise CliError(str(err))
+        elif args.json:
             print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
             print_site(site)
@@ -434,6 +442,19 @@ def run_lock(args):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# slingtorch explain
+
+def run_explain(args):
+    """slingtorch explain"""
+    sites = load_slingshot_sites(bundle_root())
+    try:
+        network = sites.choose().site.network
+    except sites.SiteError:
+        network = None
+    return explain.run(args.logs, args.json, [rule for rule in ['slingshot'] if network == 'slingshot11'])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 def make_parser():
     """The parser of the command line."""
@@ -456,6 +477,10 @@ def make_parser():
                                 description="Shows the sites, or everything about one.")
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--json', action='store_true', help="print JSON")
+    sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
+                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+    sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
     sites.set_defaults(function=run_sites)
 
     locking = commands.add_parser('lock', help="write the lock file of an easyconfig of PythonVenv",
@@ -464,6 +489,16 @@ def make_parser():
                                               "and writes versions and hashes to the lock file beside the easyconfig.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.set_defaults(function=run_lock)
+
+    explaining = commands.add_parser('explain', help="say why a job failed, from its output",
+                                     description="Reads the output of jobs and names what went wrong, the line that "
+                                                 "shows it, and the remedy. Status 0: something known was found; 3: "
+                                                 "nothing.")
+    explaining.add_argument('logs', nargs='+', metavar='LOG',
+                            help="output of a job (also gzipped), - for standard input, or a directory with files of "
+                                 "PyTorch's flight recorder")
+    explaining.add_argument('--json', action='store_true', help="print JSON")
+    explaining.set_defaults(function=run_explain)
     return parser
 
 
@@ -479,7 +514,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env, sites or lock\n")
+            parser.exit(2, "slingtorch: name a command: env, sites, lock or explain\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')

@@ -6,7 +6,9 @@
 _caches=(MIOPEN_USER_DB_PATH=miopen MIOPEN_CUSTOM_CACHE_DIR=miopen TRITON_CACHE_DIR=triton TORCHINDUCTOR_CACHE_DIR=inductor)
 _other_root='set SLINGTORCH_CACHE_ROOT to a directory of yours on a local disk of the node'
 
-_make_caches() {
+cache_dir=''
+
+_make_caches() {  # -> cache_dir: private, of this job and node; empty if the user names all caches
     local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
     local cache name path base missing='' mode modes
     local -a dirs
@@ -57,6 +59,7 @@ _make_caches() {
         name=${cache%=*}
         export "$name=${!name:-$path/${cache#*=}}"
     done
+    cache_dir=$path
 }
 
 _find_node() {  # -> node

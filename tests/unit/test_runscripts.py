@@ -789,6 +789,63 @@ def test_hydra_on_several_nodes_outside_any_job_takes_torchs_default(job):
     assert job.rank(hydra(0, 4, 0, 2, MASTER_ADDR="node1", PBS_JOBID="77.srv"))["MASTER_PORT"] != "29500"
 
 
+# ---------------------------------------------------------------------------------------------------- flight recorder
+
+RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+def recorder(env):
+    return tuple(env.get(name) for name in RECORDER), tuple(env.get(name) for name in RECORDER_FILES)
+
+
+def test_flight_recorder_writes_where_the_job_runs(job):
+    prefix = f"{job.dir}/flight-recorder-4711.0-rank-"
+    assert recorder(job.rank(slurm(0), cwd=job.dir)) == (("2000", "2000", "1"), (prefix, prefix))
+    prefix = f"{job.dir}/flight-recorder-7_5_.srv-rank-"
+    assert recorder(job.rank(hydra(0, 2, PBS_JOBID="7[5].srv"), cwd=job.dir))[1] == (prefix, prefix)
+    assert sorted(path.name for path in job.dir.iterdir()) == ["bin", "caches"], "nothing is made in advance"
+
+
+def test_flight_recorder_in_a_directory_of_others_goes_to_the_private_one(job):
+    caches = job.rank(slurm(0), cwd="/")["TRITON_CACHE_DIR"] if os.geteuid() else None
+    if caches:  # root owns and writes everything
+        assert recorder(job.rank(slurm(0), cwd="/"))[1][0].startswith(os.path.dirname(caches))
+    mine = {name: "/scratch/x" for name in CACHES}
+    assert "TORCH_FR_DUMP_TEMP_FILE" in job.rank({**slurm(0), **mine}, cwd=job.dir)
+
+
+@pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.13.0+cpu", False)])
+def test_flight_recorder_has_the_name_that_this_pytorch_reads(job, version, old):
+    (job.dir / f"lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
+    sizes, _ = recorder(job.rank(slurm(0), cwd=job.dir))
+    assert sizes == ("2000", "2000" if old else None, "1")
+
+
+@pytest.mark.parametrize("env, expected", [
+    ({"TORCH_FR_BUFFER_SIZE": "0"}, ("0", None, "1")),
+    ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"}, (None, "20000", "1")),
+    ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, ("2000", "2000", "0")),
+    ({"SLINGTORCH_FLIGHT_RECORDER": "off"}, (None, None, None)),
+])
+def test_flight_recorder_of_the_user(job, env, expected):
+    assert recorder(job.rank({**slurm(0), **env}, cwd=job.dir))[0] == expected
+
+
+def test_flight_recorder_files_of_the_user(job, tmp_path):
+    env = {**slurm(0), "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/scratch/t_"}
+    assert recorder(job.rank(env, cwd=job.dir))[1] == (None, "/scratch/t_")
+    files = recorder(job.rank({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": f"{tmp_path}/caches/"}))[1]
+    assert files[0] == f"{tmp_path}/caches/flight-recorder-4711.0-rank-"
+    for wrong in ("traces", f"{tmp_path}/none"):
+        message = job.error({**slurm(0), "SLINGTORCH_FLIGHT_RECORDER": wrong})
+        assert f"SLINGTORCH_FLIGHT_RECORDER='{wrong}'" in message and "'off'" in message
+
+
+def test_flight_recorder_is_for_several_ranks(job):
+    assert recorder(job.rank(cwd=job.dir)) == ((None, None, None), (None, None))
+
+
 # ---------------------------------------------------------------------------------------------------- caches
 
 CACHES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# PyTorch's flight recorder: the last collectives of every rank, which NCCL's watchdog writes to one file per rank when it gives
+# up, for 'slingtorch explain DIRECTORY'. Sourced by conda-python-distributed, after ranks.bash and caches.bash.
+
+_set_recorder() {
+    local where=${SLINGTORCH_FLIGHT_RECORDER-} job=${SLURM_JOB_ID:-${PBS_JOBID-}} step=${SLURM_STEP_ID-} own prefix
+    local -a torch
+    [[ $where != off ]] || return 0
+    ((world_size > 1)) || [[ -n ${_torchrun-} ]] || return 0
+    if [[ -n $where ]]; then
+        [[ $where == /* && -d $where && -w $where ]] || _fail 1 "SLINGTORCH_FLIGHT_RECORDER='$where' is not the absolute path of a directory that you may write on this node. Name one that outlives the job, or 'off'"
+    elif [[ -O $PWD && -w $PWD ]]; then  # outlives the job; not a directory of others', where a name can be taken
+        where=$PWD
+    else
+        where=$cache_dir
+    fi
+
+    # Two names for one value: whoever sets either has set it. TORCH_FR_BUFFER_SIZE is read from PyTorch 2.8 on, which warns of
+    # the older name on every rank (c10d/FlightRecorder.hpp).
+    if [[ -z ${TORCH_FR_BUFFER_SIZE-}${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]]; then
+        export TORCH_FR_BUFFER_SIZE=2000
+        hash python 2> /dev/null  # without a process, unlike $(type -P)
+        own=${BASH_CMDS[python]-}
+        hash -r
+        torch=("${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info)
+        [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+    fi
+    export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+    if [[ -n $where && -z ${TORCH_FR_DUMP_TEMP_FILE-}${TORCH_NCCL_DEBUG_INFO_TEMP_FILE-} ]]; then
+        [[ -z $job ]] || job=-${job//[!A-Za-z0-9._-]/_}${step:+.$step}
+        prefix=${where%/}/flight-recorder$job-rank-
+        export TORCH_FR_DUMP_TEMP_FILE=$prefix TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$prefix
+    fi
+}

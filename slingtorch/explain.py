@@ -1,0 +1,576 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+slingtorch explain: what went wrong in a job, from its output or from the files of PyTorch's flight recorder.
+
+What is known stands in explain_rules.cfg, as data (docs/explain.md). A log is read once, in blocks, so that its size
+does not matter: each rule names texts that its lines hold, and only lines with such a text meet a regular expression.
+"""
+import configparser
+import gzip
+import json
+import os
+import pickle
+import re
+import sys
+import textwrap
+import zlib
+from collections import OrderedDict
+
+RULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'explain_rules.cfg')
+
+# statuses of the command; 1 is an error
+EXPLAINED, NOTHING_KNOWN = 0, 3
+
+# what a rule says is: needed by other rules, the reason, an unknown reason, what follows from a reason, worth knowing
+LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
+TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
+NEEDED = ('has', 'pattern', 'sample', 'source')
+SAID = ('cause', 'remedy')
+OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times')
+
+BLOCK = 1 << 20         # bytes that are read at a time
+LINE = 4096             # bytes of a line that are looked at, on either side of what was found
+SHOWN = 240             # characters of a line that are shown
+MANY = 100000           # ranks and nodes that are remembered per rule
+VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
+LARGEST_DUMP = 1 << 28  # bytes
+
+COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
+CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
+# who wrote a line: PyTorch, srun --label, Open MPI, Cray MPICH
+RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]'
+                  r'|\bPE (\d+): MPICH|\bRank (\d+)\]')
+# NCCL, Cray MPICH, libfabric, Slurm
+NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
+                  r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
+DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
+
+
+class ExplainError(RuntimeError):
+    """A file that cannot be read, or rules that are wrong; the message says what to do."""
+
+
+class Rule:
+    """One section of the rules: what its lines look like, and what they mean."""
+
+    def __init__(self, name, keys):
+        self.name = name
+        self.level = keys.get('level', 'cause')
+        unknown = set(keys) - set(NEEDED + SAID + OPTIONAL)
+        missing = [key for key in NEEDED + (() if self.level == 'fact' else SAID) if not keys.get(key)]
+        if unknown or missing or self.level not in LEVELS:
+            raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s"
+                               % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level,
+                                  ', '.join(LEVELS)))
+        # each text, and what is left of it where VARYING is left out
+        self.has = [(text.encode(), text.encode().translate(None, VARYING)) for text in lines(keys['has'])]
+        self.sample = lines(keys['sample'])
+        self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
+        self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
+        self.distinct, self.times = keys.get('distinct', '').split(), int(keys.get('times', '1'))
+        try:
+            self.pattern = re.compile(keys['pattern'])
+            self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
+        except re.error as err:
+            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, err.pattern, err))
+
+
+class Finding:
+    """What a rule found: how often, where first, by which ranks and on which nodes."""
+
+    def __init__(self, rule):
+        self.rule = rule
+        self.count = 0
+        self.place = self.line = None   # (file, number), the first line
+        self.groups = {}                # what the pattern's groups are there
+        self.ranks, self.nodes, self.distinct = set(), set(), set()
+        self.details = []
+
+    def add(self, place, text, match):
+        """Count one line."""
+        groups = match.groupdict()
+        ranks, nodes = who(text, groups)
+        if not self.count:
+            self.place, self.line, self.groups = place, text, groups
+        self.count += 1
+        for kept, new in ((self.ranks, ranks), (self.nodes, nodes)):
+            if len(kept) < MANY:
+                kept.update(new)
+        if self.rule.distinct and len(self.distinct) < MANY:
+            # what has no name of its own counts each time
+            self.distinct.add(next(filter(None, map(groups.get, self.rule.distinct[:1])), self.count))
+
+    def cause(self):
+        """The cause, with what the pattern's groups found in it."""
+        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '', self.rule.cause)
+        return re.sub(r'\s+', ' ', text).strip(' :,')
+
+    def data(self):
+        """For JSON."""
+        return OrderedDict([
+            ('rule', self.rule.name), ('level', self.rule.level), ('cause', self.cause()), ('file', self.place[0]),
+            ('line', self.place[1]), ('text', self.line), ('count', self.count), ('ranks', sorted(self.ranks)),
+            ('nodes', sorted(self.nodes)), ('details', self.details), ('remedy', self.rule.remedy),
+            ('source', self.rule.source)])
+
+
+def lines(text):
+    """The lines of a value, without blanks around them."""
+    return [line.strip() for line in text.strip().splitlines() if line.strip()]
+
+
+def read_rules(path=RULES):
+    """The rules of a file: {name: Rule}, in their order."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
+    try:
+        with open(path, encoding='utf-8') as handle:
+            parser.read_file(handle)
+    except (OSError, UnicodeDecodeError, configparser.Error) as err:
+        raise ExplainError("the rules %s cannot be read: %s" % (path, err))
+    rules = OrderedDict((name, Rule(name, dict(parser.items(name)))) for name in parser.sections())
+    for rule in rules.values():
+        for name in rule.needs + rule.absent:
+            if name not in rules:
+                raise ExplainError("rule [%s] names [%s], which is not there" % (rule.name, name))
+    return rules
+
+
+def numbers(text):
+    """The numbers of a list such as 1,4-6."""
+    found = []
+    for first, last in re.findall(r'(\d{1,8})(?:-(\d{1,8}))?', text or ''):
+        found.extend(range(int(first), min(int(last or first), int(first) + MANY) + 1))
+    return found
+
+
+def shorten(ranks):
+    """A list such as 1,4-6, of sorted numbers; what is long is cut."""
+    parts = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    shown = ['%d' % first if first == last else '%d-%d' % (first, last) for first, last in parts]
+    return ','.join(shown[:12]) + (',... (%d in all)' % len(ranks) if len(shown) > 12 else '')
+
+
+def who(text, groups):
+    """Ranks and nodes that a line is of, from the groups of the pattern or from what precedes the message."""
+    ranks, nodes = numbers(groups.get('ranks')), [groups['node']] if groups.get('node') else []
+    match = RANK.search(text)
+    if match:
+        ranks.append(int(next(filter(None, match.groups()))))
+    elif groups.get('rank'):
+        ranks.append(int(groups['rank']))
+    match = NODE.search(text)
+    if match:
+        nodes.append(next(filter(None, match.groups())))
+    return ranks, nodes
+
+
+def readable(data):
+    """A line as text, without colours and what would steer a terminal."""
+    return CONTROL.sub('', COLOUR.sub('', data.decode('utf-8', 'replace'))).rstrip()
+
+
+def read_block(stream):
+    """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
+    read, pieces, size = getattr(stream, 'read1', stream.read), [], 0
+    try:
+        while size < BLOCK:
+            pieces.append(read(BLOCK - size))
+            if not pieces[-1]:
+                break
+            size += len(pieces[-1])
+    except (EOFError, OSError, zlib.error) as err:
+        return b''.join(pieces), err
+    return b''.join(pieces), None
+
+
+class Log:
+    """Reads logs and keeps what rules find in them."""
+
+    def __init__(self, rules):
+        self.rules = rules
+        self.findings = {}
+        self.remarks = []
+        self.timeouts = {}   # rank: (number, operation) of the first collective that it waited for in vain
+        self.works = {}      # rank: (group, number, last one that it had begun)
+        self.size = 0        # ranks of the job, as far as the logs say
+
+    def read(self, name, stream):
+        """Read one log from a binary stream; name is what the report calls it."""
+        number, rest, last = 1, b'', b'\n'
+        while True:
+            data, error = read_block(stream)
+            if error:
+                self.remarks.append("%s is cut off or damaged (%s): only what comes before was read" % (name, error))
+            block = rest + data
+            # a line without an end, as of a progress bar, is cut at what looks like a boundary
+            end = len(block)
+            last = data[-1:] or last
+            if data and not error:
+                end = next((place + 1 for place in (block.rfind(mark) for mark in (b'\n', b'\r', b' ')) if place >= 0),
+                           len(block))
+            self.search(name, block[:end], number)
+            number += block.count(b'\n', 0, end)
+            rest = block[end:]
+            if error or not data:
+                break
+        if last != b'\n':
+            self.remarks.append("%s ends in the middle of a line: it may be cut off, and its end tells the most" % name)
+
+    def search(self, name, block, number):
+        """Search a block, whose first line has this number."""
+        known = set()
+        # what is not in this short form of the block is not in the block
+        kinds = b'\n'.join(set(block.translate(None, VARYING).split(b'\n')))
+        # a line that another rule explains is no exception that nobody knows
+        for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
+            finding = self.findings.get(rule.name)
+            if rule.level == 'fact' and finding and rule.name != 'collective-timeout-group':
+                continue
+            seen = set()
+            for text, short in rule.has:
+                place = block.find(text) if short in kinds else -1
+                while place >= 0:
+                    start, end = line_around(block, place)
+                    if start not in seen and not (rule.level == 'unknown' and start in known):
+                        seen.add(start)
+                        line = readable(block[start:end])
+                        match = rule.pattern.search(line)
+                        if match and not (rule.absent_line and rule.absent_line.search(line)):
+                            if rule.level != 'note':
+                                known.add(start)
+                            if not finding:
+                                finding = self.findings[rule.name] = Finding(rule)
+                            where = None
+                            if not finding.count:
+                                where = (name, number + block.count(b'\n', 0, start))
+                            finding.add(where, line, match)
+                            self.remember(rule.name, finding, match)
+                            if rule.level == 'fact' and rule.name != 'collective-timeout-group':
+                                break
+                    place = block.find(text, max(end, place + 1))
+
+    def remember(self, name, finding, match):
+        """Who waits for what, of PyTorch's watchdog."""
+        ranks, _ = who(match.string, match.groupdict())
+        for rank in ranks[:1]:
+            if name == 'collective-timeout' and len(self.timeouts) < MANY:
+                self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
+            elif name == 'collective-timeout-group' and len(self.works) < MANY:
+                self.works.setdefault(rank, (match.group('group'), int(match.group('seq')),
+                                             int(match.group('enqueued'))))
+        size = re.search(r'\bn[Rr]anks (\d+)', match.string)
+        if size:
+            self.size = max(self.size, int(size.group(1)))
+
+    def report(self, facts=()):
+        """
+        The findings, causes first.
+
+        :param facts: names of rules that hold without a line, such as 'slingshot' on a site with that network
+        """
+        true = set(self.findings).union(facts)
+        found = []
+        for rule in self.rules.values():
+            finding = self.findings.get(rule.name)
+            if finding and rule.level != 'fact' and true.issuperset(rule.needs) and not true.intersection(rule.absent):
+                if not rule.distinct or len(finding.distinct) >= rule.times:
+                    found.append(finding)
+        self.compare_ranks(found)
+        order = list(self.rules)
+        return sorted(found, key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
+
+    def compare_ranks(self, found):
+        """From the watchdogs of the ranks: who is missing, who is behind, who called something else."""
+        waiting = self.findings.get('collective-timeout')
+        if not waiting or waiting not in found:
+            return
+        by_call = {}
+        for rank, (seq, operation) in self.timeouts.items():
+            by_call.setdefault((operation, seq), []).append(rank)
+        calls = sorted(by_call.items(), key=lambda item: -len(item[1]))
+        for (operation, seq), ranks in calls[:4]:
+            waiting.details.append("%s waited in %s, number %d" % (ranks_text(ranks), operation, seq))
+        if len(calls) > 4:
+            waiting.details.append("... and others in %d more" % (len(calls) - 4))
+        if not self.works and len({operation for operation, _ in by_call}) > 1:
+            # PyTorch before 2.2 does not say of which group a number is
+            self.differ(found, calls, "unless they are of different process groups, which this log does not say")
+        # numbers are those of one process group: ranks are compared where the log says that it is the same one
+        groups = {}
+        for rank, (group, seq, enqueued) in self.works.items():
+            if rank in self.timeouts and self.timeouts[rank][0] == seq and re.search(r'\(\w*\)', group):
+                groups.setdefault(group, {})[rank] = (seq, self.timeouts[rank][1], enqueued)
+        for group, members in groups.items():
+            self.compare_group(group, members, found)
+        size = max([self.size] + [rank + 1 for rank in self.timeouts])
+        missing = set(range(size)) - set(self.timeouts)
+        if len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
+            waiting.details.append("%s wrote no such line: look there first" % ranks_text(missing))
+
+    def differ(self, found, calls, remark):
+        """Report that ranks called different collectives: [((operation, number), ranks)]."""
+        rule, waiting = self.rules['collectives-differ'], self.findings['collective-timeout']
+        if not any(finding.rule is rule for finding in found):
+            finding = Finding(rule)
+            finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
+            calls = sorted(calls, key=lambda call: len(call[1]))
+            finding.details = ["%s called %s as number %d" % (ranks_text(ranks), operation, seq)
+                               for (operation, seq), ranks in calls] + [remark]
+            finding.ranks = set(calls[0][1])
+            found.append(finding)
+
+    def compare_group(self, group, members, found):
+        """Ranks of one process group: {rank: (number, operation, last number that it had begun)}."""
+        operations = {}
+        for rank, (seq, operation, _) in members.items():
+            operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
+        for seq, called in sorted(operations.items()):
+            if len(called) > 1:
+                calls = [((operation, seq), ranks) for operation, ranks in called.items()]
+                self.differ(found, calls, "in group " + group)
+                break
+        begun = {rank: enqueued for rank, (_, _, enqueued) in members.items()}
+        behind = sorted(rank for rank in begun if begun[rank] < max(begun.values()))
+        if behind and len(behind) < len(begun):
+            self.findings['collective-timeout'].details.append(
+                "%s had begun fewer collectives of group %s than the others (%d of %d)"
+                % (ranks_text(behind), group, begun[behind[0]], max(begun.values())))
+
+
+def ranks_text(ranks):
+    """'rank 3' or 'ranks 1,4-6'."""
+    return 'rank%s %s' % ('s' if len(ranks) > 1 else '', shorten(ranks))
+
+
+def line_around(block, place):
+    """Start and end of the line, or of the part of a long one, that holds this place."""
+    low, high = max(0, place - LINE), place + LINE
+    start = block.rfind(b'\n', low, place) + 1 or low
+    start = block.rfind(b'\r', start, place) + 1 or start
+    ends = [end for end in (block.find(mark, place, high) for mark in (b'\n', b'\r')) if end >= 0]
+    return start, min(ends, default=min(high, len(block)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the flight recorder's files
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, texts and containers of them, and runs nothing of what a file names."""
+
+    def find_class(self, module, name):
+        """Refuse: the recorder's files name no classes."""
+        raise pickle.UnpicklingError("it names %s.%s, and the flight recorder's files name no classes" % (module, name))
+
+
+def read_dump(path):
+    """
+    One file of the flight recorder, or None if the file is something else.
+
+    :raises ExplainError: if it begins like one and cannot be read
+    """
+    with open(path, 'rb') as handle:
+        start = handle.read(1)
+        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > LARGEST_DUMP:
+            return None
+        handle.seek(0)
+        try:
+            data = json.loads(handle.read().decode()) if start == b'{' else PlainUnpickler(handle).load()
+        except Exception as err:  # pylint: disable=broad-except
+            # a damaged pickle can raise anything
+            raise ExplainError("%s is no file of the flight recorder, or was cut off while it was written: %s"
+                               % (path, err))
+    return data if isinstance(data, dict) and isinstance(data.get('entries'), list) else None
+
+
+def find_dumps(directory):
+    """The flight recorder's files of a directory: ({prefix: {rank: contents}}, remarks)."""
+    dumps, remarks = OrderedDict(), []
+    for name in sorted(os.listdir(directory)):
+        match = DUMP_NAME.match(name)
+        path = os.path.join(directory, name)
+        if match and os.path.isfile(path):
+            try:
+                dump = read_dump(path)
+            except (ExplainError, OSError) as err:
+                remarks.append(str(err))
+                continue
+            if dump:
+                dumps.setdefault(match.group(1), {})[int(match.group(2))] = dump
+    return dumps, remarks
+
+
+def call_text(entry):
+    """What a collective was, and where the program called it."""
+    frames = [frame for frame in entry.get('frames') or [] if isinstance(frame, dict)]
+    own = [frame for frame in frames if not re.search(r'/torch/|<frozen|^\?\?', str(frame.get('filename')))] or frames
+    where = ' at %s:%s' % (own[0].get('filename'), own[0].get('line')) if own else ''
+    return '%s %s%s' % (entry.get('profiling_name'), json.dumps(entry.get('input_sizes')), where)
+
+
+def finished(entry):
+    """Whether a collective came to its end. gloo's entries have no state but are retired at the end."""
+    gloo = str(entry.get('profiling_name')).startswith('gloo')
+    return entry.get('state') == 'completed' or gloo and entry.get('retired')
+
+
+def process_groups(dumps):
+    """The collectives by process group: {name: (ranks, {rank: {number: entry}})}."""
+    groups = OrderedDict()
+    for rank, dump in sorted(dumps.items()):
+        for config in dump.get('pg_config', {}).values():
+            members = [int(number) for number in re.findall(r'\d+', str(config.get('ranks', '')))]
+            name = config.get('desc') or config.get('name') or 'default_pg'
+            groups.setdefault((name, tuple(members)), {})
+        for entry in dump['entries']:
+            if entry.get('is_p2p'):
+                continue
+            name = list(entry.get('process_group') or ['', ''])
+            name = name[-1] or name[0]
+            key = next((key for key in groups if key[0] == name and rank in key[1]),
+                       next((key for key in groups if key[0] in (name, 'default_pg') and name in (key[0], 'default_pg')
+                             and rank in key[1]), (name, ())))
+            groups.setdefault(key, {}).setdefault(rank, {})[int(entry.get('collective_seq_id') or 0)] = entry
+    return groups
+
+
+def explain_dumps(dumps):
+    """
+    What the flight recorders of a job say.
+
+    :param dumps: {rank: contents}
+    :return: list of texts, the most telling first; empty if every rank finished the same collectives
+    """
+    said = []
+    for (name, members), calls in process_groups(dumps).items():
+        if not calls:
+            continue
+        ranks = sorted(set(members) & set(dumps) or calls)
+        last = {rank: max(calls.get(rank) or [0]) for rank in ranks}
+        for number in sorted(set.intersection(*[set(calls.get(rank, ())) for rank in ranks])):
+            by_name = {}
+            for rank in ranks:
+                by_name.setdefault(calls[rank][number].get('profiling_name'), []).append(rank)
+            if len(by_name) > 1:
+                said.append("group %s, collective %d: ranks called different ones: %s" % (name, number, '; '.join(
+                    '%s called %s' % (ranks_text(alike), call_text(calls[alike[0]][number]))
+                    for alike in by_name.values())))
+                break
+        behind = [rank for rank in ranks if last[rank] < max(last.values())]
+        if behind:
+            number = min(last[rank] for rank in behind) + 1
+            others = [rank for rank in ranks if rank not in behind]
+            entry = next((calls[rank][number] for rank in others if number in calls[rank]), {})
+            said.append("group %s, collective %d (%s): %s did not come; %s did"
+                        % (name, number, call_text(entry), ranks_text(behind), ranks_text(others)))
+            for rank in behind[:4]:
+                before = calls.get(rank, {}).get(last[rank])
+                said.append("  rank %d was last in collective %d, %s" % (rank, last[rank], call_text(before))
+                            if before else "  rank %d had begun none" % rank)
+        else:
+            number = min((number for rank in ranks for number, entry in calls.get(rank, {}).items()
+                          if not finished(entry)), default=None)
+            if number is not None and not said:
+                entry = next(calls[rank][number] for rank in ranks if number in calls.get(rank, {}))
+                said.append("group %s, collective %d (%s): all ranks with a file came, and it did not end: the network "
+                            "stood still, or a rank without a file is missing" % (name, number, call_text(entry)))
+        missing = sorted(set(members) - set(dumps))
+        if missing:
+            said.append("group %s: %s left no file: ended before, or could not write it" % (name, ranks_text(missing)))
+    return list(OrderedDict.fromkeys(said))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the command
+
+def open_log(path):
+    """(name, binary stream) of a log; '-' is standard input, and what is compressed with gzip is read as such."""
+    if path == '-':
+        return 'standard input', sys.stdin.buffer
+    stream = open(path, 'rb')
+    if stream.read(2) == b'\x1f\x8b':
+        stream.close()
+        return path, gzip.open(path)
+    stream.seek(0)
+    return path, stream
+
+
+def wrapped(label, text):
+    """A labelled paragraph of the report."""
+    return textwrap.fill(text, width=118, initial_indent='   %-9s' % label, subsequent_indent=' ' * 12,
+                         break_long_words=False, break_on_hyphens=False)
+
+
+def print_finding(number, finding):
+    """One finding, for a person."""
+    print('%d. %s: %s' % (number, TITLES[finding.rule.level], finding.cause()))
+    print('   %-9s%s' % ('line', '%s:%d: %s' % (finding.place + (finding.line[:SHOWN],))))
+    seen = []
+    if finding.count > 1:
+        seen.append('%d lines' % finding.count)
+    if finding.ranks:
+        seen.append(ranks_text(finding.ranks))
+    if finding.nodes:
+        names = sorted(finding.nodes)
+        seen.append('%s %s' % ('nodes' if len(names) > 1 else 'node', ','.join(names[:8])
+                               + (',... (%d in all)' % len(names) if len(names) > 8 else '')))
+    if seen:
+        print(wrapped('seen', '; '.join(seen)))
+    for detail in finding.details:
+        print(wrapped('', detail))
+    print(wrapped('remedy', finding.rule.remedy))
+    print(wrapped('source', finding.rule.source))
+    print()
+
+
+def run(paths, as_json=False, facts=()):
+    """
+    slingtorch explain
+
+    :param paths: logs, '-', and directories with files of the flight recorder
+    :param facts: names of rules that hold without a line
+    :return: EXPLAINED, or NOTHING_KNOWN
+    """
+    log, dumps = Log(read_rules()), []
+    for path in paths:
+        if os.path.isdir(path):
+            found, remarks = find_dumps(path)
+            log.remarks += remarks
+            if not found:
+                log.remarks.append("%s has no files of PyTorch's flight recorder (...rank-0, ...rank-1)" % path)
+            for prefix, by_rank in found.items():
+                dumps.append((os.path.join(path, prefix), len(by_rank), explain_dumps(by_rank)))
+            continue
+        try:
+            name, stream = open_log(path)
+            with stream:
+                log.read(name, stream)
+        except OSError as err:
+            raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
+                               % (path, err.strerror))
+    findings = log.report(facts)
+    told = [said for _, _, said in dumps if said]
+    if as_json:
+        print(json.dumps({'version': 1, 'findings': [finding.data() for finding in findings], 'remarks': log.remarks,
+                          'flight_recorder': [{'prefix': prefix, 'files': files, 'said': said}
+                                              for prefix, files, said in dumps]}, indent=2))
+        return EXPLAINED if findings or told else NOTHING_KNOWN
+    for prefix, files, said in dumps:
+        print("flight recorder, %d files %s*:" % (files, prefix))
+        for text in said or ["every collective that was begun ended, on all ranks with a file"]:
+            print(textwrap.fill(text, width=118, initial_indent='   ', subsequent_indent='      ',
+                                break_long_words=False, break_on_hyphens=False))
+        print()
+    for number, finding in enumerate(findings, 1):
+        print_finding(number, finding)
+    for remark in log.remarks:
+        print('remark: %s' % remark)
+    if not findings and not told:
+        print("Nothing known was found. What helps: the whole output with standard error, of a run with export "
+              "NCCL_DEBUG=WARN, and the flight recorder's files.")
+        return NOTHING_KNOWN
+    return EXPLAINED

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+slingtorch sites NAME --format: a site's values for people who do not use the modules, each with its reason.
+
+What is printed comes from the site's file alone; the formats are lines of a job script (sbatch, pbs), a container
+engine's EDF file (edf), a file for --env-file (env) and a table for documentation (markdown).
+"""
+import json
+import shlex
+import textwrap
+
+FORMATS = ('sbatch', 'pbs', 'edf', 'env', 'markdown')
+
+# what the runscript makes of this one, others need too
+NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
+# variables that only the runscripts read
+OWN = 'SLINGTORCH_'
+# EDF: https://docs.cscs.ch/software/container-engine/resource-hook (2026-08-20), variants of the plugin by kind of GPU
+PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "or rocm5")}
+# number of nodes of the job
+NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"'}
+
+
+def comment(text, indent='# '):
+    """Text as comment lines."""
+    return textwrap.wrap(text, width=118, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+                         break_on_hyphens=False)
+
+
+def heading(site, groups):
+    """What the values are, and what the groups need of every job."""
+    lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
+    for group in groups:
+        lines += comment("group %s: %s; needs %s" % (group.name, group.title, group.needs))
+    return lines
+
+
+def sorted_out(site, names):
+    """
+    The values with these groups: (list of those that everybody can set, the value of NCCL_NET in jobs of several nodes
+    or None, list of those that only slingtorch's runscripts read).
+    """
+    values = list(site.env_values(names).values())
+    net = next((value for value in values if value.name == NET), None)
+    return ([value for value in values if not value.name.startswith(OWN)], net,
+            [value for value in values if value.name.startswith(OWN) and value.name != NET])
+
+
+def condition(value):
+    """When a value holds, if it does not always."""
+    return 'only for software with %s = %s' % value.when if value.when else None
+
+
+def left_out(own):
+    """A comment that names what has no meaning without the runscripts."""
+    return comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(
+        value.name for value in own)) if own else []
+
+
+def job_script(site, names, scheduler):
+    """Lines of a job script."""
+    values, net, own = sorted_out(site, names)
+    lines = heading(site, site.check_groups(names))
+    if scheduler == 'slurm' and site.gpus_per_node.isdigit() and int(site.gpus_per_node):
+        lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
+    for value in values:
+        lines += [''] + comment(value.reason)
+        line = 'export %s=%s' % (value.name, shlex.quote(value.value))
+        lines += ['# %s: %s' % (condition(value), line) if value.when else line]
+    if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
+        lines += [''] + comment("alt_read needs it: without it performance and stability suffer")
+        lines += ['export SLURM_NETWORK=disable_rdzv_get' if scheduler == 'slurm' else
+                  '# start the ranks with: mpiexec --disable_rdzv_get ...']
+    if net:
+        lines += [''] + comment("on one node the plugin would take the network needlessly, or not start; " + net.reason)
+        lines += ['if (( %s > 1 )); then' % NODES[scheduler], '    export NCCL_NET=%s' % shlex.quote(net.value), 'fi']
+    return lines + ([''] + left_out(own) if own else [])
+
+
+def env_file(site, names):
+    """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
+    values, net, own = sorted_out(site, names)
+    lines = heading(site, site.check_groups(names))
+    for value in values:
+        line = '%s=%s' % (value.name, value.value)
+        lines += comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
+    if net:
+        lines += comment("for jobs of several nodes only, since a file has no conditions: " + net.reason)
+        lines += ['#NCCL_NET=%s' % net.value]
+    return lines + left_out(own)
+
+
+def edf(site, names):
+    """An EDF file of CSCS' container engine (TOML) without the image."""
+    values, net, own = sorted_out(site, names)
+    lines = heading(site, site.check_groups(names)) + ['# image = "..."', '', '[env]']
+    for value in values:
+        line = '%s = %s' % (value.name, json.dumps(value.value))
+        lines += comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
+    if net:
+        lines += comment("for jobs of several nodes only: " + net.reason) + ['# NCCL_NET = %s' % json.dumps(net.value)]
+    lines += left_out(own)
+    if site.network == 'slingshot11':
+        lines += ['', '[annotations]'] + comment("the host's libfabric instead of the image's: without it TCP is used")
+        lines += ['com.hooks.cxi.enabled = "true"']
+        if site.gpu in PLUGIN_VARIANTS:
+            lines += comment("the plugin for %s, built for that libfabric. The variants are those of CSCS: %s"
+                             % ('RCCL' if site.gpu == 'rocm' else 'NCCL', ' '.join(PLUGIN_VARIANTS[site.gpu])))
+            lines += ['com.hooks.aws_ofi_nccl.enabled = "true"',
+                      'com.hooks.aws_ofi_nccl.variant = "%s"' % PLUGIN_VARIANTS[site.gpu][0]]
+    return lines
+
+
+def cell(text):
+    """Text in a table of Markdown."""
+    return text.replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;')
+
+
+def markdown(site, names):
+    """Tables for documentation: the values, then each group by itself."""
+    chosen = site.check_groups(names)
+    lines = ['# %s' % cell(site.title), '']
+    lines += ["From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source))]
+    for group in chosen:
+        lines += ['', 'With the group `%s`: %s; needs %s.' % (group.name, cell(group.title), cell(group.needs))]
+    lines += ['', '| variable | value | reason | source |', '|---|---|---|---|']
+    for value in site.env_values(names).values():
+        reason = value.reason + (' (%s)' % condition(value) if value.when else '')
+        lines.append('| `%s` | `%s` | %s | %s |'
+                     % (value.name, value.value.replace('|', '\\|'), cell(reason), cell(value.source)))
+    return lines
+
+
+def render(site, form, names=()):
+    """
+    The text of a site in one of FORMATS.
+
+    :param names: opt-in groups
+    :raises ValueError: if the site has another scheduler than the format is for
+    """
+    scheduler = {'sbatch': 'slurm', 'pbs': 'pbs'}.get(form)
+    if scheduler and site.scheduler not in (scheduler, 'none'):
+        raise ValueError("the site '%s' has the scheduler %s: use --format %s"
+                         % (site.name, site.scheduler, 'pbs' if site.scheduler == 'pbs' else 'sbatch'))
+    # groups that exclude each other, and names that are none
+    site.check_groups(names, asked_by='--group')
+    make = {'edf': edf, 'env': env_file, 'markdown': markdown}.get(form)
+    return '\n'.join(make(site, names) if make else job_script(site, names, scheduler)) + '\n'

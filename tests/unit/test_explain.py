@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""slingtorch explain: every rule against its own sample, public logs, logs as they come, flight recorders."""
+import configparser
+import gzip
+import io
+import json
+import os
+import pathlib
+import pickle
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from slingtorch import explain
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RULES = explain.read_rules()
+SAMPLES = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
+SAMPLES.read(pathlib.Path(__file__).with_name('explain_samples.cfg'), encoding='utf-8')
+
+TIMEOUT = ("[rank{0}]:[E626 06:24:44.903 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "
+           "timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 "
+           "milliseconds before timing out.\n")
+STATE = ("[rank{0}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception "
+         "(either an error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed "
+         "NCCL work: 807.\n")
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step tasks have been OOM Killed\n"
+
+
+def read(text, facts=(), name='job.log'):
+    """The findings in a log, and what is remarked about it."""
+    log = explain.Log(RULES)
+    log.read(name, io.BytesIO(text if isinstance(text, bytes) else text.encode()))
+    return log.report(facts), log.remarks
+
+
+def names(text, facts=()):
+    """The names of the rules that find something."""
+    return [finding.rule.name for finding in read(text, facts)[0]]
+
+
+def command(*args, stdin=b''):
+    """Run the command as a user does."""
+    env = {'PATH': '/usr/bin:/bin', 'HOME': '/nonexistent', 'PYTHONPATH': str(ROOT)}
+    return subprocess.run([sys.executable, '-m', 'slingtorch', 'explain', *map(str, args)], input=stdin, env=env,
+                          cwd='/', stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+# --- the rules
+
+@pytest.mark.parametrize('name', RULES)
+def test_a_rule_finds_its_sample_and_no_other_comes_before_it(name):
+    rule, log = RULES[name], explain.Log(RULES)
+    log.read('sample', io.BytesIO('\n'.join(rule.sample).encode() + b'\n'))
+    if rule.level == 'fact':
+        assert name in log.findings
+    else:
+        found = log.report()
+        assert found[0].rule.name == name
+        assert '{' not in found[0].cause()
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_each_line_of_a_sample_is_needed_by_some_rule(name):
+    """A sample holds no line that proves nothing."""
+    for line in RULES[name].sample:
+        log = explain.Log(RULES)
+        log.read('line', io.BytesIO(line.encode() + b'\n'))
+        assert log.findings, line
+
+
+@pytest.mark.parametrize('name', SAMPLES.sections())
+def test_public_logs(name):
+    """What people reported, with the cause that was found there."""
+    assert names(SAMPLES[name]['log'].strip() + '\n')[:1] == [SAMPLES[name]['expect']]
+
+
+def test_results_at_first_sight_are_the_documented_ones():
+    """docs/explain.md says how many were explained before a rule was changed because of them."""
+    sections = [SAMPLES[name] for name in SAMPLES.sections()]
+    right = [section['expect'] == section['first'] for section in sections]
+    counts = [sum(right[start:start + 10]) for start in (0, 10, 20)]
+    assert len(sections) == 30 and counts == [3, 4, 5]
+    assert "3, 4 and 5 of 10" in (ROOT / 'docs/explain.md').read_text(encoding='utf-8')
+
+
+@pytest.mark.parametrize('text, words', [
+    ('[a]\nlevel = cause\n', 'missing: has, pattern, sample, source, cause, remedy'),
+    ('[a]\nlevel = fact\nhas = x\npattern = (\nsample = x\nsource = x\n', 'no regular expression'),
+    ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nneeds = b\n', '[b], which is not there'),
+    ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nwhy = x\n', 'unknown keys: why'),
+    ('level = fact\n', 'cannot be read'),
+])
+def test_rules_that_are_wrong(tmp_path, text, words):
+    path = tmp_path / 'rules.cfg'
+    path.write_text(text)
+    with pytest.raises(explain.ExplainError) as info:
+        explain.read_rules(str(path))
+    assert words in str(info.value)
+
+
+# --- what causes what
+
+def test_the_cause_comes_before_what_follows_from_it():
+    """63 ranks wait for rank 7, whose end stands at the end of the log."""
+    log = ''.join(TIMEOUT.format(rank, 808, 'ALLREDUCE') + STATE.format(rank, 808, 811)
+                  for rank in range(64) if rank != 7)
+    log += OOM + "srun: error: nid001234: task 7: Out Of Memory\n"
+    log += "srun: error: nid001235: tasks 8-15: Terminated\n"
+    findings, _ = read(log)
+    assert [finding.rule.name for finding in findings] == ['host-memory', 'collective-timeout', 'other-ranks-ended']
+    assert (findings[0].ranks, findings[0].nodes, findings[0].count) == ({7}, {'nid001234'}, 2)
+    assert findings[1].count == 63
+    assert findings[1].details == ["ranks 0-6,8-63 waited in ALLREDUCE, number 808",
+                                   "rank 7 wrote no such line: look there first"]
+
+
+def test_ranks_that_called_different_collectives_are_named():
+    log = ''.join(TIMEOUT.format(rank, 808, 'BROADCAST' if rank == 3 else 'ALLREDUCE') + STATE.format(rank, 808, 808)
+                  for rank in range(8))
+    findings, _ = read(log)
+    assert [finding.rule.name for finding in findings] == ['collectives-differ', 'collective-timeout']
+    assert findings[0].details == ["rank 3 called BROADCAST as number 808",
+                                   "ranks 0-2,4-7 called ALLREDUCE as number 808", "in group 0(default_pg)"]
+
+
+def test_the_same_number_in_another_group_is_no_difference():
+    """Megatron's groups count for themselves."""
+    log = TIMEOUT.format(0, 5, 'ALLREDUCE') + STATE.format(0, 5, 5)
+    log += TIMEOUT.format(1, 5, 'BROADCAST') + STATE.format(1, 5, 5).replace('GUID 0(default_pg)', 'GUID 9(TENSOR)')
+    assert names(log) == ['collective-timeout']
+
+
+def test_a_rank_that_is_behind():
+    log = ''.join(TIMEOUT.format(rank, 808, 'ALLREDUCE') + STATE.format(rank, 808, 808 if rank == 2 else 811)
+                  for rank in range(4))
+    assert "rank 2 had begun fewer collectives" in read(log)[0][0].details[-1]
+
+
+def test_an_exception_that_nobody_knows_stands_before_what_follows():
+    log = TIMEOUT.format(0, 1, 'ALLREDUCE')
+    log += '[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: Expected input batch_size (32)\n'
+    log += 'torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n'
+    findings, _ = read(log)
+    assert [finding.rule.name for finding in findings] == ['python-exception', 'collective-timeout',
+                                                           'other-ranks-ended']
+    assert findings[0].ranks == {1} and 'ValueError' in findings[0].cause()
+
+
+def test_tcp_is_a_fault_on_slingshot_only():
+    line = 'node1:33:33 [0] NCCL INFO Using network Socket\n'
+    assert names(line) == ['tcp']
+    assert names(line, facts=['slingshot']) == ['tcp-on-slingshot']
+    assert names('node1:33:33 [0] NCCL INFO Bootstrap : Using hsn0:10.0.0.1<0>\n' + line) == ['tcp-on-slingshot']
+    # on one node it is right
+    alone = 'node1:33:34 [0] NCCL INFO comm 0x1 rank 0 nRanks 4 nNodes 1 localRanks 4\n'
+    assert names(line + alone, ['slingshot']) == []
+    # the plugin that is not found is why
+    missing = 'nid001:33:33 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.\n'
+    assert names(missing + line, ['slingshot']) == ['plugin-not-loaded', 'tcp-on-slingshot']
+
+
+def test_singletons_are_several_processes_without_a_larger_world():
+    line = 'nid001:%d:47 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 1 cudaDev 0 busId 3000 - Init COMPLETE\n'
+    assert names(line % 1) == []
+    assert names(line % 1 + line % 1) == []
+    assert names(line % 1 + line % 2) == ['singletons']
+    # groups of one rank, as of tensor parallelism, in a job of several
+    assert names(line % 1 + line % 2 + (line % 2).replace('nranks 1', 'nranks 8')) == []
+    assert names('Hello from rank 0 of 1\n' * 4) == ['singletons']
+
+
+@pytest.mark.parametrize('text', [
+    '', 'epoch 1 loss 0.5\nepoch 2 loss 0.4\n', 'No errors.\nError rate: 0.1\n',
+    'nid001:1:1 [0] NCCL INFO Using network AWS Libfabric\nnid001:1:1 [0] NCCL INFO Connected all rings\n'
+    'nid001:1:1 [0] NCCL INFO Connected all trees\n',
+])
+def test_a_sound_log_gives_nothing(text):
+    assert names(text) == []
+
+
+# --- logs as they come
+
+LABELS = ['', '12: ', '[default0]:', '[rank7]:', '[1,7]<stderr>:', 'nid001: ', '\x1b[31m', '\x1b[1;31m[rank7]:\x1b[0m ']
+
+
+@pytest.mark.parametrize('label', LABELS)
+def test_labels_and_colours(label):
+    findings, _ = read('%sRuntimeError: CUDA error: invalid device ordinal\x1b[0m\n' % label)
+    assert [finding.rule.name for finding in findings] == ['gpu-number']
+    assert findings[0].ranks == ({12} if '12' in label else {7} if '7' in label else set())
+    assert '\x1b' not in findings[0].line
+
+
+def test_line_ends_of_windows_progress_bars_and_a_last_line_that_is_cut():
+    bar = '\r'.join('%3d%%|####|' % number for number in range(100))
+    text = 'one\r\n%s\rtorch.OutOfMemoryError: CUDA out of memory. Tried\r\nlast line withou' % bar
+    findings, remarks = read(text)
+    assert findings[0].place == ('job.log', 2)
+    assert findings[0].line == 'torch.OutOfMemoryError: CUDA out of memory. Tried'
+    assert len(remarks) == 1 and 'ends in the middle of a line' in remarks[0]
+
+
+def test_binary_rubbish_is_no_obstacle_and_steers_no_terminal():
+    rubbish = bytes(range(256)) * 64
+    findings, _ = read(rubbish + b'\n' + b'\x1b]0;title\x07\x9b31m' + OOM.encode() + rubbish + b'\n')
+    assert [finding.rule.name for finding in findings] == ['host-memory']
+    assert findings[0].line.isprintable()
+
+
+def test_lines_across_blocks_are_counted_once(monkeypatch):
+    monkeypatch.setattr(explain, 'BLOCK', 64)
+    findings, _ = read('x' * 50 + '\n' + OOM * 5 + 'y' * 1000 + ' ' + OOM)
+    assert (findings[0].count, findings[0].place) == (6, ('job.log', 2))
+
+
+def test_a_line_of_megabytes():
+    findings, _ = read('z' * 3000000 + ' ' + OOM + 'next ' + OOM)
+    assert (findings[0].count, findings[0].place[1]) == (2, 1)
+    assert len(findings[0].line) <= 2 * explain.LINE
+
+
+def test_memory_stays_small_whatever_the_size(tmp_path):
+    """As a 1 GB log, by hard limit: 150 MB of log in a process that may have 100 MB, with Python itself."""
+    script = ("import sys; sys.path.insert(0, %r)\nfrom slingtorch import explain\n"
+              "class Endless:\n  left = 150\n  def read(self, size):\n    self.left -= 1\n"
+              "    return b'' if self.left < 0 else self.data\n"
+              "stream = Endless(); stream.data = (b'step 1 loss 0.5\\n' * 70000)[:explain.BLOCK - 1] + b'\\n'\n"
+              "log = explain.Log(explain.read_rules()); log.read('big', stream)\n"
+              "log.read('end', __import__('io').BytesIO(%r)); print([f.rule.name for f in log.report()])\n"
+              % (str(ROOT), OOM.encode()))
+    limit = 100 << 20
+    done = subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert (done.stdout, done.returncode) == ("['host-memory']\n", 0), done.stderr
+
+
+def test_many_ranks_are_counted_and_shown_short(capsys):
+    text = ''.join('[rank%d]: RuntimeError: CUDA error: invalid device ordinal\n' % rank for rank in range(0, 4000, 2))
+    findings, _ = read(text)
+    explain.print_finding(1, findings[0])
+    shown = capsys.readouterr().out
+    assert '2000 lines; ranks 0,2,4,6,8,10,12,14,16,18,20,22,... (2000 in all)' in shown
+
+
+# --- the command
+
+def test_the_command(tmp_path):
+    (tmp_path / 'job.out').write_text('step 1\n' + OOM)
+    with gzip.open(tmp_path / 'job.gz', 'wb') as handle:
+        handle.write(OOM.encode() * 2)
+    done = command(tmp_path / 'job.out', tmp_path / 'job.gz', '-', stdin=OOM.encode())
+    assert (done.returncode, done.stderr) == (0, b'')
+    shown = done.stdout.decode()
+    assert shown.startswith('1. cause: The memory of a node was used up') and '4 lines' in shown
+    assert '%s:2: slurmstepd' % (tmp_path / 'job.out') in shown and 'remedy' in shown and 'source' in shown
+
+    data = json.loads(command('--json', tmp_path / 'job.gz').stdout)
+    assert data['version'] == 1 and data['findings'][0]['rule'] == 'host-memory'
+    assert (data['findings'][0]['line'], data['findings'][0]['count']) == (1, 2)
+
+
+def test_nothing_known_is_an_answer_with_a_status_of_its_own():
+    done = command('-', stdin=b'all is well\n')
+    assert done.returncode == 3 and b'Nothing known was found' in done.stdout
+
+
+def test_a_log_that_is_not_there(tmp_path):
+    done = command(tmp_path / 'none.out')
+    assert done.returncode == 1 and b'none.out cannot be read: No such file' in done.stderr and done.stdout == b''
+
+
+def test_a_gzipped_log_that_is_cut_off(tmp_path):
+    data = gzip.compress(b''.join(b'%d %s' % (number, OOM.encode()) for number in range(2000)))
+    (tmp_path / 'job.gz').write_bytes(data[:-len(data) // 3])
+    done = command(tmp_path / 'job.gz')
+    assert done.returncode == 0 and done.stdout.count(b'is cut off or damaged') == 1
+
+
+# --- the flight recorder
+
+def entry(number, name='nccl:all_reduce', state='completed', line=10, **more):
+    """One entry, as PyTorch 2.13 writes it."""
+    return {'frames': [{'name': 'all_reduce', 'filename': '/env/site-packages/torch/distributed/c10d.py', 'line': 1},
+                       {'name': 'train', 'filename': '/home/me/train.py', 'line': line}],
+            'process_group': ('0', 'default_pg'), 'collective_seq_id': number, 'p2p_seq_id': 0, 'op_id': number,
+            'profiling_name': name, 'input_sizes': [[3]], 'state': state, 'retired': state == 'completed',
+            'is_p2p': False, **more}
+
+
+def dump(entries, ranks='[0, 1, 2, 3]'):
+    return {'version': '2.10', 'pg_config': {'0': {'name': '0', 'desc': 'default_pg', 'ranks': ranks}},
+            'entries': entries}
+
+
+def write(directory, dumps, prefix='slingtorch-1-rank-'):
+    for rank, contents in dumps.items():
+        (directory / ('%s%d' % (prefix, rank))).write_bytes(pickle.dumps(contents))
+
+
+def test_flight_recorder_names_the_rank_that_is_missing(tmp_path):
+    waiting = [entry(1), entry(2, state='started', line=20)]
+    write(tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump([entry(1, line=55)]), 3: dump(waiting)})
+    done = command(tmp_path)
+    shown = ' '.join(done.stdout.decode().split())
+    assert done.returncode == 0
+    assert ('group default_pg, collective 2 (nccl:all_reduce [[3]] at /home/me/train.py:20): rank 2 did not come; '
+            'ranks 0-1,3 did') in shown
+    assert 'rank 2 was last in collective 1, nccl:all_reduce [[3]] at /home/me/train.py:55' in shown
+
+
+@pytest.mark.parametrize('dumps, words', [
+    ({0: dump([entry(1, state='started')]), 1: dump([entry(1, 'nccl:broadcast', 'started')])},
+     'ranks called different ones: rank 0 called nccl:all_reduce'),
+    ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([entry(1, state='scheduled')], '[0, 1]')},
+     'all ranks with a file came, and it did not end'),
+    ({0: dump([entry(1, state='started')], '[0, 1]')}, 'rank 1 left no file'),
+    ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([], '[0, 1]')}, 'rank 1 had begun none'),
+])
+def test_flight_recorder_says(tmp_path, dumps, words):
+    write(tmp_path, dumps)
+    assert words in ' '.join(command(tmp_path).stdout.decode().split())
+
+
+def test_flight_recorder_of_a_sound_job(tmp_path):
+    write(tmp_path, {rank: dump([entry(1), entry(2)]) for rank in range(4)})
+    done = command(tmp_path)
+    assert done.returncode == 3 and b'every collective that was begun ended' in done.stdout
+
+
+class Trap:
+    """What a foreign pickle could do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_foreign_pickle_runs_nothing(tmp_path):
+    files = tmp_path / 'files'
+    files.mkdir()
+    (files / 'rank-0').write_bytes(pickle.dumps({'entries': [Trap(tmp_path / 'trapped')]}))
+    (files / 'rank-1').write_bytes(pickle.dumps(dump([entry(1)]))[:40])
+    (files / 'notes-2').write_text('not a pickle')
+    done = command(files)
+    shown = done.stdout.decode()
+    assert done.returncode == 3 and not (tmp_path / 'trapped').exists()
+    assert 'rank-0 is no file of the flight recorder' in shown and 'rank-1 is no file' in shown
+    assert 'has no files of PyTorch' in shown
