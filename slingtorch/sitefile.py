@@ -353,9 +353,12 @@ class Draft:
         self.proxies()
 
     def add(self, section, **keys):
-        """Add a section. Its keys come back."""
-        self.sections[section] = OrderedDict((key.rstrip('_'), value) for key, value in keys.items())
-        return self.sections[section]
+        """Add a section, with reason and source at its end. Its keys come back."""
+        keys = OrderedDict((key.rstrip('_'), value) for key, value in keys.items())
+        for key in [key for key in ('reason', 'source') if key in keys]:
+            keys.move_to_end(key)
+        self.sections[section] = keys
+        return keys
 
     def gpus(self, wanted):
         """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
@@ -379,14 +382,16 @@ class Draft:
             if len(kinds) > 1:
                 self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s. For "
                                                    "another partition: --partition NAME" % (chosen, gpu_words(gpus)))
-            vendor = gpu_vendor(' '.join(kind for kind, _ in gpus)) or (own[0] if own else None)
+            vendor, by = gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
+            if own and not vendor:
+                vendor, by = own[0], '; %s by %s' % (own[0], own[2])
             self.gpus_of_job = sum(count for _, count in gpus)
             if gpus and not vendor:
                 self.unseen['GPUs'] = ("sinfo shows %s a node, and not whose they are: write gpu = cuda or rocm, and "
                                        "gpus_per_node = %d" % (gpu_words(gpus), self.gpus_of_job))
                 return 'any', 'any'
             if gpus or not own:
-                self.seen['GPUs'] = "%s a node; sinfo, partition %s" % (gpu_words(gpus), chosen)
+                self.seen['GPUs'] = "%s a node; sinfo, partition %s%s" % (gpu_words(gpus), chosen, by)
                 return (vendor, str(self.gpus_of_job)) if gpus else ('none', '0')
         if own:
             self.seen['GPUs'] = "%d GPUs (%s); %s" % (own[1], own[0], own[2])
@@ -418,8 +423,8 @@ class Draft:
             if re.search(r'^SwitchType\s*=\s*switch/hpe_slingshot', self.evidence['slurm'].text, re.M):
                 self.seen['network'] = "Slingshot 11: SwitchType of Slurm is switch/hpe_slingshot"
                 return 'slingshot11'
-            self.unseen['network'] = ("nor interfaces, adapters, storage of a compute node: 'srun slingtorch site new "
-                                      "--complete %s' adds them. This login node has %s" % (self.name, words))
+            self.unseen['network'] = ("a compute node shows it, with interfaces, adapters and storage: srun slingtorch "
+                                      "site new --complete %s. This login node has %s" % (self.name, words))
             return 'any'
         self.ports = sorted(ports, key=lambda port: (port.kind, port.rate) != (main.kind, main.rate))
         self.seen['network'] = words
@@ -458,19 +463,21 @@ class Draft:
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
-        rails = set().union(*[port.interfaces for port in self.ports if port.kind == 'RoCE'])
+        roce = [port.interfaces for port in self.ports if self.ports[0].kind == port.kind == 'RoCE']
+        pool = fast or [item for item in interfaces if item.name not in set().union(*roce)] or interfaces
         routes = [entry.get('dev') for entry in read_json(self.evidence['routes'].text)]
-        best = max(fast or [item for item in interfaces if item.name not in rails] or interfaces,
-                   key=lambda item: (item.speed, item.name in routes)).name
-        why = ("it is the fast network" if fast else "it is the fastest of %s" % ', '.join(names)
-               if not rails.intersection(names) else "the others are of RoCE adapters, which need not reach each other")
-        why += ". The name must be the same on every node"
+        best = max(pool, key=lambda item: (item.speed, item.name in routes)).name
+        why = "of %s it is " % ', '.join(names) + (
+            "the one of the fast network" if fast else "the fastest" if len({item.speed for item in pool}) > 1 else
+            "the one that is not of a RoCE adapter, and those need not reach each other" if len(pool) < len(names) else
+            "the one with the default route" if best in routes else "the first")
+        why += ". It must have this name on every node"
         if self.site['gpu'] == 'none':
             self.add('env GLOO_SOCKET_IFNAME', value=best, source="/sys/class/net and ip address " + self.here,
                      reason="Gloo else takes the interface of the host name, maybe that for management; " + why)
         else:
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
-                     reason="the interface over which ranks find each other; " + why,
+                     reason="the interface over which ranks find each other ('=': exactly this name); " + why,
                      source="/sys/class/net and ip address %s; %s" % (self.here, NCCL_GUIDE))
 
     def adapters(self):
@@ -494,7 +501,8 @@ class Draft:
             several = len({port.device for port in self.ports}) < len(self.ports)
             self.add('env NCCL_IB_HCA', value='=' + ','.join(
                 port.device + (':' + port.number if several else '') for port in used),
-                reason="NCCL would use all of %s. The names must be the same on every node" % port_words(self.ports),
+                reason="the adapters of the fast network, out of %s. They must have these names on every node"
+                % port_words(self.ports),
                 source="/sys/class/infiniband %s; %s" % (self.here, NCCL_GUIDE))
         common = set.intersection(*[port.gids for port in used])
         if main.kind == 'RoCE' and not common:
@@ -715,7 +723,7 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
     """
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
     check_name(sites, name, environ)
-    if args.complete and environ.get('SLURM_PROCID', '0') != '0':
+    if environ.get('SLURM_PROCID', '0') != '0':
         return 0    # the first task of a step does it
     path = os.path.join(own_directory(sites, environ), name + sites.SITE)
     old = None
@@ -725,7 +733,9 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
     elif args.complete:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
                             % (path, name))
-    evidence = gather(environ) if evidence is None else evidence
+    if evidence is None:
+        print("Looking at this machine, for %d s at most." % LIMIT, flush=True)
+        evidence = gather(environ)
     place = find_place(evidence, environ, host)
     if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
         raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: srun "

@@ -169,6 +169,45 @@ def test_machine_that_is_a_site_already(person):
     assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
 
 
+NET = ''.join('%s/operstate: up\n%s/speed: %s\n' % (name, name, speed)
+              for name, speed in (('ib0', 100000), ('eth0', 1000), ('eth1', -1)))
+ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "global"}]}' % name
+                              for name in ('ib0', 'eth0', 'eth1', 'docker0'))
+
+
+@pytest.mark.parametrize('gres, rdma, net, wanted', [
+    ('gpu:a100:4', 'mlx5_0 InfiniBand', NET, {'NCCL_SOCKET_IFNAME': 'ib'}),
+    ('(null)', 'mlx5_0 InfiniBand', NET, {'GLOO_SOCKET_IFNAME': 'ib0'}),
+    ('gpu:a100:4', 'hfi1_0 InfiniBand', NET.replace('ib0/operstate: up', ''), {'NCCL_SOCKET_IFNAME': '=eth0'}),
+    ('gpu:a100:4', 'rxe0 Ethernet', NET.replace('ib0', 'x').replace('1000', '-1'), {'NCCL_SOCKET_IFNAME': '=eth1'}),
+    ('gpu:a100:4', 'mlx5_0 Ethernet', 'eth0/operstate: up\n', {}),
+])
+def test_interface(gres, rdma, net, wanted, person):
+    """IP over InfiniBand first, else the fastest, else that of the default route; nothing where there is one."""
+    device, layer = rdma.split()
+    port = device + '/ports/1/'
+    person.new(without('ethernet-cpu', True, sinfo=('p|1|%s\n' % gres, None), addresses=(ADDRESSES, None),
+                       net=(net, None), routes=('[{"dst": "default", "dev": "eth1"}]', None), mounts=('', None),
+                       rdma=(port + 'state: 4: ACTIVE\n%slink_layer: %s\n' % (port, layer), None)), **ON_NODE)
+    site = person.site()
+    assert values(site) == wanted
+    assert site.network == {'mlx5_0 InfiniBand': 'infiniband', 'hfi1_0 InfiniBand': 'any'}.get(rdma, 'ethernet')
+    assert list(site.groups) == ['ofi'] * device.startswith('hfi1')
+
+
+@pytest.mark.parametrize('mounts, tmpdir, root', [
+    ('a / ext4 rw\n', '/scratch', None),
+    ('a / nfs ro\nb /scratch lustre rw\nc /local xfs rw\n', '/scratch/me', '/local'),
+    ('a / ext4 rw\nb /scratch lustre rw\n', '/scratch', '/tmp'),
+    ('a / nfs rw\nshm /dev/shm tmpfs rw\n', '', '/dev/shm'),
+    ('a / nfs rw\nc /local xfs ro\n', '', None), ('', '', None),
+])
+def test_caches_off_shared_file_systems(mounts, tmpdir, root, person):
+    person.new(without('ethernet-cpu', True, mounts=(mounts, None),
+                       environment=('TMPDIR=%s\n' % tmpdir, None)), **ON_NODE)
+    assert values(person.site()).get('SLINGTORCH_CACHE_ROOT') == root
+
+
 def test_slingshot_by_the_configuration_of_slurm(person):
     evidence = recorded('slingshot-mi250x')
     evidence['slurm'] = sitefile.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
@@ -226,6 +265,7 @@ def test_complete_of_several_tasks(person):
     person.new(recorded('roce-h100'))
     before = person.path.read_text()
     assert person.complete(recorded('roce-h100', node=True), SLURM_PROCID='1') == ''
+    assert person.new(recorded('roce-h100', node=True), name='x', SLURM_PROCID='3') == ''
     assert person.path.read_text() == before
 
 
