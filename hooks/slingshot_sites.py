@@ -11,6 +11,7 @@ import fnmatch
 import os
 import re
 import socket
+import stat
 from collections import OrderedDict, namedtuple
 
 SITES_DIR = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'sites')
@@ -293,13 +294,41 @@ def read_site(name, path, environ):
     return Site(name, path, sections)
 
 
+def user_directory(environ):
+    """The user's own directory with sites, there or not; None without a home directory."""
+    # what is not absolute is to be ignored: XDG Base Directory Specification
+    config = environ.get('XDG_CONFIG_HOME', '')
+    if not os.path.isabs(config):
+        config = os.path.join(environ.get('HOME', ''), '.config')
+    return os.path.join(config, 'slingtorch', 'sites') if os.path.isabs(config) else None
+
+
+def check_private(path):
+    """Raise a SiteError if someone else may write to a directory: a site's values reach every module."""
+    info = os.stat(path)
+    if info.st_uid not in (0, os.geteuid()):
+        raise SiteError("The directory %s with your sites belongs to someone else (user id %d). Move it away, and make "
+                        "your own." % (path, info.st_uid))
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SiteError("Others may write to %s, from where your sites are read. Look at what is in it, then close it: "
+                        "chmod go-w '%s'" % (path, path))
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise SiteError("You may not read %s, where your sites are: chmod u+rwx '%s'" % (path, path))
+
+
 def directories(environ):
-    """The directories with sites: those of $SLINGTORCH_SITES_PATH, then that of the bundle."""
+    """The directories with sites: those of $SLINGTORCH_SITES_PATH, then the user's own, then that of the bundle."""
     paths = [path for path in environ.get(PATH_VARIABLE, '').split(':') if path]
     for path in paths:
         if not (os.path.isabs(path) and os.path.isdir(path)):
             raise SiteError("$%s names '%s', which is not the absolute path of a directory: correct it, or unset the "
                             "variable" % (PATH_VARIABLE, path))
+    own = user_directory(environ)
+    # a home directory that a compute node does not have is no error
+    if own and os.path.isdir(own):
+        check_private(os.path.dirname(own))
+        check_private(own)
+        paths.append(own)
     return paths + [SITES_DIR]
 
 
@@ -318,8 +347,8 @@ def load(name, environ=None):
     environ = os.environ if environ is None else environ
     known = find_files(SITE, environ)
     if name not in known:
-        raise SiteError("There is no site '%s'. The sites are: %s. A new one is a file in a directory that $%s names "
-                        "(see docs/sites.md)." % (name, ', '.join(known), PATH_VARIABLE))
+        raise SiteError("There is no site '%s'. The sites are: %s. 'slingtorch site new NAME' writes a new one for the "
+                        "machine that you are on (see docs/sites.md)." % (name, ', '.join(known)))
     return read_site(name, known[name], environ)
 
 

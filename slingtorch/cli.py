@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py), 'explain' says why a job failed (explain.py).
+'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
+(explain.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, explain, lock, siteformats
+from slingtorch import __version__, bundle_root, explain, lock, sitefile, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -499,6 +500,16 @@ def make_parser():
                                  "PyTorch's flight recorder")
     explaining.add_argument('--json', action='store_true', help="print JSON")
     explaining.set_defaults(function=run_explain)
+    new = commands.add_parser('site', help="write the file of a new site").add_subparsers(
+        dest='action', metavar='new', required=True).add_parser('new', help="look at this machine", description="""
+        Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
+        its reason, and what could not be seen is said. It overwrites nothing. A login node does not show everything:
+        'srun slingtorch site new --complete NAME' adds the rest, and leaves alone what you have edited.""")
+    new.add_argument('name', metavar='NAME', help="name of the site")
+    new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
+    new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
+                                         "has GPUs, else the one with most")
+    new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
     return parser
 
 
@@ -514,7 +525,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env, sites, lock or explain\n")
+            parser.exit(2, "slingtorch: name a command, see slingtorch --help\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')

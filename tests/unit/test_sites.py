@@ -18,7 +18,7 @@ def load_module():
 
 
 sites = load_module()
-ALL = sites.load_all()
+ALL = sites.load_all({})
 REAL = ['cirrus', 'derecho', 'frontier', 'lumi']
 
 SITE = """
@@ -239,6 +239,61 @@ def test_directory_of_the_user_comes_first(site_dir, tmp_path):
 def test_directory_that_is_none(path):
     with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH names '%s'" % path):
         sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The user's own directory, and the environment that leads to it."""
+    directory = tmp_path / 'home/.config/slingtorch/sites'
+    directory.mkdir(parents=True)
+    return directory, {'HOME': str(tmp_path / 'home')}
+
+
+def test_order_of_the_directories(own, tmp_path):
+    """The variable, then the user's, then the bundle's."""
+    directory, environ = own
+    for name in ('both', 'derecho'):
+        (directory / (name + '.cfg')).write_text(SITE.replace('Test', 'user'))
+    (tmp_path / 'both.cfg').write_text(SITE.replace('Test', 'variable'))
+    environ['SLINGTORCH_SITES_PATH'] = str(tmp_path)
+    assert [sites.load(name, environ).title for name in ('both', 'derecho')] == ['variable', 'user']
+    assert sites.load('lumi', environ).path.startswith(str(ROOT))
+
+
+def test_configuration_directory(own, tmp_path):
+    """As the XDG specification has it: relative is as good as unset. Without a home, or a directory, nothing."""
+    directory, environ = own
+    for config in ('', 'relative', str(tmp_path / 'home/.config')):
+        assert sites.user_directory(dict(environ, XDG_CONFIG_HOME=config)) == str(directory)
+    assert sites.user_directory({'XDG_CONFIG_HOME': '/x'}) == '/x/slingtorch/sites'
+    for nothing in ({}, {'HOME': ''}, {'HOME': 'relative'}, {'HOME': '/nonexistent'}):
+        assert sites.directories(nothing) == [sites.SITES_DIR]
+
+
+@pytest.mark.parametrize('place', ['.', '..'])
+@pytest.mark.parametrize('mode', [0o775, 0o757])
+def test_directory_that_others_may_write_to(own, place, mode):
+    directory, environ = own
+    (directory / place).resolve().chmod(mode)
+    with pytest.raises(sites.SiteError, match="Others may write to .*chmod go-w '"):
+        sites.choose(environ, 'h')
+
+
+def test_directory_of_someone_else(own, monkeypatch):
+    directory, environ = own
+    monkeypatch.setattr(sites.os, 'geteuid', lambda: os.stat(directory).st_uid + 2)
+    if os.stat(directory).st_uid == 0:
+        os.chown(directory.parent, 1, 1)
+    with pytest.raises(sites.SiteError, match='slingtorch with your sites belongs to someone else'):
+        sites.choose(environ, 'h')
+
+
+def test_directory_that_cannot_be_read(own, monkeypatch):
+    """By root too."""
+    _, environ = own
+    monkeypatch.setattr(sites.os, 'access', lambda path, mode: False)
+    with pytest.raises(sites.SiteError, match="You may not read .*chmod u"):
+        sites.choose(environ, 'h')
 
 
 def test_shared_values(site_dir):

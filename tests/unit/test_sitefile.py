@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""slingtorch site new: what it reads in recorded outputs of five centres (centres/), and what it does not overwrite.
+
+A file of a centre is what one probe printed there; its first line says from which public documentation its facts are.
+What lies in node/ is of a compute node, the rest is also seen on a login node.
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import test_sites
+from slingtorch import cli, sitefile
+
+CENTRES = pathlib.Path(__file__).parent / 'centres'
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROBES = [*sitefile.COMMANDS, *sitefile.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+sites = test_sites.sites
+ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
+
+
+def recorded(centre, node=False):
+    """What the probes say at a centre: {name: Text}."""
+    evidence = {name: sitefile.Text('', 'there is no command %s here' % name) for name in PROBES}
+    for directory in [CENTRES / centre] + [CENTRES / centre / 'node'] * node:
+        for path in directory.iterdir():
+            if path.is_file():
+                source, _, text = path.read_text().partition('\n')
+                assert re.match('# (facts|form|assumed)', source), path
+                assert path.name in PROBES, path
+                evidence[path.name] = sitefile.Text(text, None)
+    return evidence
+
+
+class Person:
+    """Someone with a home directory, who runs slingtorch site new where the recorded outputs are from."""
+
+    def __init__(self, home, capsys):
+        self.environ = {'HOME': str(home), 'PATH': os.environ['PATH']}
+        self.directory = home / '.config/slingtorch/sites'
+        self.path = self.directory / 'mine.cfg'
+        self.capsys = capsys
+
+    def new(self, evidence, name='mine', complete=False, partition=None, host='login1', **environ):
+        """What is printed."""
+        environ = dict(self.environ, **environ)
+        args = argparse.Namespace(name=name, complete=complete, partition=partition)
+        sitefile.run_new(args, sites, environ, evidence, host)
+        return self.capsys.readouterr().out
+
+    def complete(self, evidence, **keys):
+        return self.new(evidence, complete=True, host='n1', **dict(ON_NODE, **keys))
+
+    def site(self):
+        return sites.load('mine', self.environ)
+
+
+@pytest.fixture
+def person(tmp_path, capsys):
+    return Person(tmp_path, capsys)
+
+
+def values(site, group=None):
+    """Values without a group, or those of one: {variable or parameter: value}."""
+    return {value.name: value.value for value in site.env + site.parameters if value.group == group}
+
+
+# --- five centres: what a person would write who had seen the same
+
+# centre: (GPUs as the login node knows them, [site] keys, values, values of groups)
+EXPECTED = {
+    'slingshot-mi250x': (
+        ('rocm', '8'), ('rocm', '8', 'slingshot11'),
+        {'bind_paths': ['/pfs/lustrep1', '/pfs/lustref1'], 'HSA_FORCE_FINE_GRAIN_PCIE': '1',
+         'NCCL_SOCKET_IFNAME': 'hsn', 'FI_MR_CACHE_MONITOR': 'userfaultfd', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
+         'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}, {}),
+    'infiniband-h100': (
+        ('cuda', '8'), ('cuda', '4', 'infiniband'),
+        {'bind_paths': ['/home', '/scratch'], 'NCCL_SOCKET_IFNAME': '=enp27s0f0np0',
+         'NCCL_IB_HCA': '=' + ','.join('mlx5_%d' % number for number in (0, 3, 4, 5, 6, 9, 10, 11))},
+        {'proxy': {'http_proxy': 'http://proxy.example.org:3128', 'no_proxy': 'localhost,.example.org'}}),
+    'roce-h100': (
+        ('any', 'any'), ('cuda', '8', 'ethernet'),
+        {'bind_paths': ['/mnt/weka'], 'NCCL_SOCKET_IFNAME': '=mgmt_eth',
+         'NCCL_IB_HCA': '=' + ','.join('mlx5_%d' % number for number in range(4, 12))},
+        {'roce': {'NCCL_IB_GID_INDEX': '3'}}),
+    'efa-p4d': (
+        ('cuda', '8'), ('cuda', '8', 'ethernet'),
+        {'bind_paths': ['/home', '/fsx'], 'NCCL_SOCKET_IFNAME': '=ens32'},
+        {'ofi': {'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}}),
+    'ethernet-cpu': (
+        ('none', '0'), ('none', '0', 'ethernet'),
+        {'bind_paths': ['/home', '/opt/ohpc/pub'], 'GLOO_SOCKET_IFNAME': 'ens1f0'}, {}),
+}
+PARTITION = {'infiniband-h100': 'h100'}
+
+
+@pytest.mark.parametrize('centre', EXPECTED)
+def test_compute_node(centre, person):
+    _, keys, wanted, groups = EXPECTED[centre]
+    person.new(recorded(centre, node=True), partition=PARTITION.get(centre), host='n1', **ON_NODE)
+    site = person.site()
+    assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('slurm', *keys)
+    assert values(site) == wanted
+    assert {name: values(site, name) for name in site.groups} == dict(groups, **(
+        {'channels': {'NCCL_MAX_NCHANNELS': '20'}} if keys[2] == 'slingshot11' and keys[0] != 'none' else {}))
+
+
+@pytest.mark.parametrize('centre', EXPECTED)
+def test_login_node_then_compute_node(centre, person):
+    """The login node says what it does not see; the completed file gives what one from the compute node gives."""
+    gpus, keys, wanted, groups = EXPECTED[centre]
+    out = person.new(recorded(centre), partition=None)
+    site = person.site()
+    assert (site.gpu, site.gpus_per_node, site.network) == (*gpus, 'any')
+    assert not [name for name in values(site) if name.startswith(('NCCL', 'GLOO', 'FI_'))]
+    assert 'not seen: network' in out and 'not seen: network' in person.path.read_text()
+    assert re.search(r'srun .*slingtorch site new --complete mine', out)
+
+    person.complete(recorded(centre, node=True))
+    site = person.site()
+    assert site.network == keys[2] and site.gpu == keys[0]
+    assert values(site) == wanted and set(groups) <= set(site.groups)
+    assert 'not seen: network' not in person.path.read_text()
+
+
+@pytest.mark.parametrize('centre', ['slingshot-mi250x', 'infiniband-h100', 'efa-p4d', 'ethernet-cpu'])
+def test_roce_alone_has_the_index(centre, person):
+    person.new(recorded(centre, node=True), host='n1', **ON_NODE)
+    assert 'NCCL_IB_GID_INDEX' not in person.path.read_text()
+
+
+def test_what_is_said_besides_values(person):
+    person.new(recorded('infiniband-h100', node=True), partition='h100')
+    text = person.path.read_text()
+    for words in ('partition: h100\n', 'partitions: cpu: no GPUs on 80 nodes; interactive: 8 GPUs (a100) on 4 nodes',
+                  'GPUs: 4 GPUs (h100) a node; sinfo, partition h100', 'container runtime: apptainer',
+                  'MPI modules: openmpi/4.1.6, openmpi/5.0.3, hpcx/2.20\n', 'local file systems: /local (xfs)',
+                  'shared file systems: /home (nfs4), /scratch (gpfs)', 'not seen: proxy: https_proxy is left out'):
+        assert words in text
+    assert 'secret' not in text and 'cuda/12.6' not in text
+    person.new(recorded('ethernet-cpu', node=True), name='other')
+    assert 'MPI modules: impi/2021.11, mpich/4.3.0-ofi, mvapich2/2.3.7, openmpi5/5.0.7\n' in (
+        person.directory / 'other.cfg').read_text()
+
+
+def test_site_shows_it_and_is_recognised(person):
+    """By 'slingtorch sites', on the login nodes and in jobs."""
+    person.new(recorded('roce-h100'), host='login1.lab')
+    for environ, host in ((person.environ, 'login2.lab'), (dict(person.environ, SLURM_CLUSTER_NAME='ailab'), 'n7')):
+        assert sites.choose(environ, host, root='/nonexistent').site.name == 'mine'
+    assert sites.choose(person.environ, 'n7', root='/nonexistent').site.name == 'local'
+    done = subprocess.run([sys.executable, '-m', 'slingtorch', 'sites', 'mine'], cwd='/', text=True,
+                          stdout=subprocess.PIPE, env=dict(person.environ, PYTHONPATH=str(ROOT)))
+    assert 'mine: ailab' in done.stdout and str(person.path) in done.stdout
+
+
+def test_machine_that_is_a_site_already(person):
+    """A second rule that matches would be an error of everything: the file has none."""
+    evidence = recorded('slingshot-mi250x')
+    evidence['slurm'] = sitefile.Text('ClusterName = lumi\n', None)
+    out = person.new(evidence)
+    assert "recognised as the site 'lumi' already" in out and not person.site().rules
+    assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
+
+
+NET = ''.join('%s/operstate: up\n%s/speed: %s\n' % (name, name, speed)
+              for name, speed in (('ib0', 100000), ('eth0', 1000), ('eth1', -1)))
+ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "global"}]}' % name
+                              for name in ('ib0', 'eth0', 'eth1', 'docker0'))
+
+
+@pytest.mark.parametrize('gres, rdma, net, wanted', [
+    ('gpu:a100:4', 'mlx5_0 InfiniBand', NET, {'NCCL_SOCKET_IFNAME': 'ib'}),
+    ('(null)', 'mlx5_0 InfiniBand', NET, {'GLOO_SOCKET_IFNAME': 'ib0'}),
+    ('gpu:a100:4', 'hfi1_0 InfiniBand', NET.replace('ib0/operstate: up', ''), {'NCCL_SOCKET_IFNAME': '=eth0'}),
+    ('gpu:a100:4', 'rxe0 Ethernet', NET.replace('ib0', 'x').replace('1000', '-1'), {'NCCL_SOCKET_IFNAME': '=eth1'}),
+    ('gpu:a100:4', 'mlx5_0 Ethernet', 'eth0/operstate: up\n', {}),
+])
+def test_interface(gres, rdma, net, wanted, person):
+    """IP over InfiniBand first, else the fastest, else that of the default route; nothing where there is one."""
+    device, layer = rdma.split()
+    port = device + '/ports/1/'
+    person.new(without('ethernet-cpu', True, sinfo=('p|1|%s\n' % gres, None), addresses=(ADDRESSES, None),
+                       net=(net, None), routes=('[{"dst": "default", "dev": "eth1"}]', None), mounts=('', None),
+                       rdma=(port + 'state: 4: ACTIVE\n%slink_layer: %s\n' % (port, layer), None)), **ON_NODE)
+    site = person.site()
+    assert values(site) == wanted
+    assert site.network == {'mlx5_0 InfiniBand': 'infiniband', 'hfi1_0 InfiniBand': 'any'}.get(rdma, 'ethernet')
+    assert list(site.groups) == ['ofi'] * device.startswith('hfi1')
+
+
+@pytest.mark.parametrize('mounts, tmpdir, root', [
+    ('a / ext4 rw\n', '/scratch', None),
+    ('a / nfs ro\nb /scratch lustre rw\nc /local xfs rw\n', '/scratch/me', '/local'),
+    ('a / ext4 rw\nb /scratch lustre rw\n', '/scratch', '/tmp'),
+    ('a / nfs rw\nshm /dev/shm tmpfs rw\n', '', '/dev/shm'),
+    ('a / nfs rw\nc /local xfs ro\n', '', None), ('', '', None),
+])
+def test_caches_off_shared_file_systems(mounts, tmpdir, root, person):
+    person.new(without('ethernet-cpu', True, mounts=(mounts, None),
+                       environment=('TMPDIR=%s\n' % tmpdir, None)), **ON_NODE)
+    assert values(person.site()).get('SLINGTORCH_CACHE_ROOT') == root
+
+
+def test_slingshot_by_the_configuration_of_slurm(person):
+    evidence = recorded('slingshot-mi250x')
+    evidence['slurm'] = sitefile.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
+    person.new(evidence)
+    assert person.site().network == 'slingshot11' and 'FI_MR_CACHE_MONITOR' in values(person.site())
+
+
+# --- a file that exists
+
+def test_existing_file_stays(person):
+    """The new one is beside it, is not read, and the difference is shown."""
+    person.new(recorded('ethernet-cpu'))
+    person.path.write_text(person.path.read_text().replace('ClusterName', 'my words'))
+    before = person.path.read_text()
+    out = person.new(recorded('ethernet-cpu'))
+    assert '-source = my words' in out and '+source = ClusterName' in out and 'mine.cfg.new: take from it' in out
+    person.new(recorded('infiniband-h100'))
+    assert person.path.read_text() == before
+    assert sorted(path.name for path in person.directory.iterdir()) == ['mine.cfg', 'mine.cfg.new', 'mine.cfg.new2']
+    assert [name for name in sites.find_files(sites.SITE, person.environ) if 'mine' in name] == ['mine']
+
+
+def test_same_again(person):
+    person.new(recorded('ethernet-cpu'))
+    assert 'says the same' in person.new(recorded('ethernet-cpu'))
+    assert [path.name for path in person.directory.iterdir()] == ['mine.cfg']
+
+
+def test_complete_keeps_what_was_edited(person):
+    """Edited values, comments, own sections; what differs is said."""
+    person.new(recorded('roce-h100'))
+    text = person.path.read_text().replace('gpus_per_node = any', 'gpus_per_node = 2')
+    text = text.replace('gpu = any', 'gpu = cuda').replace('[site]', '# mine, all mine\n[site]') + '''
+[env NCCL_SOCKET_IFNAME]
+value = eth7
+reason = I know better
+source = me
+'''
+    person.path.write_text(text)
+    out = person.complete(recorded('roce-h100', node=True))
+    now = person.path.read_text()
+    assert [line for line in text.splitlines() if line not in now.splitlines()
+            and not line.startswith(('#   not seen', 'network'))] == []
+    site = person.site()
+    assert (site.gpus_per_node, site.network, values(site)['NCCL_SOCKET_IFNAME']) == ('2', 'ethernet', 'eth7')
+    assert 'Kept as it is in the file: gpus_per_node = 2; this node says 8' in out
+    assert '[env NCCL_SOCKET_IFNAME] value = eth7; this node says =mgmt_eth' in out
+    assert 'gpu =' not in out
+    again = person.complete(recorded('roce-h100', node=True))
+    assert 'says all of it already' in again and person.path.read_text() == now
+
+
+def test_complete_of_several_tasks(person):
+    """srun without --ntasks=1: the first one does it."""
+    person.new(recorded('roce-h100'))
+    before = person.path.read_text()
+    assert person.complete(recorded('roce-h100', node=True), SLURM_PROCID='1') == ''
+    assert person.new(recorded('roce-h100', node=True), name='x', SLURM_PROCID='3') == ''
+    assert person.path.read_text() == before
+
+
+def test_complete_in_the_wrong_place(person):
+    with pytest.raises(sitefile.SiteFileError, match='no file .*mine.cfg to complete. Write it on the login'):
+        person.complete(recorded('roce-h100', node=True))
+    person.new(recorded('roce-h100'))
+    with pytest.raises(sitefile.SiteFileError, match='This is a login node: .*srun slingtorch site new --complete'):
+        person.new(recorded('roce-h100'), complete=True)
+
+
+def test_complete_of_a_broken_file(person):
+    person.new(recorded('roce-h100'))
+    person.path.write_text(person.path.read_text() + '[env x]\n')
+    with pytest.raises(sites.SiteError, match=r'mine.cfg, section \[env x\]'):
+        person.complete(recorded('roce-h100', node=True))
+
+
+# --- bad input
+
+def without(centre='infiniband-h100', node=False, **problems):
+    """Evidence in which some probes fail, or print something else."""
+    evidence = recorded(centre, node)
+    for name, (text, problem) in problems.items():
+        evidence[name] = sitefile.Text(text, problem)
+    return evidence
+
+
+def test_no_slurm(person):
+    """A machine without a scheduler is its own compute node."""
+    out = person.new(without('infiniband-h100', True, sinfo=('', 'there is no command sinfo here'), slurm=('', 'no')),
+                     host='box3')
+    site = person.site()
+    assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('none', 'cuda', '4', 'infiniband')
+    assert '--complete' not in out
+    assert site.rules == [('hostname', 'box3')]
+
+
+def test_sinfo_fails(person):
+    out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller')))
+    site = person.site()
+    assert (site.scheduler, site.gpu, site.gpus_per_node) == ('slurm', 'any', 'any')
+    for text in (out, person.path.read_text()):
+        assert 'not seen: partitions: sinfo ended with status 1: Unable to contact slurm controller' in text
+    person.complete(without(node=True, sinfo=('', 'sinfo did not answer within 20 s')))
+    assert (person.site().gpu, person.site().gpus_per_node) == ('cuda', '4')
+    assert 'what this job got' in person.path.read_text()
+
+
+@pytest.mark.parametrize('gres, gpus', [
+    ('gpu:0', ('none', '0')), ('(null)', ('none', '0')), ('gpu:a100:4(S:0-1),gpu:a100:4(S:2-3)', ('cuda', '8')),
+    ('gpu:4', ('any', 'any')), ('gpu', ('any', 'any')), ('gpu:mi300x:8,nvme:4', ('rocm', '8')),
+    ('craynetwork:4', ('none', '0')),
+    ('gpu:a100:2,gpu:3g.20gb:4,shard:8', ('cuda', '2')), ('gpu:nvidia_gh200:4', ('cuda', '4')),
+    ('gpu:3g.20gb:4', ('cuda', '4')), ('gpu:unheard:4', ('any', 'any')), ('gpu:tesla_v100-sxm2-32gb:4', ('cuda', '4')),
+])
+def test_gres(gres, gpus, person):
+    person.new(without(sinfo=('gpu|2|%s\n' % gres, None)))
+    assert (person.site().gpu, person.site().gpus_per_node) == gpus
+
+
+def test_partition_of_unlike_nodes(person):
+    """MIT's mit_normal_gpu (ORCD documentation, requesting resources)."""
+    out = person.new(without(sinfo=('mit_normal|52|(null)\nmit_normal_gpu|1|gpu:h100:4(S:0-1)\n'
+                                    'mit_normal_gpu|8|gpu:h200:8(S:0-1)\nmit_normal_gpu|49|gpu:l40s:4(S:0-1)\n', None)))
+    assert person.site().gpus_per_node == '4'
+    assert 'nodes of partition mit_normal_gpu differ, the file is for those with 4 GPUs (l40s)' in out
+
+
+def test_partition(person):
+    person.new(recorded('infiniband-h100'), partition='nvl')
+    assert person.site().gpus_per_node == '4'
+    out = person.new(recorded('infiniband-h100'), name='job', host='n1', **dict(ON_NODE, SLURM_JOB_PARTITION='h100'))
+    assert 'sinfo, partition h100' in out
+    with pytest.raises(sitefile.SiteFileError, match="names 'gpu', which sinfo does not show. It shows: cpu, inter"):
+        person.new(recorded('infiniband-h100'), name='b', partition='gpu')
+    with pytest.raises(sitefile.SiteFileError, match="names 'gpu', but sinfo did not answer"):
+        person.new(without(sinfo=('', 'sinfo did not answer within 20 s')), name='b', partition='gpu')
+    assert not (person.directory / 'b.cfg').exists()
+
+
+@pytest.mark.parametrize('name', ['', '.', '..', '-x', 'a/b', 'a b', 'ü', 'x' * 65, 'a\nb', '$(id)', '.x',
+                                  'x_external_modules_metadata'])
+def test_odd_names(name, person):
+    with pytest.raises(sitefile.SiteFileError, match='A site cannot be called'):
+        person.new(recorded('ethernet-cpu'), name=name)
+    assert not person.directory.exists()
+
+
+def test_name_of_another_site(person, tmp_path):
+    with pytest.raises(sitefile.SiteFileError, match="There is a site 'lumi' already, .*hooks/sites/lumi.cfg"):
+        person.new(recorded('ethernet-cpu'), name='lumi')
+    (tmp_path / 'mine.cfg').write_text(test_sites.SITE)
+    with pytest.raises(sitefile.SiteFileError, match="There is a site 'mine' already"):
+        person.new(recorded('ethernet-cpu'), SLINGTORCH_SITES_PATH=str(tmp_path))
+
+
+def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
+    (tmp_path / '.config').write_text('')
+    with pytest.raises(sitefile.SiteFileError, match='slingtorch/sites, which cannot be written to .*XDG_CONFIG'):
+        person.new(recorded('ethernet-cpu'))
+    with pytest.raises(sitefile.SiteFileError, match='no home directory to write to: set XDG_CONFIG_HOME'):
+        person.new(recorded('ethernet-cpu'), HOME='')
+
+
+def test_private_by_itself(person):
+    umask = os.umask(0o002)
+    try:
+        person.new(recorded('ethernet-cpu'))
+    finally:
+        os.umask(umask)
+    assert [oct(path.stat().st_mode & 0o777) for path in (person.directory, person.directory.parent)] == ['0o700'] * 2
+    person.directory.chmod(0o775)
+    with pytest.raises(sites.SiteError, match='Others may write to'):
+        person.new(recorded('ethernet-cpu'))
+
+
+@pytest.mark.parametrize('probe', [name for name in PROBES if name != 'environment'])
+@pytest.mark.parametrize('text', ['truncated', 'Kein Gerät: 3,5 \x1b[0m\n', '[{"ifname": 3}, 7]', '|||\n: :\nx|1\n'])
+def test_other_language_and_cut_off(probe, text, person):
+    """Whatever a probe prints, a file is written that the bundle's reader accepts."""
+    whole = recorded('roce-h100', node=True)
+    text = whole[probe].text[:len(whole[probe].text) * 2 // 3] if text == 'truncated' else text
+    person.new(dict(whole, **{probe: sitefile.Text(text, None)}), host='n1', **ON_NODE)
+    assert person.site().scheduler in ('slurm', 'pbs')
+
+
+def test_odd_texts_stay_in_their_line(person):
+    """A host or a partition cannot add a section, a template or an escape sequence."""
+    evidence = without(sinfo=('g\x1b[1m%(x)s|2|gpu:a100:2\n', None),
+                       environment=('http_proxy=http://p%(name)s\n', None),
+                       mounts=('a /s\\040,h lustre rw\nb /o%(x)s lustre rw\nc /ok\\012[env lustre rw\n', None))
+    person.new(evidence, host='h\n[env X]\nvalue=1', SLURM_CLUSTER_NAME='c')
+    assert person.site().gpu == 'cuda' and not person.site().env
+    assert not re.search(r'\x1b|^\[env', person.path.read_text(), re.M)
+
+
+# --- gathering, for real
+
+def test_command_that_hangs():
+    start = time.monotonic()
+    found = sitefile.run(['sh', '-c', 'sleep 100 & sleep 100'], os.environ, limit=0.2)
+    assert found == ('', 'sh did not answer within 0.2 s')
+    assert time.monotonic() - start < 50
+
+
+def test_commands_that_fail(tmp_path):
+    assert sitefile.run(['nonexistent-command'], os.environ).problem == 'there is no command nonexistent-command here'
+    assert sitefile.run([str(tmp_path)], os.environ).problem.endswith('Permission denied')
+    failed = sitefile.run(['sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3'], os.environ)
+    assert failed == ('', 'sh ended with status 3: l ast')
+    assert sitefile.run(['true'], os.environ).problem == 'true printed nothing'
+
+
+def test_commands_speak_english(monkeypatch):
+    monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
+    monkeypatch.setenv('LANGUAGE', 'de')
+    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ).text == 'C,\n'
+    assert sitefile.run(['printf', r'\377'], os.environ).text == '\ufffd'
+
+
+def test_tree(tmp_path):
+    (tmp_path / 'mlx5_0/device').mkdir(parents=True)
+    (tmp_path / 'mlx5_0/ports/1/gids').mkdir(parents=True)
+    (tmp_path / 'mlx5_0/ports/1/rate').write_text('400 Gb/sec (4X NDR)\n')
+    (tmp_path / 'mlx5_0/ports/1/gids/11').write_text('fe80::1\n')
+    (tmp_path / 'mlx5_0/device/driver').symlink_to('../../x/mlx5_core')
+    found = sitefile.tree(str(tmp_path), sitefile.TREES['rdma'][1])
+    assert found == ('mlx5_0/device/driver: mlx5_core\nmlx5_0/ports/1/gids/11: fe80::1\n'
+                     'mlx5_0/ports/1/rate: 400 Gb/sec (4X NDR)\n', None)
+    assert sitefile.tree(str(tmp_path / 'no'), ['*']).problem
+
+
+def test_this_machine(person, monkeypatch):
+    """All probes, as the command runs them."""
+    monkeypatch.setitem(sitefile.COMMANDS, 'sinfo', ['nonexistent-sinfo'])
+    evidence = sitefile.gather(person.environ)
+    assert sorted(evidence) == sorted(PROBES) and '/proc' in evidence['mounts'].text
+    person.new(evidence, host='box')
+    assert person.site().gpu in ('none', 'cuda', 'rocm')
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(['site', 'new', '--help'])
+    out = capsys.readouterr().out
+    assert '--partition' in out and 'srun slingtorch site new --complete NAME' in ' '.join(out.split())
