@@ -27,7 +27,7 @@ from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
-CONTAINER_SCRIPTS = ['in-container', 'list-packages', 'make-squashfs']
+CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
 
 # commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
@@ -223,7 +223,8 @@ class Singularity(RunScripts):
              "is '%s': it must start with docker://, oras:// or library://" % address),
             (gpu and here in GPUS.values() and gpu != here,
              "The image is for GPUs with %s (gpu_driver = '%s'), but this site's have %s. Take an image for these; to "
-             "use this one without GPUs, copy the easyconfig and remove gpu_driver" % (gpu, self.cfg['gpu_driver'], here)),
+             "use this one without GPUs, copy the easyconfig and remove gpu_driver"
+             % (gpu, self.cfg['gpu_driver'], here)),
         ]
         problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s': it "
                       "must be the name of a command, and not one of %s" % (name, ', '.join(own)))
@@ -294,10 +295,10 @@ class Singularity(RunScripts):
         """Refuse an address without a digest; not before it is needed, so that such an easyconfig can be looked at."""
         address = self.cfg['image_address']
         if not PINNED_REGEX.search(address):
-            raise EasyBuildError("Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, so "
-                                 "it must end in a digest: @sha256:... (library:// :sha256....).\nThis prints it: skopeo "
-                                 "inspect --format '{{.Digest}}' %s\nRegistries also show it on their web pages. Then: "
-                                 "eb %s --try-amend=image_address=%s@sha256:...", address,
+            raise EasyBuildError("Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, "
+                                 "so it must end in a digest: @sha256:... (library:// :sha256....).\nThis prints it: "
+                                 "skopeo inspect --format '{{.Digest}}' %s\nRegistries also show it on their web "
+                                 "pages. Then: eb %s --try-amend=image_address=%s@sha256:...", address,
                                  re.sub('^oras:', 'docker:', address), self.cfg.filename(), address,
                                  exit_code=EasyBuildExit.MISSING_SOURCES)
 

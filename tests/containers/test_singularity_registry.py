@@ -15,7 +15,7 @@ import tarfile
 import threading
 
 import pytest
-from testbed import easybuild, forkedeb, missing, smallimage
+from testbed import easybuild, forkedeb, missing, only_root, smallimage
 
 SIF_CONFIG, SIF_LAYER = 'application/vnd.sylabs.sif.config.v1+json', 'application/vnd.sylabs.sif.layer.v1.sif'
 OCI = 'application/vnd.oci.image.{}'
@@ -171,6 +171,100 @@ def test_pull_where_only_apptainer_is_there(site, docker, runtime):
     out = site.eb(image_address=docker)
     assert 'share/docker-defs is not made' not in out
     assert list((site.root / 'share/docker-defs').iterdir())
+
+
+def test_tag_and_digest(site, docker):
+    """The runtime itself takes only one of the two; image.json keeps both."""
+    pinned = docker.replace('/small@', '/small:1.0-cuda12.4@')
+    site.eb(image_address=pinned)
+    assert site.facts()['origin'] == pinned
+
+
+def test_tag_without_digest(site, docker, registry):
+    """The message says how to find the digest, and the command that it gives installs."""
+    tag = docker.split('@')[0] + ':1.0'
+    registry.requests.clear()
+    out = site.fails(image_address=tag)
+    assert f"skopeo inspect --format '{{{{.Digest}}}}' {tag} " in out and not registry.requests
+    asked = re.search(r'Then: eb Small-1.0.eb (--try-amend=\S+@sha256:)\.\.\.', out)[1]
+    site.eb(asked + docker[-64:], image_address=tag)
+    assert site.facts()['origin'] == f'{tag}@sha256:{docker[-64:]}'
+
+
+def test_mirror(site, docker, registry):
+    """registries.conf of the user names one: with an address that nothing answers the image comes from there."""
+    conf = site.directory / 'home/.config/containers/registries.conf'
+    conf.parent.mkdir(parents=True)
+    conf.write_text(f'[[registry]]\nlocation = "docker.io"\n[[registry.mirror]]\nlocation = "{registry.host}"\n'
+                    'insecure = true\n')
+    site.env['HOME'] = str(site.directory / 'home')
+    registry.requests.clear()
+    site.eb(image_address=docker.replace(registry.host, 'docker.io/library'))
+    assert any('/blobs/' in request for request in registry.requests)
+
+
+# --- the runtime's own directories
+
+
+def test_cache_off_the_home_directory(site, docker):
+    """The site's directory for downloads is used and private; the user's own choice wins."""
+    del site.env['APPTAINER_CACHEDIR']
+    scratch = site.directory / 'scratch'
+    wanted = {'runtime_cache_dir': f'{scratch}/%u/cache', 'runtime_tmp_dir': f'{scratch}/%u/tmp'}
+    site.env['HOME'] = str(site.directory / 'home')
+    out = site.eb(image_address=docker, **wanted)
+    cache, = scratch.glob('*/cache')
+    assert f'keeping the download in {cache}' in out
+    assert list(cache.rglob('*')) and not (site.directory / 'home').exists()
+    assert cache.stat().st_mode & 0o777 == 0o700 and (cache.parent / 'tmp').is_dir()
+    site.env['SINGULARITY_CACHEDIR'] = str(site.directory / 'mine')
+    assert f'keeping the download in {site.directory}/mine' in site.eb('--rebuild', image_address=docker, **wanted)
+    assert list((site.directory / 'mine').rglob('*'))
+
+
+def test_cache_that_cannot_be_written(site, docker, registry):
+    (site.directory / 'file').touch()
+    registry.requests.clear()
+    out = site.fails(image_address=docker, runtime_tmp_dir=f'{site.directory}/file/%u')
+    assert "(the site's directory for it): Not a directory" in out and 'export APPTAINER_TMPDIR=DIRECTORY' in out
+    site.env['APPTAINER_CACHEDIR'] = f'{site.directory}/file'
+    out = site.fails(image_address=docker)
+    assert f'cannot use {site.directory}/file ($APPTAINER_CACHEDIR): File exists' in out
+    assert not registry.requests
+
+
+def test_cache_that_is_full(site, docker):
+    """A file system with room for nothing; which directory has how much room is said."""
+    only_root('mounts a file system')
+    full = site.directory / 'full'
+    full.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16k', 'full', full], check=True)
+    try:
+        site.env['APPTAINER_CACHEDIR'] = str(full)
+        out = site.fails(image_address=docker)
+    finally:
+        subprocess.run(['umount', '--lazy', full], check=True)
+    assert 'there is no space left' in out and f'({full}: 0 MB free, ' in out
+
+
+# --- GPUs
+
+
+def test_driver_of_the_gpus(site, docker):
+    """Commands of the installation and plain `apptainer exec $SIF` get the libraries; the user can say no."""
+    site.eb(image_address=docker, gpu_driver='nv', site_gpu='any')
+    text = site.module.read_text()
+    assert 'setenv("APPTAINER_NV", "1")' in text and 'setenv("SINGULARITY_NV", "1")' in text
+    asked = site.directory / 'asked'    # the runtime does not show its own variables inside
+    asked.mkdir()
+    (asked / 'singularity').write_text('#!/bin/sh\nprintf %s "$APPTAINER_NV$SINGULARITY_NV"\n')
+    (asked / 'singularity').chmod(0o755)
+    for env, seen in [({}, '11'), ({'APPTAINER_NV': '0'}, '00'), ({'SINGULARITY_NV': '0'}, '00')]:
+        done = subprocess.run([site.root / 'bin/in-container', 'true'], capture_output=True, text=True,
+                              env={**site.env, **env, 'PATH': f'{asked}:{site.env["PATH"]}'})
+        assert (done.stdout, done.stderr) == (seen, ''), env
+    out = site.eb('--rebuild', image_address=docker, gpu_driver='nv', site_gpu='rocm', check=False)
+    assert site.status and "The image is for GPUs with cuda (gpu_driver = 'nv'), but this site's have rocm" in out
 
 
 def test_fetch_first_then_install_without_network(site, docker, registry):
