@@ -140,6 +140,12 @@ class Singularity(RunScripts):
                 or '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix']))
 
     @property
+    def fetched_name(self):
+        """File name on the source path of an image from a registry, with the beginning of its digest: no other's."""
+        pinned = PINNED_REGEX.search(self.cfg['image_address'])
+        return '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'DIGEST')
+
+    @property
     def unfinished(self):
         """Hidden name of the image until it is whole: in the installation directory, one for each process."""
         return os.path.join(self.installdir, '.%s.part-%s-%d' % (self.image_name, socket.gethostname(), os.getpid()))
@@ -272,13 +278,12 @@ class Singularity(RunScripts):
 
         address = self.cfg['image_address']
         if self.dry_run and address:
-            self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
+            self.dry_run_msg("  * %s will be pulled from %s, unless %s is on the source path", self.image_name, address,
+                             self.fetched_name)
         elif address:
             self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
-            pinned = PINNED_REGEX.search(address)
-            # with the digest in the name: another image of this version is not taken for it
-            name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'x')
-            path = self.obtain_file(name, no_download=True, warning_only=True) if pinned else None
+            name = self.fetched_name
+            path = self.obtain_file(name, no_download=True, warning_only=True)
             if not path and self.cfg['stop'] == 'fetch':
                 path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, name)
                 self.check_pinned()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Images from a registry on the loopback address, from a definition file, and signed ones, with a real runtime."""
 
+import base64
 import gzip
 import hashlib
 import http.server
@@ -27,10 +28,11 @@ class Registry:
     :ivar blobs: {digest: content}, of manifests too
     :ivar types: {digest: media type} of the manifests
     :ivar refuse: status with which everything is refused
+    :ivar account: 'user:password' that every request must have; None for anybody
     """
 
     def __init__(self):
-        self.blobs, self.types, self.refuse, self.requests = {}, {}, None, []
+        self.blobs, self.types, self.refuse, self.account, self.requests = {}, {}, None, None, []
         registry = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,7 +42,10 @@ class Registry:
                 registry.requests.append(self.path)
                 digest = self.path.rsplit('/', 1)[1]
                 status, content, kind = 404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}', 'application/json'
-                if registry.refuse:
+                sent = self.headers.get('Authorization', 'Basic ').partition(' ')[2]
+                if registry.account and base64.b64decode(sent).decode() != registry.account:
+                    status, content = 401, b'{"errors": [{"code": "UNAUTHORIZED"}]}'
+                elif registry.refuse:
                     status, content = registry.refuse, b'{"errors": [{"code": "DENIED"}]}'
                 elif self.path == '/v2/':
                     status, content = 200, b'{}'
@@ -50,6 +55,8 @@ class Registry:
                 self.send_response(status)
                 self.send_header('Content-Type', kind)
                 self.send_header('Content-Length', str(len(content)))
+                if status == 401:
+                    self.send_header('WWW-Authenticate', 'Basic realm="members"')
                 if status == 200 and self.path != '/v2/':
                     self.send_header('Docker-Content-Digest', digest)
                 self.end_headers()
@@ -101,7 +108,7 @@ def layer(tmp_path_factory):
 @pytest.fixture
 def docker(registry, layer):
     """Address of an image; its blobs are there anew for each test."""
-    registry.refuse = None
+    registry.refuse = registry.account = None
     compressed, diff_id = layer
     config = json.dumps({'architecture': 'amd64' if os.uname().machine == 'x86_64' else 'arm64', 'os': 'linux',
                          'config': {'Env': ['PATH=/usr/bin:/bin']},
@@ -173,15 +180,8 @@ def test_pull_where_only_apptainer_is_there(site, docker, runtime):
     assert list((site.root / 'share/docker-defs').iterdir())
 
 
-def test_tag_and_digest(site, docker):
-    """The runtime itself takes only one of the two; image.json keeps both."""
-    pinned = docker.replace('/small@', '/small:1.0-cuda12.4@')
-    site.eb(image_address=pinned)
-    assert site.facts()['origin'] == pinned
-
-
 def test_tag_without_digest(site, docker, registry):
-    """The message says how to find the digest, and the command that it gives installs."""
+    """The message says how to find the digest, and the command that it gives installs; the runtime takes no tag then."""
     tag = docker.split('@')[0] + ':1.0'
     registry.requests.clear()
     out = site.fails(image_address=tag)
@@ -308,6 +308,19 @@ def test_registry_refuses(site, docker, registry):
     registry.refuse = 401
     out = site.fails(image_address=docker)
     assert 'the registry refuses. Log in' in out
+
+
+def test_registry_for_members(site, docker, registry):
+    """The runtime's own login opens it; the password gets into nothing that EasyBuild keeps."""
+    registry.account = 'me:aVerySecretWord'
+    site.env['HOME'] = str(site.directory)
+    out = site.fails(image_address=docker)
+    assert "the registry refuses. Log in with 'apptainer registry login'" in out
+    login = ['apptainer', 'registry', 'login', '--username', 'me', '--password-stdin', f'docker://{registry.host}']
+    subprocess.run(login, env=site.env, input='aVerySecretWord', text=True, check=True, capture_output=True)
+    site.eb(image_address=docker)
+    kept = [path for path in site.eb_.prefix.rglob('*') if path.is_file() and path.suffix != '.sif']
+    assert kept and not [path for path in kept if b'aVerySecretWord' in path.read_bytes()]
 
 
 @pytest.mark.parametrize('what', ['manifest', 'layer'])
