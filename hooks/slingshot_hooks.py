@@ -100,8 +100,8 @@ def add_site_values(ec):
     Add the site's values to an easyconfig; what the easyconfig says itself stays.
 
     Environment values become entries of modextravars, with pushenv: unloading the module then gives the user's own
-    value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. The name of the
-    site becomes the parameter site_name.
+    value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. Name and GPUs of
+    the site become the parameters site_name and site_gpu.
 
     :return: names of the variables and parameters that were added
     """
@@ -116,9 +116,10 @@ def add_site_values(ec):
     added = []
     easyblocks = easyblock_names(ec)
     easyconfig_values = ec.parser.get_config_dict(validate=False)
-    if 'site_name' in ec and 'site_name' not in easyconfig_values:
-        # lets an easyblock refuse an easyconfig that is for another site
-        ec['site_name'] = site.name
+    # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
+    for name, value in [('site_name', site.name), ('site_gpu', site.gpu)]:
+        if name in ec and name not in easyconfig_values:
+            ec[name] = value
     for name, value in parameter_values.items():
         if name in easyconfig_values:
             ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
@@ -163,6 +164,12 @@ def parse_hook_pytorch_site_values(ec, *args, **kwargs):
     return add_site_values(ec)
 
 
+def parse_hook_horovod_site_values(ec, *args, **kwargs):
+    """Add the same values to Horovod where it is a software of its own, as in a container image with its PyTorch."""
+    check_name(ec, 'Horovod')
+    return add_site_values(ec)
+
+
 def refuse_other_site(self):
     """
     Refuse to install what is for another site: what follows would end in modules that are missing.
@@ -185,6 +192,7 @@ def refuse_other_site(self):
 # which software: function
 
 PARSE_HOOKS = {
+    'Horovod': parse_hook_horovod_site_values,
     'PyTorch': parse_hook_pytorch_site_values,
 }
 

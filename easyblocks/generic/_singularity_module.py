@@ -111,6 +111,10 @@ def module_text(container, root, sif_variable, lua):
     for path in reversed(container['path']):
         text += both('prepend', 'ENV_PREPEND_PATH', value=path, separator=':')
 
+    for driver in container['gpu']:
+        text += say('comment', text='GPUs: the libraries of the driver, as with the option --%s' % driver.lower())
+        text += both('setenv', '_' + driver, value='1')
+
     # not with pushenv, which would win over the user, and which Lmod 8.6 forgets in Tcl
     text += say('comment', text='variables inside, unless the user has set them')
     for variable in container['env']:

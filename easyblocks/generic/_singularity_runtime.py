@@ -4,6 +4,7 @@ Functions of the Singularity easyblock: calls of the container runtime, Apptaine
 that has the call.
 """
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -17,9 +18,9 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
 
 # what a runtime prints -> what it means and what to do: with any image, with registries, with hosts
-FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR or "
-        "$SINGULARITY_TMPDIR (else /tmp) and keeps what it downloads in $APPTAINER_CACHEDIR or $SINGULARITY_CACHEDIR "
-        "(else in the home directory): point them to a place with room")
+FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR (else "
+        "in the directory of 'eb --tmpdir') and keeps what it downloads in $APPTAINER_CACHEDIR (else in the home "
+        "directory): point them to a place with room")
 REGISTRY_PROBLEMS = [
     FULL,
     (r'digest.*(mismatch|match|verif)|(mismatch|verif).*digest|unexpected digest|got "?sha256:.*want',
@@ -30,7 +31,7 @@ REGISTRY_PROBLEMS = [
      "image. Compare address and digest with what the publisher says; images can be deleted"),
     (r'no such host|connection re(fused|set)|timeout|timed out|unreachable|dial tcp|tls|certificate|\b50\d\b',
      "the registry does not answer. Compute nodes often have no network: run 'eb --fetch' on a login node first, or "
-     "set $https_proxy"),
+     "set $https_proxy; docs/containers.md of slingtorch says how to use a mirror, or no network at all"),
 ]
 HOST_PROBLEMS = [
     (r'neither singularity nor apptainer', "no container runtime is here"),
@@ -47,23 +48,62 @@ def meaning(output, problems):
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 
-def runtime_error(doing, output, status, problems):
+def runtime_error(doing, output, status, problems, directories):
     """What the runtime printed as an EasyBuildError that says what to do."""
     known = meaning(output, problems)
+    if known == FULL[1]:
+        rooms = ['%s: %d MB free' % (path, shutil.disk_usage(path).free >> 20)
+                 for path in [directories['CACHEDIR'], directories['TMPDIR'] or tempfile.gettempdir()] if path]
+        known += ' (%s)' % ', '.join(rooms)
     if known:
         return EasyBuildError("%s failed: %s.\nIts last lines were:\n%s", doing, known, last_lines(output),
                               exit_code=EasyBuildExit.FAIL_DOWNLOAD)
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
+def runtime_directory(kind, wanted):
+    """
+    The directory that the runtime takes for a purpose, made and found writable; None if its own default counts.
+
+    :param kind: 'CACHEDIR' or 'TMPDIR', the end of the names of the runtime's variables
+    :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
+    :raise EasyBuildError: it cannot be made or written
+    """
+    for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind]:
+        if os.environ.get(name):
+            path, origin = os.environ[name], '$' + name
+            break
+    else:
+        if not wanted:
+            return None
+        path, origin = wanted.replace('%u', getpass.getuser()), "the site's directory for it"
+    problem = ''
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+        # whose it is could put an image of his into it; a user may share one with colleagues, a site may not ask for it
+        if not origin.startswith('$') and os.stat(path).st_uid != os.getuid():
+            problem = "it belongs to somebody else"
+    except OSError as err:
+        problem = err.strerror
+    if problem:
+        raise EasyBuildError("The container runtime cannot use %s (%s): %s. Name a directory of yours with room for "
+                             "some images: export APPTAINER_%s=DIRECTORY", path, origin, problem, kind)
+    return path
+
+
 @contextlib.contextmanager
-def runtime_for(doing):
+def runtime_for(doing, directories=None):
     """
     Provide the command of the runtime that is there, without the user's bind mounts: these must not get into an image.
 
     :param doing: what it is needed for, for the error when there is none
+    :param directories: {'CACHEDIR': path or None, 'TMPDIR': path or None} for what it downloads and unpacks
     """
     saved = dict(os.environ)
+    for kind, path in (directories or {}).items():
+        if path:
+            os.environ.update({'APPTAINER_' + kind: path, 'SINGULARITY_' + kind: path})
     for name in ['_BIND', '_BINDPATH', '_MOUNT']:
         os.environ.pop('SINGULARITY' + name, None)
         os.environ.pop('APPTAINER' + name, None)
@@ -80,6 +120,7 @@ def runtime_for(doing):
                                      doing)
             yield command
         finally:
+            os.environ.clear()
             os.environ.update(saved)
 
 
@@ -93,28 +134,28 @@ def spython_client(doing):
     return get_client()
 
 
-def pull_image(address, path, log):
+def pull_image(address, path, directories, log):
     """Pull an image from a registry to a file; the runtime verifies the digest that the address ends in."""
     lines, doing = [], "pulling %s" % address
-    with runtime_for(doing):
+    with runtime_for(doing, directories):
         try:
             _, stream = spython_client(doing).pull(image=address, name=path, stream=True, quiet=True)
             for line in stream:
                 lines.append(line)
                 log.info("pull: %s", line.rstrip())
         except subprocess.CalledProcessError as err:
-            raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS)
+            raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS, directories)
 
 
-def build_image(definition, options, path, directory):
+def build_image(definition, options, path, directory, directories):
     """Build an image to a path from a definition file in a directory, where what it names is too."""
     # not through spython, whose build call reads one of two pipes: it waits for ever when the other one is full
-    with runtime_for("building an image from %s" % definition) as runtime:
+    with runtime_for("building an image from %s" % definition, directories) as runtime:
         cmd = ' '.join(shlex.quote(word) for word in [runtime, 'build'] + options + [path, definition])
         res = run_shell_cmd(cmd, work_dir=directory, fail_on_error=False)
     if res.exit_code:
         raise runtime_error("Building the image from %s with %s" % (definition, runtime), res.output, res.exit_code,
-                            [FULL])
+                            [FULL], directories)
 
 
 def definition_of(image):

@@ -16,7 +16,7 @@ from easybuild.easyblocks.generic._singularity_image import (
     check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
 from easybuild.easyblocks.generic._singularity_module import module_text
 from easybuild.easyblocks.generic._singularity_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, verify_signature)
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory, verify_signature)
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
@@ -27,14 +27,18 @@ from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
-CONTAINER_SCRIPTS = ['in-container', 'list-packages', 'make-squashfs']
+CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
 
 # commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
-CHOICES = {'container_checks': ['warn', 'require'], 'image_transfer': ['copy', 'reflink', 'hardlink', 'symlink']}
+CHOICES = {'container_checks': ['warn', 'require'], 'gpu_driver': [None, 'nv', 'rocm'],
+           'image_transfer': ['copy', 'reflink', 'hardlink', 'symlink']}
 PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
+
+# GPUs that a value of gpu_driver is for, as a site says which it has
+GPUS = {'nv': 'cuda', 'rocm': 'rocm'}
 
 # what a rebuild leaves alone (runscripts/container/make-squashfs)
 USER_SOFTWARE = ['user-software', 'user-software.squashfs', '.user-software.lock', '.user-software.new',
@@ -77,8 +81,10 @@ class Singularity(RunScripts):
             'container_python': ['python', "Command of Python in the container; None: the image has none"],
             'docker_defs': [[], "Names of files to put into share/docker-defs, found through the source path; empty: "
                                 "the definition that the image itself holds, if any"],
-            'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: "
-                                    "docker://NAME@sha256:..., oras://NAME@sha256:..., library://NAME:sha256...."],
+            'gpu_driver': [None, "Driver libraries of the host that containers get, where it has them: 'nv' (--nv), or "
+                                 "'rocm' (--rocm, for an image without ROCm's own)"],
+            'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: docker://NAME or "
+                                    "NAME:TAG, then @sha256:...; oras:// likewise; library://NAME:sha256...."],
             'image_name': [None, "File name of the image; None: that of the source, else <name>-<version>.sif"],
             'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy, "
                                        "or reflink, hardlink, symlink to share its space"],
@@ -87,10 +93,16 @@ class Singularity(RunScripts):
             'preset_venv_packages': [[], "Packages to install into preset_venv when it is made, as pip takes them"],
             'preset_venv_squashfs': [False, "Pack preset_venv into one file; unmake-squashfs is the way back"],
             'python_version': [None, "Version that Python in the container must have, for example '3.10'"],
+            'runtime_cache_dir': [None, "Directory in which the runtime keeps what it downloads (%u: the user), if the "
+                                        "user has not set APPTAINER_CACHEDIR; None: the runtime's own, in the home "
+                                        "directory"],
+            'runtime_tmp_dir': [None, "Directory in which the runtime unpacks (%u: the user), if the user has not set "
+                                      "APPTAINER_TMPDIR; None: that of eb (--tmpdir)"],
             'sanity_check_files_in_container': [[], "Files that must exist inside the container; may have wildcards"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable in the container"],
             'sanity_check_packages': [{}, "Versions of Python packages in the container: {distribution: version}; a "
                                           "local version label (+rocm5.6) need not be given"],
+            'site_gpu': [None, "GPUs of the site that this is: cuda, rocm, none or any (a site value)"],
             'verify_key': [None, "Who must have signed the image: fingerprint of a PGP key in the keyring of the "
                                  "runtime, or name of a file with a public key (.pem) on the source path"],
             'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
@@ -126,6 +138,12 @@ class Singularity(RunScripts):
         source = self.first_source if self.first_source.endswith('.sif') else ''
         return (self.cfg['image_name'] or source
                 or '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix']))
+
+    @property
+    def fetched_name(self):
+        """File name on the source path of an image from a registry, with the beginning of its digest: no other's."""
+        pinned = PINNED_REGEX.search(self.cfg['image_address'])
+        return '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'DIGEST')
 
     @property
     def unfinished(self):
@@ -171,6 +189,7 @@ class Singularity(RunScripts):
             'path': ['/runscripts'] + [self.venv_inside + '/bin'] * bool(self.venv_inside)
             + list(self.cfg['container_path']),
             'env': ['%s=%s' % item for item in sorted(environment.items())],
+            'gpu': [self.cfg['gpu_driver'].upper()] if self.cfg['gpu_driver'] else [],
         }
 
     # --- fetching
@@ -189,9 +208,10 @@ class Singularity(RunScripts):
                                      "%s = {'name': 'value'}", name, value, name)
             if value not in CHOICES.get(name, [value]):
                 raise EasyBuildError("Easyconfig parameter %s is '%s': it must be one of %s", name, value,
-                                     ', '.join(CHOICES[name]))
+                                     ', '.join(map(str, CHOICES[name])))
         own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
         address, source, venv = self.cfg['image_address'], self.first_source, self.cfg['preset_venv']
+        gpu, here = GPUS.get(self.cfg['gpu_driver']), self.cfg['site_gpu']
         problems = [
             (re.search(r'[,:$"\n]', self.installdir),
              "The installation directory is %s: a container cannot be given a directory with a comma, a colon, a quote "
@@ -207,10 +227,10 @@ class Singularity(RunScripts):
              "The first source is %s: it must be an image (.sif) or a definition file (.def)" % source),
             (address and not re.match(r'^(docker|oras|library)://\S+$', address), "Easyconfig parameter image_address "
              "is '%s': it must start with docker://, oras:// or library://" % address),
-            (address and not PINNED_REGEX.search(address),
-             "Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, so it must end in a "
-             "digest: @sha256:... (library:// :sha256....). This prints it: 'skopeo inspect --format {{.Digest}} %s'; "
-             "registries also show it on their web pages" % (address, re.sub('^oras:', 'docker:', address or ''))),
+            (gpu and here in GPUS.values() and gpu != here,
+             "The image is for GPUs with %s (gpu_driver = '%s'), but this site's have %s. Take an image for these; to "
+             "use this one without GPUs, copy the easyconfig and remove gpu_driver"
+             % (gpu, self.cfg['gpu_driver'], here)),
         ]
         problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s': it "
                       "must be the name of a command, and not one of %s" % (name, ', '.join(own)))
@@ -258,14 +278,15 @@ class Singularity(RunScripts):
 
         address = self.cfg['image_address']
         if self.dry_run and address:
-            self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
+            self.dry_run_msg("  * %s will be pulled from %s, unless %s is on the source path", self.image_name, address,
+                             self.fetched_name)
         elif address:
             self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
-            # with the digest in the name: another image of this version is not taken for it
-            name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), PINNED_REGEX.search(address)['digest'][:12])
+            name = self.fetched_name
             path = self.obtain_file(name, no_download=True, warning_only=True)
             if not path and self.cfg['stop'] == 'fetch':
                 path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, name)
+                self.check_pinned()
                 mkdir(os.path.dirname(path), parents=True)
                 part = '%s.part-%d' % (path, os.getpid())
                 with removed_on_error(part):
@@ -275,12 +296,31 @@ class Singularity(RunScripts):
                 self.src.insert(0, {'name': name, 'path': path, 'checksum': self.image_checksum, 'cmd': None,
                                     'finalpath': self.builddir})
 
+    def check_pinned(self):
+        """Refuse an address without a digest; not before it is needed, so that such an easyconfig can be looked at."""
+        address = self.cfg['image_address']
+        if not PINNED_REGEX.search(address):
+            raise EasyBuildError("Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, "
+                                 "so it must end in a digest: @sha256:... (library:// :sha256....).\nThis prints it: "
+                                 "skopeo inspect --format '{{.Digest}}' %s\nRegistries also show it on their web "
+                                 "pages. Then: eb %s --try-amend=image_address=%s@sha256:...", address,
+                                 re.sub('^oras:', 'docker:', address), self.cfg.filename(), address,
+                                 exit_code=EasyBuildExit.MISSING_SOURCES)
+
     def pull(self, path):
         """Pull the image from its registry to a file."""
-        address = self.cfg['image_address']
-        print_msg("pulling %s...", address, log=self.log, silent=self.silent)
-        pull_image(address, path, self.log)
+        address, directories = self.cfg['image_address'], self.runtime_directories()
+        print_msg("pulling %s..., keeping the download in %s", address, directories['CACHEDIR'] or
+                  "the runtime's cache in your home directory (elsewhere: export APPTAINER_CACHEDIR=DIRECTORY)",
+                  log=self.log, silent=self.silent)
+        # the runtime takes a digest without a tag only
+        pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories, self.log)
         check_sif(path)
+
+    def runtime_directories(self):
+        """Where the runtime keeps and unpacks what it gets: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
+        return {kind: runtime_directory(kind, self.cfg[name])
+                for kind, name in [('CACHEDIR', 'runtime_cache_dir'), ('TMPDIR', 'runtime_tmp_dir')]}
 
     def checksum_step(self):
         """Verify the checksums; that of the image while it is brought to its hidden name, so that it is read once."""
@@ -298,6 +338,7 @@ class Singularity(RunScripts):
         if image:
             self.stage_image(self.cfg['image_transfer'], image['path'], image['checksum'])
         elif self.cfg['image_address']:
+            self.check_pinned()
             self.stage_image('pull', self.cfg['image_address'], self.image_checksum)
 
     def stage_image(self, transfer, origin, checksum=None):
@@ -319,7 +360,8 @@ class Singularity(RunScripts):
                 if transfer == 'pull':
                     self.pull(target)
                 elif transfer == 'build':
-                    build_image(self.first_source, self.cfg['build_options'], target, self.builddir)
+                    build_image(self.first_source, self.cfg['build_options'], target, self.builddir,
+                                self.runtime_directories())
                 else:
                     check_sif(origin)
                 if self.dry_run:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Images from a registry on the loopback address, from a definition file, and signed ones, with a real runtime."""
 
+import base64
 import gzip
 import hashlib
 import http.server
@@ -15,7 +16,7 @@ import tarfile
 import threading
 
 import pytest
-from testbed import easybuild, forkedeb, missing, smallimage
+from testbed import easybuild, forkedeb, missing, only_root, smallimage
 
 SIF_CONFIG, SIF_LAYER = 'application/vnd.sylabs.sif.config.v1+json', 'application/vnd.sylabs.sif.layer.v1.sif'
 OCI = 'application/vnd.oci.image.{}'
@@ -27,10 +28,11 @@ class Registry:
     :ivar blobs: {digest: content}, of manifests too
     :ivar types: {digest: media type} of the manifests
     :ivar refuse: status with which everything is refused
+    :ivar account: 'user:password' that every request must have; None for anybody
     """
 
     def __init__(self):
-        self.blobs, self.types, self.refuse, self.requests = {}, {}, None, []
+        self.blobs, self.types, self.refuse, self.account, self.requests = {}, {}, None, None, []
         registry = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,7 +42,10 @@ class Registry:
                 registry.requests.append(self.path)
                 digest = self.path.rsplit('/', 1)[1]
                 status, content, kind = 404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}', 'application/json'
-                if registry.refuse:
+                sent = self.headers.get('Authorization', 'Basic ').partition(' ')[2]
+                if registry.account and base64.b64decode(sent).decode() != registry.account:
+                    status, content = 401, b'{"errors": [{"code": "UNAUTHORIZED"}]}'
+                elif registry.refuse:
                     status, content = registry.refuse, b'{"errors": [{"code": "DENIED"}]}'
                 elif self.path == '/v2/':
                     status, content = 200, b'{}'
@@ -50,6 +55,8 @@ class Registry:
                 self.send_response(status)
                 self.send_header('Content-Type', kind)
                 self.send_header('Content-Length', str(len(content)))
+                if status == 401:
+                    self.send_header('WWW-Authenticate', 'Basic realm="members"')
                 if status == 200 and self.path != '/v2/':
                     self.send_header('Docker-Content-Digest', digest)
                 self.end_headers()
@@ -101,7 +108,7 @@ def layer(tmp_path_factory):
 @pytest.fixture
 def docker(registry, layer):
     """Address of an image; its blobs are there anew for each test."""
-    registry.refuse = None
+    registry.refuse = registry.account = None
     compressed, diff_id = layer
     config = json.dumps({'architecture': 'amd64' if os.uname().machine == 'x86_64' else 'arm64', 'os': 'linux',
                          'config': {'Env': ['PATH=/usr/bin:/bin']},
@@ -173,6 +180,93 @@ def test_pull_where_only_apptainer_is_there(site, docker, runtime):
     assert list((site.root / 'share/docker-defs').iterdir())
 
 
+def test_tag_without_digest(site, docker, registry):
+    """The message says how to find the digest, and the command that it gives installs; the runtime takes no tag then."""
+    tag = docker.split('@')[0] + ':1.0'
+    registry.requests.clear()
+    out = site.fails(image_address=tag)
+    assert f"skopeo inspect --format '{{{{.Digest}}}}' {tag} " in out and not registry.requests
+    asked = re.search(r'Then: eb Small-1.0.eb (--try-amend=\S+@sha256:)\.\.\.', out)[1]
+    site.eb(asked + docker[-64:], image_address=tag)
+    assert site.facts()['origin'] == f'{tag}@sha256:{docker[-64:]}'
+
+
+def test_mirror(site, docker, registry):
+    """registries.conf of the user names one: with an address that nothing answers the image comes from there."""
+    conf = site.directory / 'home/.config/containers/registries.conf'
+    conf.parent.mkdir(parents=True)
+    conf.write_text(f'[[registry]]\nlocation = "docker.io"\n[[registry.mirror]]\nlocation = "{registry.host}"\n'
+                    'insecure = true\n')
+    site.env['HOME'] = str(site.directory / 'home')
+    registry.requests.clear()
+    site.eb(image_address=docker.replace(registry.host, 'docker.io/library'))
+    assert any('/blobs/' in request for request in registry.requests)
+
+
+# --- the runtime's own directories
+
+
+def test_cache_off_the_home_directory(site, docker):
+    """The site's directory for downloads is used and private; the user's own choice wins."""
+    del site.env['APPTAINER_CACHEDIR']
+    scratch = site.directory / 'scratch'
+    wanted = {'runtime_cache_dir': f'{scratch}/%u/cache', 'runtime_tmp_dir': f'{scratch}/%u/tmp'}
+    site.env['HOME'] = str(site.directory / 'home')
+    out = site.eb(image_address=docker, **wanted)
+    cache, = scratch.glob('*/cache')
+    assert f'keeping the download in {cache}' in out
+    assert list(cache.rglob('*')) and not (site.directory / 'home').exists()
+    assert cache.stat().st_mode & 0o777 == 0o700 and (cache.parent / 'tmp').is_dir()
+    site.env['SINGULARITY_CACHEDIR'] = str(site.directory / 'mine')
+    assert f'keeping the download in {site.directory}/mine' in site.eb('--rebuild', image_address=docker, **wanted)
+    assert list((site.directory / 'mine').rglob('*'))
+
+
+def test_cache_that_cannot_be_written(site, docker, registry):
+    (site.directory / 'file').touch()
+    registry.requests.clear()
+    out = site.fails(image_address=docker, runtime_tmp_dir=f'{site.directory}/file/%u')
+    assert "(the site's directory for it): Not a directory" in out and 'export APPTAINER_TMPDIR=DIRECTORY' in out
+    site.env['APPTAINER_CACHEDIR'] = f'{site.directory}/file'
+    out = site.fails(image_address=docker)
+    assert f'cannot use {site.directory}/file ($APPTAINER_CACHEDIR): File exists' in out
+    assert not registry.requests
+
+
+def test_cache_that_is_full(site, docker):
+    """A file system with room for nothing; which directory has how much room is said."""
+    only_root('mounts a file system')
+    full = site.directory / 'full'
+    full.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16k', 'full', full], check=True)
+    try:
+        site.env['APPTAINER_CACHEDIR'] = str(full)
+        out = site.fails(image_address=docker)
+    finally:
+        subprocess.run(['umount', '--lazy', full], check=True)
+    assert 'there is no space left' in out and f'({full}: 0 MB free, ' in out
+
+
+# --- GPUs
+
+
+def test_driver_of_the_gpus(site, docker):
+    """Commands of the installation and plain `apptainer exec $SIF` get the libraries; the user can say no."""
+    site.eb(image_address=docker, gpu_driver='nv', site_gpu='any')
+    text = site.module.read_text()
+    assert 'setenv("APPTAINER_NV", "1")' in text and 'setenv("SINGULARITY_NV", "1")' in text
+    asked = site.directory / 'asked'    # the runtime does not show its own variables inside
+    asked.mkdir()
+    (asked / 'singularity').write_text('#!/bin/sh\nprintf %s "$APPTAINER_NV$SINGULARITY_NV"\n')
+    (asked / 'singularity').chmod(0o755)
+    for env, seen in [({}, '11'), ({'APPTAINER_NV': '0'}, '00'), ({'SINGULARITY_NV': '0'}, '00')]:
+        done = subprocess.run([site.root / 'bin/in-container', 'true'], capture_output=True, text=True,
+                              env={**site.env, **env, 'PATH': f'{asked}:{site.env["PATH"]}'})
+        assert (done.stdout, done.stderr) == (seen, ''), env
+    out = site.eb('--rebuild', image_address=docker, gpu_driver='nv', site_gpu='rocm', check=False)
+    assert site.status and "The image is for GPUs with cuda (gpu_driver = 'nv'), but this site's have rocm" in out
+
+
 def test_fetch_first_then_install_without_network(site, docker, registry):
     site.eb('--fetch', image_address=docker)
     fetched, = site.sources.rglob('*.sif')
@@ -214,6 +308,19 @@ def test_registry_refuses(site, docker, registry):
     registry.refuse = 401
     out = site.fails(image_address=docker)
     assert 'the registry refuses. Log in' in out
+
+
+def test_registry_for_members(site, docker, registry):
+    """The runtime's own login opens it; the password gets into nothing that EasyBuild keeps."""
+    registry.account = 'me:aVerySecretWord'
+    site.env['HOME'] = str(site.directory)
+    out = site.fails(image_address=docker)
+    assert "the registry refuses. Log in with 'apptainer registry login'" in out
+    login = ['apptainer', 'registry', 'login', '--username', 'me', '--password-stdin', f'docker://{registry.host}']
+    subprocess.run(login, env=site.env, input='aVerySecretWord', text=True, check=True, capture_output=True)
+    site.eb(image_address=docker)
+    kept = [path for path in site.eb_.prefix.rglob('*') if path.is_file() and path.suffix != '.sif']
+    assert kept and not [path for path in kept if b'aVerySecretWord' in path.read_bytes()]
 
 
 @pytest.mark.parametrize('what', ['manifest', 'layer'])

@@ -4,6 +4,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -540,3 +541,51 @@ def test_package_of_preset_venv_cannot_be_had(tmp_path, lmod, runtime):
     wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
     small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)])
     assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+
+
+# --- the nodes of a job
+
+
+@pytest.fixture
+def images_of_nodes(tmp_path, lmod, runtime, slurm):
+    """An installation whose image is on each node's own disk: (function that runs check-container in a job, images)."""
+    testbed.only_root('gives emulated nodes a disk of their own')
+    small = Installed(tmp_path, lmod, runtime, image=smallimage.image(runtime, python=False), container_python=None,
+                      wrappers=[], central_image_dirs=[str(slurm.local)])
+    (small.root / IMAGE).unlink()
+    images = [slurm.dir / f'local.{node}' / IMAGE for node in testbed.NODES]
+    for image in images:
+        shutil.copy(small.directory / 'sources' / IMAGE, image)
+
+    def check(*command, **env):
+        job = ['salloc', '--quiet', '-N2', '--ntasks-per-node=2', small.root / 'bin/check-container', *command]
+        done = testbed.run(job, env={**slurm.env, 'PATH': f'{runtime}:{slurm.env["PATH"]}', **env}, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    yield check, images
+    for image in images:
+        image.unlink(missing_ok=True)
+
+
+def test_nodes_with_the_same_image_and_with_different_ones(images_of_nodes, slurm):
+    check, images = images_of_nodes
+    status, out = check()
+    assert (status, out) == (0, f'check-container: 2 node(s), one image: {slurm.local}/{IMAGE}\n')
+    with open(images[1], 'r+b') as stream:
+        stream.seek(48)     # the id in the header
+        stream.write(b'another image id')
+    status, out = check()
+    assert status == 1 and 'check-container: the nodes have different images:' in out
+    assert re.search(rf'    {slurm.local}/{IMAGE} \(616e6f74686572[0-9a-f]+\) on nid000002\n', out)
+    images[1].unlink()
+    status, out = check()
+    assert status == 1 and 'is missing or cannot be read' in out and 'cannot be started on every node' in out
+
+
+def test_nodes_without_a_runtime(images_of_nodes):
+    check, _ = images_of_nodes
+    status, out = check(PATH='/usr/bin:/bin')
+    assert status == 1 and 'neither singularity nor apptainer is in the PATH' in out
+    assert 'check-container: the container cannot be started on every node' in out
+    status, out = check('/bin/echo', 'no', 'tasks')
+    assert status == 1 and "no node answered. Does '/bin/echo no tasks' start anything?" in out

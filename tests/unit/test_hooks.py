@@ -211,6 +211,16 @@ def test_parameters(parser):
     assert 'bind_paths' not in out
 
 
+def test_gpus_of_the_site(parser):
+    """An easyblock that asks learns which the site has, for Horovod as for PyTorch; the easyconfig wins."""
+    parser.easyblock('Singularity', {'site_gpu': None})
+    parser.configure(site='lumi')
+    for name in ('PyTorch', 'Horovod'):
+        ec, _ = parser.parse(name=name, easyblock='Singularity')
+        assert ec['site_gpu'] == 'rocm' and 'FI_MR_CACHE_MONITOR' in ec['modextravars']
+    assert parser.parse(easyblock='Singularity', more="site_gpu = 'any'")[0]['site_gpu'] == 'any'
+
+
 def test_parameters_only_where_known(parser):
     """An easyblock of EasyBuild does not know them; one that is derived from the named one does."""
     parser.easyblock('Other', {'gpu_visibility': None})

@@ -1524,3 +1524,77 @@ def test_processes_started(job, tmp_path):
     env = pals(4, 8, 0, 4, PALS_APINFO=str(table))
     assert processes(job, env, tmp_path) <= 3  # od, mkdir, stat
     assert processes(job, hydra(1, 4), tmp_path) == 1  # mkdir: the directory of another job
+
+
+# --- the MPI that Python will use, and what started the ranks
+
+
+@pytest.fixture
+def libraries(tmp_path):
+    """Function that makes a directory with libraries of an MPI, by name; in place of the system's, none are found."""
+
+    def make(name, *files):
+        for file in files:
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return str(tmp_path / name)
+
+    return make
+
+
+PMIX = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.1.0", "SLURM_MPI_TYPE": "pmix"}
+PMI2 = {"PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4", "SLURM_MPI_TYPE": "pmi2"}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        slurm(**PMIX, SLINGTORCH_MPI="openmpi"),
+        slurm(**PMI2, SLINGTORCH_MPI="mpich"),
+        slurm(SLINGTORCH_MPI=""),  # nothing is asked
+        slurm(tasks="1", SLINGTORCH_MPI="openmpi"),  # one rank
+        slurm(SLINGTORCH_MPI="openmpi", HOROVOD_CONTROLLER="gloo"),  # Horovod does without
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "SLINGTORCH_MPI": "openmpi"},
+    ],
+)
+def test_mpi_that_fits_or_is_not_used(job, env):
+    job.rank(env)
+
+
+def test_mpi_of_the_system_is_found(job, libraries):
+    """SLINGTORCH_MPI=auto: the search path comes before the system; two in one place cannot be told apart."""
+    system = libraries("system", "libmpi.so.40")
+    both = libraries("both", "libmpi.so.40", "libmpich.so.12")
+    host = libraries("host", "libmpi_cray.so.12", "libmpi.so.12")
+    auto = {**slurm(**PMIX), "SLINGTORCH_MPI": "auto", "_system_libraries": system}
+    job.rank(auto)
+    assert "the Cray MPICH that Python has does not" in job.error({**auto, "LD_LIBRARY_PATH": f"/none:{host}"})
+    assert f"{both} has Open MPI and MPICH. Name the one" in job.error({**auto, "_system_libraries": both})
+    assert "no library of an MPI was found" in job.error({**auto, "_system_libraries": "/none"})
+
+
+def test_mpi_of_another_abi(job, libraries):
+    """Cray MPICH of the host takes MPICH's place in a container, Open MPI's never."""
+    host = libraries("host", "libmpi_gnu_112.so.12", "libmpi.so.12")
+    cray = slurm(PALS_RANKID=0, SLURM_MPI_TYPE="cray_shasta", LD_LIBRARY_PATH=host, APPTAINER_CONTAINER="/x.sif")
+    job.rank({**cray, "SLINGTORCH_MPI": "mpich"})
+    said = job.error({**cray, "SLINGTORCH_MPI": "openmpi"})
+    assert "srun --mpi=cray_shasta started 4 ranks and speaks Cray's PMI, which the Open MPI in the container" in said
+    assert f"Cray MPICH in {host} (LD_LIBRARY_PATH) cannot take its place: it has another ABI" in said
+    assert "export APPTAINERENV_SLINGTORCH_MPI= " in said
+    # it is in no search path: the image's own does not understand
+    assert "srun --mpi=pmi2" in job.error({**cray, "SLINGTORCH_MPI": "mpich", "LD_LIBRARY_PATH": ""})
+
+
+def test_open_mpi_with_slurms_own_library(job, libraries):
+    system = libraries("system", "libmpi.so.40", "openmpi/mca_pmix_s2.so")
+    job.rank(slurm(**PMI2, SLINGTORCH_MPI="openmpi", _system_libraries=system))
+    env = hydra(0, 2, SLINGTORCH_MPI="openmpi", _system_libraries=system)
+    assert "mpiexec of an MPICH started 2 ranks and speaks PMI, which the Open MPI" in job.error(env)
+
+
+def test_one_word_about_the_mpi_for_each_node(job):
+    done = job.start(slurm(rank=1, SLINGTORCH_MPI="openmpi"))
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert "none of auto, openmpi, mpich" in job.error({"SLINGTORCH_MPI": "yes"})
