@@ -43,6 +43,13 @@ def parse_arguments():
     return args
 
 
+def need_launcher():
+    """End the program unless a launcher has said which rank this is."""
+    if 'RANK' not in os.environ:
+        sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun and "
+                 "$RUNSCRIPTS/conda-python-distributed in front, or with torchrun")
+
+
 # --- data: data[indices] are the images and labels of these indices, len(data) how many there are
 
 

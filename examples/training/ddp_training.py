@@ -19,6 +19,7 @@ import common
 
 def main():
     args = common.parse_arguments()
+    common.need_launcher()
     device = torch.device('cuda') if torch.cuda.is_available() else torch.device('cpu')
     if device.type == 'cuda':
         # a task that sees one GPU calls it 0, whatever its local rank is
