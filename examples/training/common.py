@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What the training programs here share: command line, data, network, how they save and end. Nothing is distributed."""
+import argparse
+import gzip
+import math
+import os
+import sys
+
+import torch
+from torch import nn
+
+# so that the losses are the same for any number of ranks to the last digit; your own training has no need of it
+torch.set_default_dtype(torch.float64)
+
+# 3 x 5 dots for each digit, row by row
+GLYPHS = ('111101101101111', '010110010010111', '111001111100111', '111001111001111', '101101111001001',
+          '111100111001111', '111100111101111', '111001001001001', '111101111101111', '111101111001111')
+DIGITS = 1437           # no multiple of any batch: the last one is smaller
+IMAGE_SIDE = 64         # to which the images of a directory are resized
+SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
+
+
+def parse_arguments():
+    """Command line; errors end the program with status 2."""
+    parser = argparse.ArgumentParser(description="Train a small network on images")
+    parser.add_argument('--data', metavar='PATH', default='digits',
+                        help="a directory with MNIST's files, or with one directory of images for each class "
+                             "(default: digits, which are drawn, not read)")
+    parser.add_argument('--epochs', type=int, default=5, help="passes over the data (default: 5)")
+    parser.add_argument('--batch-size', type=int, default=32, help="images per step, of all ranks together (default: 32)")
+    parser.add_argument('--lr', type=float, default=0.05, help="learning rate (default: 0.05)")
+    parser.add_argument('--seed', type=int, default=1, help="of weights and order of images (default: 1)")
+    parser.add_argument('--output-dir', metavar='DIR', default='.', help="where model.pt goes (default: here)")
+    args = parser.parse_args()
+    if args.epochs < 1 or args.batch_size < 1:
+        parser.error("--epochs and --batch-size must be at least 1")
+    try:
+        os.makedirs(args.output_dir, exist_ok=True)
+    except OSError as err:
+        parser.error("--output-dir: %s" % err)
+    if not os.access(args.output_dir, os.W_OK):
+        parser.error("--output-dir: you may not write to %s" % args.output_dir)
+    return args
+
+
+def need_launcher():
+    """End the program unless a launcher has said which rank this is."""
+    if 'RANK' not in os.environ:
+        sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun and "
+                 "$RUNSCRIPTS/conda-python-distributed in front, or with torchrun")
+
+
+# --- data: data[indices] are the images and labels of these indices, len(data) how many there are
+
+
+def scaled(pixels):
+    """Bytes as values from -2 to 2: around zero a network learns faster."""
+    return pixels / 63.75 - 2
+
+
+class InMemory:
+    """Images that are all in memory: bytes, one channel each."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images.unsqueeze(1), labels.long()
+        self.channels, self.classes = 1, int(labels.max()) + 1
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, indices):
+        return scaled(self.images[indices]), self.labels[indices]
+
+
+class ImageDirectory:
+    """Images that are read when their turn comes: PATH/CLASS/.../FILE."""
+
+    def __init__(self, path):
+        classes = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        self.files = [(os.path.join(directory, name), label) for label, name_of_class in enumerate(classes)
+                      for directory, _, names in sorted(os.walk(os.path.join(path, name_of_class)))
+                      for name in sorted(names) if name.lower().endswith(SUFFIXES)]
+        if not self.files:
+            raise SystemExit("--data %s: there are neither MNIST's files (train-images-idx3-ubyte) nor a directory of "
+                             "images for each class" % path)
+        self.channels, self.classes = 3, len(classes)
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, indices):
+        images = torch.empty(len(indices), 3, IMAGE_SIDE, IMAGE_SIDE)
+        for image, index in zip(images, indices):
+            image[:] = read_image(self.files[index][0])
+        return images, torch.tensor([self.files[index][1] for index in indices], dtype=torch.long)
+
+
+def read_image(path):
+    """One image, as 3 x IMAGE_SIDE x IMAGE_SIDE values."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SystemExit("--data: reading images needs Pillow: pip install pillow, in an environment on top of the "
+                         "module (docs/extending.md)")
+    with Image.open(path) as image:
+        pixels = image.convert('RGB').resize((IMAGE_SIDE, IMAGE_SIDE)).tobytes()
+    return scaled(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(IMAGE_SIDE, IMAGE_SIDE, 3).permute(2, 0, 1))
+
+
+def draw_digits():
+    """8 x 8 pixels each: a glyph somewhere, brighter or darker, with noise. The same ones everywhere, at any time."""
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.arange(DIGITS) % len(GLYPHS)
+    images = 64 * torch.rand(DIGITS, 8, 8, generator=generator)
+    downs = torch.randint(4, (DIGITS,), generator=generator).tolist()
+    rights = torch.randint(6, (DIGITS,), generator=generator).tolist()
+    for image, label, down, right in zip(images, labels, downs, rights):
+        dots = torch.tensor([float(dot) for dot in GLYPHS[label]]).view(5, 3)
+        image[down:down + 5, right:right + 3] += dots * (96 + 95 * torch.rand((), generator=generator))
+    return InMemory(images.byte(), labels)
+
+
+def read_idx(path):
+    """A file as MNIST has them (http://yann.lecun.com/exdb/mnist), packed with gzip or not: its bytes as a tensor."""
+    name = path if os.path.exists(path) else path + '.gz'
+    with (gzip.open if name.endswith('.gz') else open)(name, 'rb') as stream:
+        content = bytearray(stream.read())
+    # two zeros, 8 for unsigned bytes, number of dimensions; then each of these as four bytes
+    start = 4 + 4 * content[3] if content[:3] == b'\0\0\x08' else len(content)
+    shape = [int.from_bytes(content[at:at + 4], 'big') for at in range(4, start, 4)] if start < len(content) else [0]
+    if start + math.prod(shape) != len(content) or not math.prod(shape):
+        raise SystemExit("--data: %s is not whole, or no file of MNIST's form. Fetch it again" % name)
+    return torch.frombuffer(content, dtype=torch.uint8, offset=start).view(shape)
+
+
+def load_data(path):
+    """
+    The images to train on. Nothing is downloaded: a rank must not write where others read.
+
+    :param path: `digits`, or a directory
+    """
+    if path == 'digits':
+        return draw_digits()
+    if not os.path.isdir(path):
+        raise SystemExit("--data %s: there is no such directory on this node" % path)
+    for directory in (path, os.path.join(path, 'MNIST', 'raw')):
+        images = os.path.join(directory, 'train-images-idx3-ubyte')
+        if os.path.exists(images) or os.path.exists(images + '.gz'):
+            return InMemory(read_idx(images), read_idx(os.path.join(directory, 'train-labels-idx1-ubyte')))
+    return ImageDirectory(path)
+
+
+class Batches:
+    """
+    The order of the images in an epoch, as lists of indices: each list is a rank's part of one global batch.
+
+    PyTorch's DistributedSampler makes all ranks equal by using some images twice, so that the losses depend on the number
+    of ranks. Here every image is used once, and a rank may have one image less than another in the last batch, or none.
+    """
+
+    def __init__(self, images, batch_size, seed, rank=0, ranks=1):
+        self.images, self.batch_size, self.rank, self.ranks = images, batch_size, rank, ranks
+        self.order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self):
+        return -(-self.images // self.batch_size)
+
+    def __iter__(self):
+        for batch in self.order.split(self.batch_size):
+            yield batch[self.rank::self.ranks].tolist()
+
+
+# --- network and end
+
+
+def make_network(data):
+    """A small network for images of any size. Without batch normalisation, which sees a rank's own part of a batch."""
+    return nn.Sequential(nn.Conv2d(data.channels, 16, 3, padding=1), nn.ReLU(),
+                         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+                         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, data.classes))
+
+
+def check_loss(loss, epoch, rank=0):
+    """End the program unless the loss is a number. All ranks have the same one, so that all of them end."""
+    if not math.isfinite(loss):
+        sys.exit("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in "
+                 "the data that are no numbers" % (epoch, loss) if rank == 0 else 1)
+
+
+def save(weights, directory):
+    """Write model.pt beside an earlier one, and then in its place: a kill leaves one of them whole."""
+    path = os.path.join(directory, 'model.pt')
+    torch.save(weights, path + '.part')
+    os.replace(path + '.part', path)
+
+
+def leave():
+    """
+    End the process while the model lives, without the destructors of torch's C++ objects.
+
+    With torch 2.13 and gloo they now and then wait for ever, or abort (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    sys.stdout.flush()
+    os._exit(0)
