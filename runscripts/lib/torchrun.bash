@@ -46,7 +46,8 @@ _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
     ((cores >= workers)) || _fail 1 "--torchrun: the $workers workers of this node would share $cores core(s), as srun gives a task one core unless told. Add --cpus-per-task=CORES_OF_THE_NODE to srun"
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / workers))}
     torchrun_args=(-m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" --nproc-per-node="$workers"
-        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
+        --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"
+        --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-nojob}}-$MASTER_PORT")  # of this start alone, also for another --rdzv-backend
     # each worker to the cores next to its GPU, where this PyTorch can do that
     own=$(type -P python) || own=''
     if ((gpu_count)) && [[ " $* " != *' --numa-binding'* ]] && compgen -G "${own%/bin/python}/lib/python3*/site-packages/torch/numa/binding.py" > /dev/null; then

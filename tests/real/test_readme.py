@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""README.md, "On a supercomputer": each block line by line, on an emulation of its system, with real ranks."""
+"""README.md, "On a supercomputer", and docs/first-hour.md: line by line, on an emulation of the system, with real ranks."""
 import json
 import os
 import shutil
@@ -76,3 +76,23 @@ runpy.run_path({str(ROOT / 'examples/digits/train_digits.py')!r}, run_name='__ma
     result = json.loads((home / 'result.json').read_text())
     assert [host['node'] for host in sorted(result['hosts'], key=lambda host: host['rank'])] == \
         ['nid000001'] * 4 + ['nid000002'] * 4
+
+
+def test_first_hour(home, installed_pytorch, lmod, slurm):
+    """From the activation to the reader's own script; PyTorch is installed already."""
+    page = 'docs/first-hour.md'
+    (pytorch, image), (example,), (own,) = (readme.blocks(title, page) for title in ('2.', '3.', '4.'))
+    for name in ('examples', 'runscripts'):
+        (home / 'slingtorch').mkdir(exist_ok=True)
+        shutil.copytree(ROOT / name, home / 'slingtorch' / name)
+    assert (ROOT / 'easyconfigs/p/PyTorch' / image.split()[1]).exists()
+    (home / 'train.py').write_text(TRAIN.replace('NCCL_SOCKET_IFNAME', 'HOME'))
+    # where it is installed, and one of each node's ranks: the example is for four
+    lines = (pytorch + example + own).replace('$PWD/easybuild', str(installed_pytorch.modulepath.parents[1]))
+    lines = lines.replace('PARTITION', 'gpu').replace('ddp_pytorch.job\n', 'ddp_pytorch.job --epochs 1\n')
+    done = typed(lines, home, lmod, env={'SLURM_CONF': slurm.env['SLURM_CONF'], 'GLOO_SOCKET_IFNAME': 'lo',
+                                         'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})
+    assert 'PyTorch/2.13.0-local-cpu is already installed' in (home / 'build.out').read_text()
+    assert 'final loss ' in done.stdout and (home / 'model.pt').exists()
+    ranks = sorted(line.split(',')[:2] for line in (home / 'mine.out').read_text().splitlines() if line.startswith('["'))
+    assert ranks == [[f'["{rank}"', ' "4"'] for rank in range(4)]

@@ -93,6 +93,20 @@ def test_two_nodes_of_slurm(horovod, train, one_rank, slurm):
     assert done.stdout == one_rank
 
 
+@pytest.mark.parametrize('launcher', ['srun', 'mpirun'])
+def test_job_script(horovod, slurm, tmp_path, launcher):
+    """examples/slurm/horovod_pytorch.job with nothing edited, and no MPI named: two ranks learn what one does."""
+    arguments = ['--epochs', '1', '--output-dir', tmp_path]
+    program = ROOT / 'examples/training/horovod_training.py'
+    one = run([horovod.python, program, *arguments], env=horovod.env, timeout=300)
+    env = {'EASYBUILD_PREFIX': horovod.modulepath.parents[1], 'LAUNCHER': launcher, 'OMP_NUM_THREADS': '1',
+           'SLINGTORCH_CACHE_ROOT': tmp_path, 'PATH': f'{horovod.mpi}:{os.environ["PATH"]}'}
+    job = slurm.sbatch(ROOT / 'examples/slurm/horovod_pytorch.job', '--ntasks-per-node=1', arguments=arguments, env=env,
+                       cwd=tmp_path, timeout=300)
+    assert job.returncode == 0 and f'2 nodes (nid[000001-000002]), 1 ranks and 0 GPUs on each, {launcher}, ' in job.output, job.output
+    assert re.findall('^final loss .*', job.output, re.M) == re.findall('^final loss .*', one.stdout, re.M) != []
+
+
 @pytest.mark.parametrize('controller', ['--mpi', '--gloo'])
 def test_horovodrun(horovod, train, one_rank, controller):
     """With MPICH's mpirun, and without any MPI."""

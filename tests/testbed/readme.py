@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The commands of README.md, as its readers type them."""
+"""The commands of README.md and of other pages, as their readers type them."""
 
 import re
 
 from . import ROOT
 
 
-def blocks(section):
-    """The indented blocks of a section, in order, each as the text of its lines."""
-    text = re.search(rf'^## {section}\n(.*?)(?=^## )', (ROOT / 'README.md').read_text(), re.M | re.S).group(1)
+def blocks(section, page='README.md'):
+    """The indented blocks of a section of a page, in order, each as the text of its lines."""
+    text = re.search(rf'^## {section}.*?\n(.*?)(?=^## |\Z)', (ROOT / page).read_text(), re.M | re.S).group(1)
     return [re.sub('^    ', '', block, flags=re.M) for block in re.findall(r'(?:^    \S.*\n)+', text, re.M)]
 
 

@@ -250,12 +250,16 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             start_new_session=True,
         )
 
-    def sbatch(self, script, *args, env=None, timeout=240, cwd=None):
-        """Submit `script` (its text), wait for the end of the job, return a Batch; does not check the exit status."""
+    def sbatch(self, script, *args, arguments=(), env=None, timeout=240, cwd=None):
+        """Submit `script`, wait for the end of the job, return a Batch; does not check the exit status.
+
+        :param script: its text, or its path
+        :param arguments: of the script
+        """
         number = len(glob.glob(f'{self.dir}/batch-*.sh'))
         path, output = self.dir / f'batch-{number}.sh', self.dir / f'batch-{number}.out'
-        path.write_text(script)
-        command = ['sbatch', '--parsable', f'--output={output}', *args, path]
+        path.write_text(script if isinstance(script, str) else '')
+        command = ['sbatch', '--parsable', f'--output={output}', *args, path if isinstance(script, str) else script, *arguments]
         jobid = run(command, env=self.environ(env), cwd=cwd).stdout.split()[0].split(';')[0]
 
         # not sbatch --wait: it looks every 2, 4, 8, 16 ... seconds

@@ -658,7 +658,7 @@ def test_what_agrees_is_kept(job):
         ("10.1.2.3", True),
         ("fe80::1", True),
         ("::1", True),
-        ("node1:29500", False),
+        ("node1:http", False),
         ("tcp://node1", False),
         ("[::1]:29500", False),
         ("a b", False),
@@ -678,6 +678,18 @@ def test_master_addr_of_the_user(job, address, good):
         assert job.rank(env)["MASTER_ADDR"] == address
     else:
         assert "MASTER_PORT" in job.error(env)
+
+
+def test_master_addr_with_a_port_is_taken_apart(job):
+    for rank in (0, 3):
+        done = job.start(env=slurm(rank, MASTER_ADDR="node1:29401"))
+        env = json.loads(done.stdout)["env"]
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "29401")
+        said = "MASTER_ADDR='node1:29401' is taken apart: MASTER_ADDR=node1 MASTER_PORT=29401"
+        assert (said in done.stderr) == (rank == 0)
+    assert job.rank(slurm(3, MASTER_ADDR="node1:29401", MASTER_PORT="29401"))["MASTER_ADDR"] == "node1"
+    assert "another port than MASTER_PORT='29500'" in job.error(slurm(3, MASTER_ADDR="node1:29401", MASTER_PORT="29500"))
+    assert "MASTER_PORT='70000' is not a port" in job.error(slurm(3, MASTER_ADDR="node1:70000"))
 
 
 @pytest.mark.parametrize(
@@ -1231,7 +1243,8 @@ def test_torchrun_starts_the_workers_of_a_node(job, args, env, workers, threads)
     seen = json.loads(done.stdout)
     address, port = (seen["env"][name] for name in ("MASTER_ADDR", "MASTER_PORT"))
     assert seen["argv"] == ["-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", f"--nproc-per-node={workers}",
-                            f"--master-addr={address}", f"--master-port={port}", *args[1:]]
+                            f"--master-addr={address}", f"--master-port={port}",
+                            f"--rdzv-id={seen['env']['SLURM_JOB_ID']}-{port}", *args[1:]]
     assert seen["env"]["OMP_NUM_THREADS"] == threads
 
 

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The job scripts of examples/slurm as a user submits them, with nothing edited: examples/slurm/*.job."""
+import os
+import re
+import shlex
+
+import pytest
+
+from testbed import ROOT, images, run, stagedenv
+from testbed.slurm import wait
+
+pytestmark = pytest.mark.real
+
+JOBS = ROOT / 'examples/slurm'
+DDP = JOBS / 'ddp_pytorch.job'
+BUILD = JOBS / 'venv_build.job'
+# what a job on one machine needs, and Open MPI where root runs it
+MACHINE = {'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1', 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+           'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+SHOW = ['import os', 'print(*(os.environ.get(name) for name in ("RANK", "LOADEDMODULES", "OTHER", "WANTED")), sep="|")']
+
+
+def final_loss(job):
+    assert job.returncode == 0, job.output
+    return re.search(r'^final loss (\S+)$', job.output, re.M).group(1)
+
+
+@pytest.fixture(scope='module')
+def train(slurm, installed_pytorch, tmp_path_factory):
+    """A function: train the example by ddp_pytorch.job with these variables and options of sbatch; the ended job."""
+    home = tmp_path_factory.mktemp('train')
+    env = {**MACHINE, 'EASYBUILD_PREFIX': installed_pytorch.modulepath.parents[1], 'SLINGTORCH_CACHE_ROOT': home}
+
+    def submit(*options, **variables):
+        return slurm.sbatch(DDP, *options, arguments=['--epochs', '1', '--output-dir', home], env={**env, **variables}, cwd=home)
+
+    return submit
+
+
+@pytest.fixture(scope='module')
+def loss(train):
+    """The loss of ranks that srun starts, one on each node."""
+    job = train('--ntasks-per-node=1')
+    assert '2 nodes (nid[000001-000002]), 1 ranks and 0 GPUs on each, srun, PyTorch/2.13.0-local-cpu' in job.output
+    return final_loss(job)
+
+
+@pytest.mark.parametrize('options,variables', [
+    (['--ntasks-per-node=2'], {'LAUNCHER': 'torchrun', 'MASTER_ADDR': 'nid000001:29401'}),
+    # as many as there are GPUs
+    (['--ntasks-per-node=1', '--cpus-per-task=2', '--gpus-per-node=2'], {'LAUNCHER': 'mpirun'}),
+])
+def test_every_launcher_gives_the_same_loss(train, loss, options, variables):
+    job = train(*options, **variables)
+    assert final_loss(job) == loss
+    assert ', 2 ranks and ' in job.output
+    assert ("MASTER_ADDR='nid000001:29401' is taken apart" in job.output) == ('MASTER_ADDR' in variables)
+
+
+def test_container_gives_the_same_loss(train, loss, lmod):
+    image = images.pytorch(lmod)
+    job = train('--ntasks-per-node=1', USE_CONTAINER='1', SIF=image, PATH=f'{images.runtime()}:{os.environ["PATH"]}')
+    assert final_loss(job) == loss
+    assert f', {image}, ' in job.output
+
+
+# --- a small environment from here on: nothing is trained
+
+
+@pytest.fixture
+def job(slurm, image_env, tmp_path):
+    """A function: run a program of some lines by ddp_pytorch.job with these variables and options; the ended job."""
+    script = tmp_path / 'my train.py'
+
+    def submit(*options, program=SHOW, **variables):
+        script.write_text('\n'.join(program))
+        env = {'EASYBUILD_PREFIX': image_env.modulepath.parents[1], 'MODULE': image_env.module, **variables}
+        return slurm.sbatch(DDP, *options, arguments=[script.name], env=env, cwd=tmp_path)
+
+    return submit
+
+
+@pytest.mark.parametrize('options,variables,message', [
+    ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, torchrun, mpirun'),
+    ([], {'TRAIN_SCRIPT': 'nowhere.py'}, "there is no training script 'nowhere.py' (in "),
+    ([], {'MODULE': 'PyTorch/99'}, 'module PyTorch/99 cannot be loaded'),
+    ([], {'MODULES': 'nompi/1'}, 'module nompi/1 cannot be loaded'),
+    ([], {'USE_CONTAINER': '1', 'SIF': '/nowhere.sif'}, "SIF=FILE (SIF is '/nowhere.sif')"),
+    (['--ntasks=3'], {'LAUNCHER': 'torchrun'}, '3 tasks do not fit 2 nodes: sbatch --nodes=2 --ntasks-per-node=N'),
+    (['--gpus-per-node=4'], {'LAUNCHER': 'torchrun'}, '2 ranks and 4 GPUs on each node: sbatch --ntasks-per-node=4'),
+    ([], {'SLINGTORCH_GPU_VISIBILITY': 'CUDA_VISIBLE_DEVICES'}, 'is for GPUs, and this job has none: sbatch --gpus-per-node=N'),
+])
+def test_what_cannot_be_right_is_said_at_once(job, options, variables, message):
+    done = job(*options, **variables)
+    assert done.returncode != 0 and message in done.output
+    assert '|' not in done.output
+
+
+def test_modules_of_the_submitting_shell_stay_out(job, image_env, lmod, tmp_path):
+    """Its modules are not those that PyTorch was installed with, and a job must not depend on who submits it."""
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other/1.lua').write_text('setenv("OTHER", "loaded")\n')
+    shell = lmod.load('other/1', modulepath=[tmp_path])
+    assert shell['OTHER'] == 'loaded'
+    done = job('--export=ALL', **{name: shell[name] for name in shell if re.match('MODULE|LOADED|_LM|LMOD|_Module|OTHER', name)})
+    assert sorted(done.output.splitlines()[1:]) == [f'{rank}|{image_env.module}|None|None' for rank in range(4)], done.output
+    # srun passes on what sbatch did
+    done = job('--export=EASYBUILD_PREFIX,MODULE,OTHER', OTHER='mine')
+    assert sorted(done.output.splitlines()[1:]) == [f'{rank}|{image_env.module}|mine|None' for rank in range(4)], done.output
+
+
+def test_unknown_partition_and_constraint(slurm):
+    """Slurm's own messages, which the page repeats with a remedy."""
+    page = (ROOT / 'docs/systems/slurm.md').read_text()
+    for option, message in (('-p', 'Invalid partition name specified'), ('-C', 'Invalid feature specification')):
+        done = run(['sbatch', option, 'none', DDP], env=slurm.env, check=False)
+        assert done.returncode != 0 and message in done.stderr and f'`{message}`' in page
+
+
+# --- venv_build.job
+
+
+@pytest.fixture
+def build(slurm, eb_env, tmp_path):
+    """A function: install a small environment by venv_build.job with these arguments and variables; the ended job."""
+    files = stagedenv.write_easyconfig(tmp_path, image=False)
+
+    def submit(*arguments, **variables):
+        return slurm.sbatch(BUILD, arguments=[files.easyconfig, *arguments], env={**eb_env.env, **files.pip_env, **variables}, cwd=tmp_path)
+
+    return submit
+
+
+def test_build_brings_its_modules_into_every_job(build, eb_env, job, tmp_path):
+    modules = tmp_path / 'site'
+    (modules / 'wanted').mkdir(parents=True)
+    wanted = modules / 'wanted/1.lua'
+    wanted.write_text('setenv("WANTED", "loaded")\n')
+    site = {'MODULEPATH': modules}
+    done = build(MODULES='wanted/1', HTTPS_PROXY='http://me:secret@proxy:3128', no_proxy='localhost', **site)
+    assert done.returncode == 0, done.output
+    assert 'https_proxy=http://...@proxy:3128\nvenv_build.job: no_proxy=localhost\n' in done.output
+    assert 'secret' not in done.output
+
+    here = {'EASYBUILD_PREFIX': eb_env.prefix, 'MODULE': 'PyTorch/0.1-tiny', **site}
+    done = job('--ntasks-per-node=1', **here)
+    assert sorted(done.output.splitlines()[1:]) == [f'{rank}|wanted/1:PyTorch/0.1-tiny|None|loaded' for rank in range(2)], done.output
+    wanted.unlink()
+    done = job(**here)
+    assert done.returncode != 0 and 'or one that it was installed with is gone' in done.output
+
+
+def test_environment_that_a_job_may_be_using_is_not_overwritten(build, eb_env, slurm, tmp_path):
+    installed = build()
+    assert installed.returncode == 0, installed.output
+    other = run(['sbatch', '--parsable', '--job-name=train', '--output=/dev/null', '--wrap', 'sleep 600'], env=slurm.env).stdout.strip()
+    try:
+        wait(lambda: run(['squeue', '-h', '-j', other, '-o', '%T'], env=slurm.env).stdout.strip() == 'RUNNING', 60, 'no job runs')
+        for refused in (build('--rebuild'), build('--force'), build(EASYBUILD_REBUILD='1')):
+            assert refused.returncode != 0 and f'    {other} (train)\n' in refused.output, refused.output
+            assert 'OVERWRITE=1' in refused.output and 'EasyBuild' not in refused.output
+        assert 'is already installed' in build().output
+        assert build('--rebuild', '--dry-run', OVERWRITE='1').returncode == 0
+    finally:
+        run(['scancel', other], env=slurm.env)
+
+
+def test_build_without_the_bundle(slurm, build):
+    done = build(PATH='/usr/bin:/bin')
+    assert done.returncode != 0 and 'there is no eb in this job' in done.output
+
+
+def test_job_of_easybuild(slurm, eb_env, tmp_path):
+    """The lines of docs/systems/slurm.md, with another easyconfig."""
+    page = (ROOT / 'docs/systems/slurm.md').read_text()
+    line = re.search(r'^    (SBATCH_PARTITION=.* eb --job .*)\.eb$', page, re.M).group(1)
+    files = stagedenv.write_easyconfig(tmp_path, image=False)
+    command = shlex.split(line.replace('PARTITION ', 'gpu ').rpartition(' ')[0])
+    done = run(['env', *command, files.easyconfig], env={key: value for key, value in {**eb_env.env, **files.pip_env, 'SLURM_CONF':
+               slurm.env['SLURM_CONF']}.items() if value is not None}, cwd=tmp_path)
+    jobid = re.search(r'PyTorch-0.1-tiny \(PyTorch/0.1-tiny\): (\d+)', done.stdout).group(1)
+    wait(lambda: not run(['squeue', '-h', '-j', jobid], env=slurm.env, check=False).stdout.strip(), 240, 'the job does not end')
+    output = (tmp_path / f'PyTorch-0.1-tiny-{jobid}.out').read_text()
+    assert 'COMPLETED: Installation ended successfully' in output, output
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
