@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py).
+'lock' writes lock files (lock.py), 'bench' reads what jobs measured (bench.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, lock
+from slingtorch import __version__, bench, bundle_root, lock
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -336,7 +336,8 @@ def tuple_data(entry):
 def site_data(site, keys, why=None):
     """A site, for JSON."""
     data = {key: getattr(site, key) for key in ('name', 'path') + keys}
-    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values())):
+    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values()),
+                         ('references', site.references)):
         data[key] = [tuple_data(entry) for entry in entries]
     return dict(data, detected=why)
 
@@ -377,6 +378,12 @@ def print_site(site):
         print("  reason: %s" % group.reason)
         print("  source: %s" % group.source)
         print_values(site.env + site.parameters, group=group.name)
+    if site.references:
+        print("\nWhat the network should give (slingtorch bench --site %s):" % site.name)
+    for entry in site.references:
+        print("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
+            entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
+            entry.tolerance, entry.source))
 
 
 def run_sites(args):
@@ -464,6 +471,8 @@ def make_parser():
                                               "and writes versions and hashes to the lock file beside the easyconfig.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.set_defaults(function=run_lock)
+
+    bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
     return parser
 
 
@@ -479,7 +488,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env, sites or lock\n")
+            parser.exit(2, "slingtorch: name a command: bench, env, lock or sites\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')
