@@ -62,9 +62,8 @@ KINDS = {
     'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
     'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
                       ('value', 'values'), ('for',)),
-    'reference': Kind('[reference LABEL]', r'(?P<name>\S+)',
-                      ('operation', 'backend', 'nodes', 'ranks_per_node', 'size', 'bus_bandwidth', 'tolerance', 'source'),
-                      (), ()),
+    'reference': Kind('[reference LABEL]', r'(?P<name>\S+)', ('operation', 'backend', 'nodes', 'ranks_per_node', 'size',
+                                                              'bus_bandwidth', 'tolerance', 'source'), (), ()),
     'group': Kind("[group NAME], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
                   ('title', 'needs', 'reason', 'source'), (), ()),
 }
@@ -106,7 +105,8 @@ class Site:
     """One site, as its file describes it.
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
-    Group by name), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
+    Group by name), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for
+    EasyBuild, or None).
     """
 
     def __init__(self, name, path, sections):

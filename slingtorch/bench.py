@@ -150,7 +150,8 @@ def judge(record, site, measuring):
         lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
                      "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
     if well is None:
-        lines.append("site %s: nothing was compared: measure with as many nodes and ranks as a reference has" % site.name)
+        lines.append("site %s: nothing was compared: measure with as many nodes and ranks as a reference has"
+                     % site.name)
     return lines, well
 
 
@@ -174,6 +175,7 @@ def draw(records, names, path, measuring):
     kinds = [kind for kind in measuring.KINDS
              if any(row['kind'] == kind for record in records for row in record['results'])]
     handles = {}
+    rates = [sum(record['line_rates'].values()) if record['nodes'] > 1 else 0 for record in records]
     for axes, operation in zip(grid.flat, operations):
         for number, record in enumerate(records):
             for kind in kinds:
@@ -184,10 +186,9 @@ def draw(records, names, path, measuring):
                     handles[label], = axes.plot(
                         *zip(*points), marker='os^vDx'[kinds.index(kind)], markersize=4, linewidth=1.5,
                         color='C%d' % kinds.index(kind), linestyle=('-', '--')[number % 2])
-            rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-            if rate:
-                label = 'line rate of a node' if len(records) == 1 else 'line rate, ' + names[number]
-                handles[label] = axes.axhline(rate, color='0.4', linestyle=(':', '-.')[number % 2])
+            if rates[number]:
+                label = 'line rate of a node' if len(set(rates)) == 1 else 'line rate, ' + names[number]
+                handles[label] = axes.axhline(rates[number], color='0.4', linestyle=':')
         axes.set_xscale('log', base=2)
         axes.set_yscale('log')
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda size, _: measuring.show_size(int(size))))
@@ -205,7 +206,7 @@ def draw(records, names, path, measuring):
         record['nodes'], record['ranks_per_node'], record['versions']['torch'], record['date'])
     figure.suptitle(title if len(records) == 1 else ' / '.join(names))
     figure.legend(handles.values(), handles.keys(), loc='lower center', ncols=min(4, len(handles)), frameon=False)
-    figure.tight_layout(rect=(0, 0.09 if height == 1 else 0.05, 1, 1))
+    figure.tight_layout(rect=(0, 0.25 * (1 + -(-len(handles) // 4)) / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=110)
 
 
@@ -254,8 +255,8 @@ def add_parser(commands, function):
     parser = commands.add_parser('bench', help="read, compare, draw and judge what --bench measured in a job",
                                  description="Reads what 'conda-python-distributed --bench' measured in a job. "
                                              "Without arguments it says how that is done.",
-                                 epilog="Exit status: 0; 1 for wrong values, too slow by the site's figures, a job that "
-                                        "ended early, or an error; 3 if --site had nothing to compare with.")
+                                 epilog="Exit status: 0; 1 for wrong values, too slow by the site's figures, a job "
+                                        "that ended early, or an error; 3 if --site had nothing to compare with.")
     parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench: print its tables")
     parser.add_argument('--compare', nargs=2, metavar=('A', 'B'), help="two such files side by side")
     parser.add_argument('--plot', metavar='PNG', help="draw bus bandwidth by size (needs matplotlib)")

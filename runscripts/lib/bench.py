@@ -473,7 +473,7 @@ class Measurement:
         self.provider = self.find_provider(before)
 
     def find_provider(self, before):
-        """{'name': what carries the data, None if nothing says so, 'evidence': what says it, 'nodes': where it differs}"""
+        """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
         if self.kind == 'nccl':
             log = read_text(os.environ.get('NCCL_DEBUG_FILE', ''))
             name, evidence = nccl_network(log)
@@ -589,14 +589,17 @@ class Measurement:
             self.seconds(function, min(20, repeats // 5))
             gc.disable()
             # sums grow beyond every bound meanwhile: to add infinities takes no longer
+            processor = time.process_time()
             times = self.seconds(function, repeats)
+            processor = time.process_time() - processor
             gc.enable()
             again, where_again = self.check(function, operation, *tensors)
             actual = ITEM * max(tensors[0].numel(), tensors[1].numel())
             seconds = statistics.median(times)
             yield {
                 'kind': self.kind, 'operation': operation, 'size': size, 'bytes': actual, 'seconds': seconds,
-                'fastest': min(times), 'repeats': repeats, 'algorithm_bandwidth': actual / seconds / 1e9,
+                'fastest': min(times), 'processor_seconds': processor / repeats, 'repeats': repeats,
+                'algorithm_bandwidth': actual / seconds / 1e9,
                 'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.job.ranks),
                 'wrong': wrong + again, 'first_wrong': where or where_again,
             }
@@ -634,8 +637,9 @@ def averages(record):
 
 def wrong_values(record):
     """Lines about wrong values."""
-    return ['WRONG VALUES: %s, %s of %s: %d; %s' % (row['kind'], row['operation'], show_size(row['size']), row['wrong'],
-                                                   row['first_wrong']) for row in record['results'] if row['wrong']]
+    return ['WRONG VALUES: %s, %s of %s: %d; %s'
+            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
+            for row in record['results'] if row['wrong']]
 
 
 def head(record):
@@ -643,7 +647,8 @@ def head(record):
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl', 'mpi') if name in record['versions']]
+    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl', 'mpi')
+             if name in record['versions']]
     if extra:
         lines.append('  ' + '; '.join(extra))
     if record['nodes'] == 1:
@@ -755,8 +760,10 @@ def new_record(job, options, torch, kinds, why_not):
         'node': job.node, 'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         'arguments': sys.argv[1:], 'line_rates': line_rates(), 'providers': {}, 'libraries': [], 'results': [],
-        'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items() if why and (
-            kind not in ('mpi-gpu', 'plain-mpi-gpu') or not why_not[kind.replace('-gpu', '')])], 'notes': [],
+        'notes': [],
+        # on GPUs only where it could be measured on CPUs
+        'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items()
+                         if why and not (kind.endswith('-gpu') and why_not[kind[:-4]])],
     }
 
 

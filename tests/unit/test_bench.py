@@ -309,7 +309,8 @@ def test_as_fast_as_the_reference(capsys, files, site):
                      '85 (tolerance 0.05; a report)']
 
 
-@pytest.mark.parametrize('bus,wrong,status,says', [(81, 0, 0, 'good'), (80, 0, 1, 'TOO SLOW'), (99, 1, 1, 'WRONG VALUES')])
+@pytest.mark.parametrize('bus,wrong,status,says', [
+    (81, 0, 0, 'good'), (80, 0, 1, 'TOO SLOW'), (99, 1, 1, 'WRONG VALUES')])
 def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, status, says):
     site(SITE + REFERENCE)
     found, lines = verdict(capsys, files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)]))
