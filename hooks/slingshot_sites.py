@@ -63,6 +63,8 @@ KINDS = {
     'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
     'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
                       ('value', 'values'), ('for',)),
+    'reference': Kind('[reference LABEL]', r'(?P<name>\S+)', ('operation', 'backend', 'nodes', 'ranks_per_node', 'size',
+                                                              'bus_bandwidth', 'tolerance', 'source'), (), ()),
     'group': Kind("[group NAME], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
                   ('title', 'needs', 'reason', 'source'), (), ()),
 }
@@ -82,12 +84,17 @@ CHECKS = {
                       "it is not a name of an environment variable: use capitals, digits and _"),
     ('env', 'value'): (r'(?!.*%\().*', "EasyBuild would take '%(' in a value for a template: write it differently"),
     ('env', 'when'): (r'\w+ *= *\S.*', "write when = PARAMETER=VALUE"),
+    ('reference', 'nodes ranks_per_node'): (r'[1-9]\d* [1-9]\d*', "nodes and ranks_per_node must be numbers"),
+    ('reference', 'size'): (r'[1-9]\d* [KMG]iB', "write it as 128 MiB or 1 GiB"),
+    ('reference', 'bus_bandwidth'): (r'\d+(\.\d+)?', "it must be a number, in GB/s"),
+    ('reference', 'tolerance'): (r'0\.\d+', "it must be a share, such as 0.05"),
     ('parameter', 'name'): ('(?!(modextravars|site_groups)$)[a-z_][a-z0-9_]*', "it is not a name of an easyconfig "
                             "parameter that is set this way: use [env VARIABLE] and [group NAME]"),
 }
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
+Reference = namedtuple('Reference', ('name',) + KINDS['reference'].keys)
 Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
 
 
@@ -99,7 +106,8 @@ class Site:
     """One site, as its file describes it.
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
-    Group by name), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
+    Group by name), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for
+    EasyBuild, or None).
     """
 
     def __init__(self, name, path, sections):
@@ -107,7 +115,7 @@ class Site:
         self.path = path
         metadata = path[:-len(SITE)] + METADATA
         self.metadata = metadata if os.path.isfile(metadata) else None
-        self.rules = []
+        self.rules, self.references = [], []
         self.groups = OrderedDict()
         values = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
@@ -118,6 +126,8 @@ class Site:
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':
                 self.groups[keys['name']] = Group(*[keys[field] for field in Group._fields])
+            elif kind == 'reference':
+                self.references.append(Reference(*[keys[field] for field in Reference._fields]))
             else:
                 when = keys.get('when')
                 values[kind].append(Value(keys['name'], keys.get('values') or keys['value'], keys['reason'],
@@ -276,7 +286,7 @@ def read_site(name, path, environ):
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
         sections.update(read_sections(shared[include]))
-        for kind in ('site', 'detect'):
+        for kind in ('site', 'detect', 'reference'):
             if kind in [key[0] for key in sections]:
                 fail(shared[include], kind, "it belongs into the file of a site")
     sections.update(own)

@@ -2,7 +2,7 @@
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
-(explain.py).
+(explain.py), 'bench' reads what jobs measured (bench.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, explain, lock, sitefile, siteformats
+from slingtorch import __version__, bench, bundle_root, explain, lock, sitefile, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -337,7 +337,8 @@ def tuple_data(entry):
 def site_data(site, keys, why=None):
     """A site, for JSON."""
     data = {key: getattr(site, key) for key in ('name', 'path') + keys}
-    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values())):
+    for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values()),
+                         ('references', site.references)):
         data[key] = [tuple_data(entry) for entry in entries]
     return dict(data, detected=why)
 
@@ -378,6 +379,12 @@ def print_site(site):
         print("  reason: %s" % group.reason)
         print("  source: %s" % group.source)
         print_values(site.env + site.parameters, group=group.name)
+    if site.references:
+        print("\nWhat the network should give (slingtorch bench --site %s):" % site.name)
+    for entry in site.references:
+        print("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
+            entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
+            entry.tolerance, entry.source))
 
 
 def run_sites(args):
@@ -510,6 +517,7 @@ def make_parser():
     new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
                                          "has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
+    bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
     return parser
 
 

@@ -1,0 +1,861 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Bandwidth of PyTorch's collective operations in this job, by message size, with the values checked.
+
+    srun -N2 --ntasks-per-node=4 conda-python-distributed --bench --json bench.json
+
+Every rank runs it; rank 0 prints the tables and writes the file, which 'slingtorch bench' reads, compares and draws
+(docs/bench.md). Algorithm and bus bandwidth are those of nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so that
+figures of both can be compared. Time is that of the slowest rank, the median of all repetitions.
+
+It needs PyTorch and nothing else, and for plain MPI mpi4py: also in a container. Python 3.8 or newer.
+"""
+import argparse
+import atexit
+import datetime
+import gc
+import glob
+import json
+import os
+import re
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+
+FORMAT, VERSION = 'slingtorch bench', 1
+"""What the first keys of a file say; a change that an older reader would misread gets a new number."""
+
+OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to_all', 'send_receive']
+KINDS = {
+    'nccl': "NCCL or RCCL, on GPUs",
+    'gloo': "gloo, on CPUs",
+    'mpi': "PyTorch's backend mpi, on CPUs",
+    'mpi-gpu': "PyTorch's backend mpi, on GPUs",
+    'plain-mpi': "MPI itself (mpi4py), on CPUs",
+    'plain-mpi-gpu': "MPI itself (mpi4py), on GPUs",
+}
+GPU_KINDS = ('nccl', 'mpi-gpu', 'plain-mpi-gpu')
+ITEM = 4
+"""Bytes of a float32, in which everything is sent."""
+
+PERIOD, STRIDE = 1021, 17
+"""Element i of rank r is (i + 17 r) mod 1021: sums of 16,000 ranks are exact in a float32, and since 1021 is prime, no
+block of a power of two looks like another one."""
+
+WARM_UP, MIN_REPEATS, MAX_REPEATS = 3, 3, 1000
+MEMORY_SHARE = 0.8
+"""How much of the free memory is used; and libraries are taken to need as much again as the messages (gloo does)."""
+
+UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
+VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'TORCH_NCCL_', 'OMPI_MCA_', 'UCX_',
+             'OMP_NUM_THREADS', 'SLINGTORCH_')
+"""What of the environment is kept in the file: the network's settings, and nobody's secrets."""
+
+
+class BenchError(Exception):
+    """Something that the user must fix; the message says how."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# figures
+
+def parse_size(text):
+    """Bytes of '32768', '32K', '32KiB' or '16G'; powers of 1024, as in nccl-tests."""
+    match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
+    if not match or int(match.group(1)) == 0:
+        raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
+    return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
+
+
+def show_size(size):
+    """'32 KiB'"""
+    for unit in 'TGMK':
+        if size >= UNITS[unit]:
+            return '%.4g %siB' % (size / UNITS[unit], unit)
+    return '%d B' % size
+
+
+def show_time(seconds):
+    """'12.3 us', with three digits."""
+    for unit, scale in (('us', 1e-6), ('ms', 1e-3)):
+        if seconds < 1000 * scale:
+            return '%.3g %s' % (seconds / scale, unit)
+    return '%.3g s' % seconds
+
+
+def bus_factor(operation, ranks):
+    """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
+    if operation == 'all_reduce':
+        return 2 * (ranks - 1) / ranks
+    if operation in ('broadcast', 'send_receive'):
+        return 1.0
+    return (ranks - 1) / ranks
+
+
+def elements(operation, size, ranks):
+    """
+    Elements of one rank's buffers (send, receive) for a size as nccl-tests defines it; receive is 0 if both are one.
+
+    The size is that of the whole array, of which all_gather, reduce_scatter and all_to_all give each rank a part.
+    """
+    if operation in ('all_reduce', 'broadcast'):
+        return size // ITEM, 0
+    if operation == 'send_receive':
+        return size // ITEM, size // ITEM
+    part = max(1, size // ITEM // ranks)
+    return {'all_gather': (part, part * ranks), 'reduce_scatter': (part * ranks, part),
+            'all_to_all': (part * ranks, part * ranks)}[operation]
+
+
+def expected(operation, count, ranks, rank):
+    """
+    What a rank must have received: list of (first element, elements, rank it is from or None for the sum of all,
+    position there); `count` is the number of elements received.
+    """
+    if operation == 'all_reduce':
+        return [(0, count, None, 0)]
+    if operation == 'reduce_scatter':
+        return [(0, count, None, rank * count)]
+    if operation in ('broadcast', 'send_receive'):
+        return [(0, count, 0 if operation == 'broadcast' else (rank - 1) % ranks, 0)]
+    part = count // ranks
+    return [(other * part, part, other, rank * part if operation == 'all_to_all' else 0) for other in range(ranks)]
+
+
+def sizes_between(smallest, largest, factor):
+    """Sizes from the smallest, each `factor` times the one before."""
+    sizes = [smallest]
+    while sizes[-1] * factor <= largest:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def largest_size(operation, ranks, free):
+    """The largest size for which `free` bytes of memory, one rank's share, are enough."""
+    size = 2 ** 40
+    return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# this node
+
+def read_text(*parts):
+    """Text of a file, stripped; '' if it cannot be read."""
+    try:
+        with open(os.path.join(*parts)) as stream:
+            return stream.read().strip()
+    except (OSError, ValueError):
+        return ''
+
+
+def free_memory(root='/'):
+    """
+    Bytes that the processes of this job may still take on this node, and what says so.
+
+    The least of what the kernel calls available and of what every cgroup above this process has left (version 2, and
+    the memory controller of version 1). What is cached of files counts as free: the kernel gives it back.
+    """
+    found = re.search(r'^MemAvailable: +(\d+) kB', read_text(root, 'proc/meminfo'), re.M)
+    least = (int(found.group(1)) * 1024, 'free on this node') if found else (None, '')
+    for line in read_text(root, 'proc/self/cgroup').splitlines():
+        _, controllers, path = line.split(':', 2)
+        if controllers == '':
+            base, names = 'sys/fs/cgroup', ('memory.max', 'memory.current', 'inactive_file')
+        elif 'memory' in controllers.split(','):
+            base, names = 'sys/fs/cgroup/memory', ('memory.limit_in_bytes', 'memory.usage_in_bytes',
+                                                   'total_inactive_file')
+        else:
+            continue
+        path = path.strip('/')
+        while True:
+            group = os.path.join(root, base, path)
+            limit, used = read_text(group, names[0]), read_text(group, names[1])
+            cached = re.search(r'^%s (\d+)' % names[2], read_text(group, 'memory.stat'), re.M)
+            if limit.isdigit() and used.isdigit():
+                left = int(limit) - int(used) + (int(cached.group(1)) if cached else 0)
+                if least[0] is None or left < least[0]:
+                    least = (max(0, left), 'left of the %s that the job may use here (%s)' % (
+                        show_size(int(limit)), os.path.join(group, names[0])))
+            if not path:
+                break
+            path = os.path.dirname(path)
+    return least
+
+
+def line_rates(root='/sys'):
+    """
+    {interface: GB/s} of this node's network: what its drivers say of InfiniBand and RoCE ports and of Slingshot's
+    interfaces; if there are none, of the network cards that are up.
+    """
+    rates = {}
+    for port in glob.glob(os.path.join(root, 'class/infiniband/*/ports/*')):
+        match = re.match(r'(\d+(\.\d+)?) Gb/sec', read_text(port, 'rate'))
+        if match and 'ACTIVE' in read_text(port, 'state'):
+            rates['%s:%s' % (port.split('/')[-3], port.split('/')[-1])] = float(match.group(1)) / 8
+    cards = [os.path.basename(path) for path in glob.glob(os.path.join(root, 'class/cxi/*/device/net/*'))]
+    if not rates and not cards:
+        # virtual ones have no device
+        cards = [path.split('/')[-2] for path in glob.glob(os.path.join(root, 'class/net/*/device'))]
+    for card in cards:
+        speed = read_text(root, 'class/net', card, 'speed')
+        if speed.isdigit() and int(speed) > 0 and read_text(root, 'class/net', card, 'operstate') == 'up':
+            rates[card] = int(speed) / 8000
+    return rates
+
+
+def open_devices():
+    """The network's device files that this process has open: {'cxi', 'verbs'}."""
+    found = set()
+    for link in glob.glob('/proc/self/fd/*'):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        for start, name in (('/dev/cxi', 'cxi'), ('/dev/infiniband/uverbs', 'verbs'), ('/dev/hfi1', 'psm2')):
+            if target.startswith(start):
+                found.add(name)
+    return found
+
+
+def mapped_libraries():
+    """Paths of the libraries of communication that this process has mapped."""
+    paths = set(re.findall(r' (/\S+)$', read_text('/proc/self/maps'), re.M))
+    return sorted(path for path in paths
+                  if re.match(r'lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|mpich)', os.path.basename(path)))
+
+
+def nccl_network(log):
+    """(network and provider, the lines that say so) from NCCL's or RCCL's own log; (None, '') if it does not say."""
+    names, lines = [], []
+    for pattern, form in ((r'Using network (.+)', '%s'), (r'NET/OFI Selected [Pp]rovider is ([^,\s]+)', 'provider %s')):
+        match = re.search(r'.*' + pattern, log)
+        if match:
+            names.append(form % match.group(1).strip())
+            lines.append(match.group(0).strip())
+    return ', '.join(names) or None, '; '.join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what is measured
+
+class TorchBackend:
+    """A backend of torch.distributed: the operations on tensors of its device."""
+
+    def __init__(self, kind, job):
+        import torch
+        import torch.distributed as dist
+        self.torch, self.dist = torch, dist
+        self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
+        name = kind.replace('-gpu', '')
+        options = {'timeout': datetime.timedelta(seconds=job.timeout)}
+        if name != 'mpi':  # which knows its ranks from MPI
+            options.update(store=dist.PrefixStore(kind, job.store()), rank=job.rank, world_size=job.ranks)
+        dist.init_process_group(name, **options)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def operation(self, name, send, receive):
+        """A function that does it once."""
+        dist, size = self.dist, self.size
+        following, previous = (self.rank + 1) % size, (self.rank - 1) % size
+
+        def exchange():
+            work = dist.batch_isend_irecv([dist.P2POp(dist.isend, send, following),
+                                           dist.P2POp(dist.irecv, receive, previous)])
+            for each in work:
+                each.wait()
+
+        return {
+            'all_reduce': lambda: dist.all_reduce(send),
+            'all_gather': lambda: self.newest('all_gather_single', 'all_gather_into_tensor')(receive, send),
+            'reduce_scatter': lambda: self.newest('reduce_scatter_single', 'reduce_scatter_tensor')(receive, send),
+            'broadcast': lambda: dist.broadcast(send, 0),
+            'all_to_all': lambda: dist.all_to_all_single(receive, send),
+            'send_receive': exchange,
+        }[name]
+
+    def newest(self, *names):
+        """The first of these functions that there is: 2.13 renamed some, and warns of the older names."""
+        return next(getattr(self.dist, name) for name in names if hasattr(self.dist, name))
+
+    def operation_on_lists(self, name, send, receive):
+        """The same on a list of tensors, for a backend that has no other form of it; None if there is none."""
+        return {
+            'all_gather': lambda: self.dist.all_gather(list(receive.chunk(self.size)), send),
+            'reduce_scatter': lambda: self.dist.reduce_scatter(receive, list(send.chunk(self.size))),
+            'all_to_all': lambda: self.dist.all_to_all(list(receive.chunk(self.size)), list(send.chunk(self.size))),
+        }.get(name)
+
+    def barrier(self):
+        self.dist.barrier()
+
+    def maximum(self, values):
+        """The largest of all ranks, for each value."""
+        tensor = self.torch.tensor(values, dtype=self.torch.float64, device=self.device)
+        self.dist.all_reduce(tensor, op=self.dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def gather(self, thing):
+        """List of what each rank has."""
+        things = [None] * self.size
+        self.dist.all_gather_object(things, thing)
+        return things
+
+    def close(self):
+        self.dist.destroy_process_group()
+
+
+class PlainMPI:
+    """
+    MPI as mpi4py calls it, on memory that PyTorch allocated.
+
+    NumPy asks the kernel for huge pages from 4 MiB up and PyTorch does not: with memory of each its own, that would be
+    compared.
+    """
+
+    def __init__(self, kind, job):
+        from mpi4py import MPI
+        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+
+    def buffer(self, tensor):
+        return [tensor if tensor.is_cuda else tensor.numpy(), self.mpi.FLOAT]
+
+    def operation(self, name, send, receive):
+        """A function that does it once."""
+        comm, rank, size = self.comm, self.rank, self.size
+        out = self.buffer(send)
+        into = out if receive is send else self.buffer(receive)
+        return {
+            'all_reduce': lambda: comm.Allreduce(self.mpi.IN_PLACE, out),
+            'all_gather': lambda: comm.Allgather(out, into),
+            'reduce_scatter': lambda: comm.Reduce_scatter_block(out, into),
+            'broadcast': lambda: comm.Bcast(out, 0),
+            'all_to_all': lambda: comm.Alltoall(out, into),
+            'send_receive': lambda: comm.Sendrecv(out, (rank + 1) % size, 0, into, (rank - 1) % size, 0),
+        }[name]
+
+    def operation_on_lists(self, name, send, receive):
+        """MPI needs no other form."""
+
+    def barrier(self):
+        self.comm.Barrier()
+
+    def maximum(self, values):
+        """The largest of all ranks, for each value."""
+        return [max(column) for column in zip(*self.comm.allgather(values))]
+
+    def gather(self, thing):
+        """List of what each rank has."""
+        return self.comm.allgather(thing)
+
+    def close(self):
+        """MPI ends with the process."""
+
+
+class Data:
+    """The pattern in tensors of one device, made and compared in blocks: no second copy of a message is needed."""
+
+    def __init__(self, torch, device, ranks):
+        self.torch = torch
+        base = torch.arange(PERIOD, dtype=torch.float64)
+        total = sum((base + rank * STRIDE) % PERIOD for rank in range(ranks))
+        self.tiles = {one: row.to(torch.float32).repeat(1028).to(device) for one, row in ((True, base), (False, total))}
+        self.block = PERIOD * 1027
+
+    def blocks(self, tensor, first, count, source, position):
+        """Pairs (part of the tensor, what it is to hold); for `source` and `position` see expected()."""
+        tile = self.tiles[source is not None]
+        for start in range(0, count, self.block):
+            length = min(self.block, count - start)
+            phase = (position + start + (source or 0) * STRIDE) % PERIOD
+            yield tensor[first + start:first + start + length], tile[phase:phase + length]
+
+    def fill(self, tensor, rank):
+        """What a rank sends."""
+        for part, values in self.blocks(tensor, 0, tensor.numel(), rank, 0):
+            part.copy_(values)
+
+    def wrong(self, tensor, segments):
+        """Number of wrong values, and where the first one is."""
+        number, where = 0, None
+        for first, count, source, position in segments:
+            for part, values in self.blocks(tensor, first, count, source, position):
+                differ = part != values
+                found = int(differ.sum())
+                if found and not number:
+                    at = int(differ.nonzero()[0])
+                    where = 'value %d is %g and must be %g' % (
+                        (part.data_ptr() - tensor.data_ptr()) // ITEM + at, float(part[at]), float(values[at]))
+                number += found
+        return number, where
+
+
+class Job:
+    """This rank's place in the job, as the runscript says it."""
+
+    def __init__(self, options):
+        missing = [name for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
+                   if not os.environ.get(name, '').isdigit()]
+        if missing:
+            raise BenchError("%s not set: start it through the runscript, as in 'srun -N2 --ntasks-per-node=4 "
+                             "$RUNSCRIPTS/conda-python-distributed --bench'" % ', '.join(missing))
+        self.rank, self.ranks, self.local_rank, self.local_ranks = (
+            int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
+        self.node = os.environ.get('SLURMD_NODENAME') or socket.gethostname()
+        self.timeout = options.timeout
+        self.name = "rank %d on %s" % (self.rank, self.node)
+        self._store = None
+
+    def store(self):
+        """PyTorch's store at MASTER_ADDR and MASTER_PORT, one for all backends."""
+        import torch.distributed as dist
+        if self._store is None:
+            self._store, _, _ = next(dist.rendezvous('env://', timeout=datetime.timedelta(seconds=self.timeout)))
+        return self._store
+
+    def gpu(self):
+        """This rank's GPU, made the current one."""
+        import torch
+        seen = torch.cuda.device_count()
+        if seen == 0:
+            raise BenchError("%s sees no GPU: ask the scheduler for GPUs (Slurm: --gpus-per-node)" % self.name)
+        if seen > 1 and self.local_rank >= seen:
+            raise BenchError("%s is local rank %d, and sees %d GPUs: start one rank for each GPU"
+                             % (self.name, self.local_rank, seen))
+        device = torch.device('cuda', self.local_rank if seen > 1 else 0)
+        torch.cuda.set_device(device)
+        return device
+
+
+def at_hand(ranks):
+    """{kind: None, or why it cannot be measured}"""
+    import importlib.util
+    import torch
+    import torch.distributed as dist
+    if not dist.is_available():
+        raise BenchError("this PyTorch has no torch.distributed")
+    gpu = None if torch.cuda.is_available() else "PyTorch %s sees no GPU" % torch.__version__
+    found = {
+        'nccl': gpu or (None if dist.is_nccl_available() else "this PyTorch was built without NCCL or RCCL"),
+        'gloo': None if dist.is_gloo_available() else "this PyTorch was built without gloo",
+        'mpi': None if dist.is_mpi_available() else "this PyTorch was built without MPI",
+        'plain-mpi': None if importlib.util.find_spec('mpi4py') else "mpi4py is not installed",
+    }
+    # MPI that cannot read a GPU's memory ends in a segmentation fault: only on request where nothing says it can
+    aware = None if os.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' else \
+        "MPICH_GPU_SUPPORT_ENABLED is not 1; name it with --backends if this MPI takes GPU memory"
+    for kind in ('mpi', 'plain-mpi'):
+        found[kind + '-gpu'] = found[kind] or gpu or aware
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# measuring
+
+class Measurement:
+    """One kind of communication in this job: measures operations, and says what could not be measured."""
+
+    def __init__(self, kind, job, options):
+        import torch
+        self.kind, self.job, self.options, self.torch = kind, job, options, torch
+        before = open_devices()
+        self.comm = (PlainMPI if kind.startswith('plain-mpi') else TorchBackend)(kind, job)
+        if self.comm.size != job.ranks:
+            raise BenchError("MPI sees %d rank(s), the job has %d: start the ranks with a launcher of this MPI "
+                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave it out: --backends nccl,gloo"
+                             % (self.comm.size, job.ranks))
+        self.data = Data(torch, self.comm.device, job.ranks)
+        self.comm.maximum([0.0])  # connects
+        self.provider = self.find_provider(before)
+
+    def find_provider(self, before):
+        """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
+        if self.kind == 'nccl':
+            log = read_text(os.environ.get('NCCL_DEBUG_FILE', ''))
+            name, evidence = nccl_network(log)
+        elif self.kind == 'gloo':
+            name = os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')
+            evidence = "gloo's default on Linux" if name == 'TCP' else 'GLOO_DEVICE_TRANSPORT'
+        else:
+            new = sorted(open_devices() - before)
+            name, evidence = ', '.join(new) or None, 'device files that MPI opened' if new else ''
+        found = self.comm.gather((self.job.node, name, evidence))
+        names = sorted({str(name) for _, name, _ in found})
+        provider = {'name': name, 'evidence': evidence}
+        if len(names) > 1:
+            provider['name'] = ' / '.join(each.replace('None', 'not known') for each in names)
+            provider['nodes'] = {each: sorted({node for node, name, _ in found if str(name) == each}) for each in names}
+        return provider
+
+    def free(self):
+        """The least free memory of all ranks' shares, and what says so on that node."""
+        if self.comm.device == 'cpu':
+            free, why = free_memory()
+            if free is None:
+                raise BenchError("%s: /proc/meminfo does not say how much memory is free; give --max" % self.job.name)
+            share = free / self.job.local_ranks
+            why = '%s %s, for %d rank(s)' % (show_size(free), why, self.job.local_ranks)
+        else:
+            share = self.torch.cuda.mem_get_info(self.comm.device)[0]
+            why = '%s free on the GPU' % show_size(share)
+        return min(self.comm.gather((share, why + ' on ' + self.job.node)))
+
+    def seconds(self, function, repeats):
+        """Seconds of each repetition, each of its slowest rank."""
+        times = []
+        if self.comm.device == 'cpu':
+            barrier, clock = self.comm.barrier, time.perf_counter
+            for _ in range(repeats):
+                barrier()
+                start = clock()
+                function()
+                times.append(clock() - start)
+        else:
+            # as in nccl-tests, operations follow one another on the GPU; events have their times
+            events = [[self.torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+            self.torch.cuda.synchronize()
+            for start, end in events:
+                start.record()
+                function()
+                end.record()
+            self.torch.cuda.synchronize()
+            times = [start.elapsed_time(end) / 1e3 for start, end in events]
+        return self.comm.maximum(times)
+
+    def check(self, function, operation, send, receive):
+        """Do it once with the pattern: number of wrong values on all ranks, and where the first one is."""
+        rank, ranks = self.job.rank, self.job.ranks
+        self.data.fill(send, rank)
+        if receive is not send:
+            receive.fill_(-1)
+        function()
+        number, where = self.data.wrong(receive, expected(operation, receive.numel(), ranks, rank))
+        found = self.comm.gather((number, '%s: %s' % (self.job.name, where)))
+        return sum(count for count, _ in found), next((text for count, text in found if count), None)
+
+    def buffers(self, operation, size):
+        """(send, receive), the same tensor where the operation works in place; None if a rank has no memory for it."""
+        send, receive = elements(operation, size, self.job.ranks)
+        try:
+            send = self.torch.empty(send, dtype=self.torch.float32, device=self.comm.device)
+            tensors = send, self.torch.empty(receive, dtype=self.torch.float32, device=self.comm.device) \
+                if receive else send
+        except (RuntimeError, MemoryError):
+            tensors = None
+        return None if self.comm.maximum([tensors is None])[0] else tensors
+
+    def choose_form(self, operation, send, receive):
+        """The function of an operation in a form that the backend has; a BenchError if it has none."""
+        function = self.comm.operation(operation, send, receive)
+        try:
+            function()
+            return function
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError) as err:
+            other = self.comm.operation_on_lists(operation, send, receive)
+            if other is None or 'onnection' in str(err):
+                raise
+            try:
+                other()
+                return other
+            except (RuntimeError, NotImplementedError):
+                raise BenchError("not supported by this backend: %s" % str(err).splitlines()[0])
+
+    def operation(self, operation, say):
+        """Measure all sizes of an operation: yields rows for the file."""
+        free, why = self.free()
+        largest = largest_size(operation, self.job.ranks, free)
+        wanted = sizes_between(self.options.min, self.options.max, self.options.factor)
+        sizes = [size for size in wanted if size <= largest]
+        if len(sizes) < len(wanted):
+            say('%s, %s: up to %s and not %s: %s' % (
+                self.kind, operation, show_size(sizes[-1]) if sizes else 'no size', show_size(wanted[-1]), why))
+        for size in sizes:
+            tensors = self.buffers(operation, size)
+            if tensors is None:
+                say('%s, %s: no memory for %s on some rank' % (self.kind, operation, show_size(size)))
+                return
+            try:
+                function = self.choose_form(operation, *tensors)
+            except BenchError as err:
+                say('%s, %s: %s' % (self.kind, operation, err))
+                return
+            wrong, where = self.check(function, operation, *tensors)
+            estimate = statistics.median(self.seconds(function, WARM_UP))
+            repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(self.options.seconds / max(estimate, 1e-6))))
+            self.seconds(function, min(20, repeats // 5))
+            gc.disable()
+            # sums grow beyond every bound meanwhile: to add infinities takes no longer
+            processor = time.process_time()
+            times = self.seconds(function, repeats)
+            processor = time.process_time() - processor
+            gc.enable()
+            again, where_again = self.check(function, operation, *tensors)
+            actual = ITEM * max(tensors[0].numel(), tensors[1].numel())
+            seconds = statistics.median(times)
+            yield {
+                'kind': self.kind, 'operation': operation, 'size': size, 'bytes': actual, 'seconds': seconds,
+                'fastest': min(times), 'processor_seconds': processor / repeats, 'repeats': repeats,
+                'algorithm_bandwidth': actual / seconds / 1e9,
+                'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.job.ranks),
+                'wrong': wrong + again, 'first_wrong': where or where_again,
+            }
+            del tensors, function
+            if estimate > self.options.longest and size != sizes[-1]:
+                say('%s, %s: no size above %s, one of which took %s (--longest)' % (
+                    self.kind, operation, show_size(size), show_time(estimate)))
+                return
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the file and the tables, of which 'slingtorch bench' prints the same
+
+def versions(torch, kinds):
+    """What of the software decides about the figures."""
+    found = {'torch': str(torch.__version__), 'python': '%d.%d.%d' % sys.version_info[:3]}
+    for name in ('cuda', 'hip'):
+        if getattr(torch.version, name, None):
+            found[name] = getattr(torch.version, name)
+    if torch.cuda.is_available():
+        found['gpu'] = torch.cuda.get_device_name(0)
+        if 'nccl' in kinds:
+            version = torch.cuda.nccl.version()
+            found['nccl'] = '.'.join(map(str, version)) if isinstance(version, tuple) else str(version)
+    return found
+
+
+def averages(record):
+    """{(kind, operation): average bus bandwidth}, as nccl-tests has it: of all sizes alike."""
+    found = {}
+    for row in record['results']:
+        found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
+    return {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def wrong_values(record):
+    """Lines about wrong values."""
+    return ['WRONG VALUES: %s, %s of %s: %d; %s'
+            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
+            for row in record['results'] if row['wrong']]
+
+
+def head(record):
+    """Lines that say what was measured."""
+    rates = record['line_rates']
+    lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
+        record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
+    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl', 'mpi')
+             if name in record['versions']]
+    if extra:
+        lines.append('  ' + '; '.join(extra))
+    if record['nodes'] == 1:
+        lines.append('  one node: nothing crosses the network')
+    elif rates:
+        lines.append('  line rate of a node: %.4g GB/s (%s)' % (
+            sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
+    else:
+        lines.append('  line rate of a node: not known (no network card says it in /sys)')
+    return lines
+
+
+ROW = '%10s %10s %14s %10s %12s %8s %8s'
+
+
+def table_head(record, kind, operation):
+    provider = record['providers'].get(kind, {})
+    return ['', '%s, %s   (network: %s%s)' % (
+        kind, operation, provider.get('name') or 'not known',
+        ', %s' % provider['evidence'] if provider.get('evidence') else ''),
+        ROW % ('size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
+
+
+def table_row(record, row):
+    rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
+    return ROW % (show_size(row['size']), show_time(row['seconds']), '%.4g' % row['algorithm_bandwidth'],
+                  '%.4g' % row['bus_bandwidth'], '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-',
+                  row['wrong'], row['repeats'])
+
+
+def summary(record):
+    """Lines: the average bus bandwidth of each operation and kind; beside plain MPI the ratio to it."""
+    found = averages(record)
+    kinds = [kind for kind in KINDS if any(kind == key[0] for key in found)]
+    operations = [name for name in OPERATIONS if any(name == key[1] for key in found)]
+    lines = ['', 'average bus bandwidth, GB/s' + (' (and as a share of plain MPI)' if 'plain-mpi' in kinds else ''),
+             '%-16s' % '' + ''.join('%18s' % kind for kind in kinds)]
+    for operation in operations:
+        cells = []
+        for kind in kinds:
+            value, plain = found.get((kind, operation)), found.get(('plain-mpi', operation))
+            cells.append('-' if value is None else '%.4g' % value if not plain or kind.startswith('plain-mpi')
+                         else '%.4g (%.2f)' % (value, value / plain))
+        lines.append('%-16s' % operation + ''.join('%18s' % cell for cell in cells))
+    return lines + [''] + ['not measured: ' + text for text in record['not_measured']] + \
+        ['note: ' + text for text in record['notes']] + wrong_values(record)
+
+
+def write(record, path):
+    """Write the file, whole or not at all."""
+    part = path + '.part'
+    with open(part, 'w') as stream:
+        json.dump(record, stream, indent=1)
+        stream.write('\n')
+    os.replace(part, path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+def comma_list(known):
+    """A type of argparse: names of a list with commas between."""
+    def names(text):
+        found = [name.strip() for name in text.split(',') if name.strip()]
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError("there is no '%s': it is a list of %s" % (name, ', '.join(known)))
+        return found
+    return names
+
+
+def make_parser():
+    """The options, the same for all ranks."""
+    parser = argparse.ArgumentParser(
+        prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
+            '  %-14s %s' % pair for pair in KINDS.items()))
+    parser.add_argument('--backends', type=comma_list(KINDS), metavar='LIST',
+                        help="with commas; default: all at hand")
+    parser.add_argument('--operations', type=comma_list(OPERATIONS), default=OPERATIONS, metavar='LIST',
+                        help="default: %s" % ','.join(OPERATIONS))
+    parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
+    parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
+                        help="default: 16G, or what fits into the free memory")
+    parser.add_argument('--factor', type=int, default=2, help="between one size and the next; default: 2")
+    parser.add_argument('--seconds', type=float, default=0.3,
+                        help="how long each size is repeated, 3 to 1000 times; default: 0.3")
+    parser.add_argument('--longest', type=float, default=5, metavar='SECONDS',
+                        help="no larger size when one operation takes longer; default: 5")
+    parser.add_argument('--timeout', type=int, default=300, metavar='SECONDS',
+                        help="a rank that others wait for longer is taken for dead; default: 300")
+    parser.add_argument('--json', metavar='FILE', help="write the results there, for 'slingtorch bench'")
+    return parser
+
+
+def ask_nccl():
+    """Have NCCL say which network it uses, in a private file: what it prints is parsed, not shown."""
+    if os.environ.get('NCCL_DEBUG_FILE') or os.environ.get('NCCL_DEBUG', '').upper() in ('INFO', 'TRACE'):
+        return
+    directory = tempfile.mkdtemp(prefix='slingtorch-bench-')
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET', NCCL_DEBUG_FILE=os.path.join(directory, 'nccl'))
+
+
+def new_record(job, options, torch, kinds, why_not):
+    """The record before anything was measured."""
+    return {
+        'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
+        'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
+        'node': job.node, 'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
+        'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        'arguments': sys.argv[1:], 'line_rates': line_rates(), 'providers': {}, 'libraries': [], 'results': [],
+        'notes': [],
+        # on GPUs only where it could be measured on CPUs
+        'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items()
+                         if why and not (kind.endswith('-gpu') and why_not[kind[:-4]])],
+    }
+
+
+def run(options, job):
+    """Measure everything; the record."""
+    try:
+        import torch
+    except ImportError as err:
+        raise BenchError("no PyTorch in %s (%s): load its module" % (sys.executable, err))
+    if not os.environ.get('OMP_NUM_THREADS'):
+        torch.set_num_threads(1)
+    why_not = at_hand(job.ranks)
+    if options.backends:
+        kinds = [kind for kind in options.backends if not why_not[kind] or '--backends' in why_not[kind]]
+        why_not.update((kind, None) for kind in kinds)
+        refused = [kind for kind in options.backends if kind not in kinds]
+        if refused:
+            raise BenchError('; '.join('%s cannot be measured: %s' % (kind, why_not[kind]) for kind in refused))
+    else:
+        kinds = [kind for kind in KINDS if not why_not[kind]]
+    if not kinds:
+        raise BenchError("nothing to measure: %s" % '; '.join('%s: %s' % pair for pair in why_not.items()))
+    record = new_record(job, options, torch, kinds, why_not)
+
+    def say(*lines):
+        if job.rank == 0:
+            print(*lines, sep='\n', flush=True)
+
+    def note(text):
+        if text not in record['notes']:
+            record['notes'].append(text)
+
+    def save():
+        if job.rank == 0 and options.json:
+            record['libraries'] = mapped_libraries()
+            write(record, options.json)
+
+    save()  # a directory that cannot be written is known at once
+    say(*head(record))
+    for kind in kinds:
+        try:
+            measurement = Measurement(kind, job, options)
+        except BenchError as err:
+            if options.backends:
+                raise
+            record['not_measured'].append('%s: %s' % (kind, err))
+            continue
+        record['providers'][kind] = measurement.provider
+        if kind.startswith('plain-mpi'):
+            record['versions']['mpi'] = measurement.comm.mpi.Get_library_version().splitlines()[0].strip(' \0')
+        for operation in options.operations:
+            say(*table_head(record, kind, operation))
+            for row in measurement.operation(operation, note):
+                record['results'].append(row)
+                say(table_row(record, row))
+            average = averages(record).get((kind, operation))
+            say('%10s %.4g GB/s of bus bandwidth' % ('average', average) if average is not None else
+                '         - %s' % record['notes'][-1])
+            save()
+        measurement.comm.close()
+    record['complete'] = True
+    say(*summary(record))
+    save()
+    return record
+
+
+def main(argv=None):
+    """One rank."""
+    options = make_parser().parse_args(argv)
+    if options.factor < 2 or options.min < ITEM or options.max < options.min:
+        make_parser().error("--factor must be 2 or more, --min 4 or more, --max not below --min")
+    what = "rank %s" % os.environ.get('RANK', '?')
+    try:
+        job = Job(options)
+        what = job.name
+        ask_nccl()
+        return 1 if wrong_values(run(options, job)) else 0
+    except BenchError as err:
+        text = str(err)
+    except OSError as err:
+        text = "%s: %s" % (type(err).__name__, err)
+    except Exception as err:  # pylint: disable=broad-except
+        # of many lines (a stack of C++) the first says what it was
+        text = "%s: %s" % (type(err).__name__, (str(err).splitlines() or [''])[0][:500])
+        if re.search('onnection|imeout|timed out|peer|ncclRemoteError|nccl', str(err)):
+            text += ". A rank or its node has gone, or the network is blocked: the first error of the job says which " \
+                    "(srun and mpiexec name the rank that ended first)"
+    print("bench: %s: %s" % (what, text), file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # a process group whose peer is gone hangs when it is taken down
+    os._exit(1)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Bench in jobs: four ranks on two nodes, planted faults, and plain MPI."""
+import glob
+import json
+import re
+
+import pytest
+
+import testbed
+from slingtorch import cli
+
+pytestmark = pytest.mark.real
+
+MPICH = next(iter(glob.glob('/usr/lib/*/libmpich.so.12')), '/nowhere')
+OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to_all', 'send_receive']
+FAULTS = '''
+"""Bench with the faults of rank 1: one value of its all_reduce is wrong, and its broadcast ends the process."""
+import os
+import runpy
+import signal
+import sys
+import torch.distributed as dist
+
+all_reduce = dist.all_reduce
+
+def corrupted(tensor, *args, **kwargs):
+    all_reduce(tensor, *args, **kwargs)
+    if tensor.numel() == 1024 and tensor.dtype.itemsize == 4:
+        tensor[700] += 1
+
+if os.environ['RANK'] == '1':
+    dist.all_reduce = corrupted
+    dist.broadcast = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv[0] = os.environ['RUNSCRIPTS'] + '/lib/bench.py'
+runpy.run_path(sys.argv[0], run_name='__main__')
+'''
+
+
+@pytest.fixture
+def env(installed_pytorch, tmp_path):
+    return {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
+            'SLINGTORCH_CACHE_ROOT': str(tmp_path)}
+
+
+def test_four_ranks_on_two_nodes(slurm, installed_pytorch, env, tmp_path, capsys):
+    """The file that the job writes is the one that the command reads."""
+    path = tmp_path / 'bench.json'
+    job = slurm.srun('-N2', '--ntasks-per-node=2', installed_pytorch.runscripts / 'conda-python-distributed', '--bench',
+                     '--max', '300K', '--factor', '8', '--seconds', '0.01', '--json', path, env=env)
+    record = json.loads(path.read_text())
+    assert record['complete'] and (record['nodes'], record['ranks'], record['ranks_per_node']) == (2, 4, 2)
+    assert [(row['operation'], row['size'], row['wrong']) for row in record['results']] == [
+        (operation, size, 0) for operation in OPERATIONS for size in (2 ** 15, 2 ** 18)]
+    for row in record['results']:
+        assert row['algorithm_bandwidth'] == pytest.approx(row['bytes'] / row['seconds'] / 1e9)
+    assert {line.split(':')[0] for line in record['not_measured']} == {'nccl', 'mpi', 'plain-mpi'}
+    assert [line for line in job.stderr.splitlines() if 'Warning' in line] == []
+    assert cli.main(['bench', str(path)]) == 0
+    tables = capsys.readouterr().out.split('\n\n')
+    for table in tables[:-1]:  # the job's have the line of the average besides
+        assert table in job.stdout
+
+
+def test_a_wrong_value_and_a_rank_that_dies(slurm, installed_pytorch, env, tmp_path):
+    """What was measured before is in the file; the other rank ends by itself, and says what to look for."""
+    (tmp_path / 'faults.py').write_text(FAULTS)
+    path = tmp_path / 'bench.json'
+    job = slurm.srun('-N2', '--ntasks-per-node=1', '--kill-on-bad-exit=0',
+                     installed_pytorch.runscripts / 'conda-python-distributed', tmp_path / 'faults.py', '--min', '4K',
+                     '--max', '8K', '--seconds', '0.01', '--operations', 'all_reduce,broadcast', '--json', path,
+                     env=env, check=False)
+    assert job.returncode != 0
+    record = json.loads(path.read_text())
+    assert not record['complete']
+    found = [(row['operation'], row['size'], row['wrong'], row['first_wrong']) for row in record['results']]
+    # of two checks each
+    where = r'rank 1 on nid000002: value 700 is \d+ and must be \d+'
+    assert found[0][:3] == ('all_reduce', 4096, 2) and re.fullmatch(where, found[0][3])
+    assert found[1:] == [('all_reduce', 8192, 0, None)]
+    assert re.search(r'^bench: rank 0 on nid000001: .*A rank or its node has gone', job.stderr, re.M)
+
+
+def test_plain_mpi_beside_it(mpich, installed_pytorch, env, tmp_path):
+    """mpi4py of the tests' environment, with the MPI whose launcher starts the ranks."""
+    mpi4py = pytest.importorskip('mpi4py', reason='remedy: ./run-tests, which installs it')
+    (tmp_path / 'packages').mkdir()
+    (tmp_path / 'packages/mpi4py').symlink_to(mpi4py.__path__[0])
+    # the name of the ABI, which Debian's library does not have
+    (tmp_path / 'packages/libmpi.so.12').symlink_to(MPICH)
+    path = tmp_path / 'bench.json'
+    mpich.run(2, installed_pytorch.runscripts / 'conda-python-distributed', '--bench', '--backends', 'plain-mpi',
+              '--max', '32K', '--seconds', '0.01', '--json', path,
+              env={**env, 'PYTHONPATH': str(tmp_path / 'packages'), 'LD_LIBRARY_PATH': str(tmp_path / 'packages')})
+    record = json.loads(path.read_text())
+    assert [(row['kind'], row['operation'], row['wrong']) for row in record['results']] == [
+        ('plain-mpi', operation, 0) for operation in OPERATIONS]
+    assert record['versions']['mpi'].startswith('MPICH Version')
+
+
+def test_outside_of_a_job_it_says_how_it_is_started(installed_pytorch, env):
+    done = testbed.run([installed_pytorch.python, installed_pytorch.runscripts / 'lib/bench.py'], env=env, check=False)
+    assert done.returncode == 1 and 'conda-python-distributed --bench' in done.stderr

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Bench: formulas, sizes, what of the machine it reads, and the command that reads, compares, judges and draws."""
+import argparse
+import copy
+import json
+import math
+import re
+import struct
+import sys
+
+import pytest
+
+from slingtorch import bench, bundle_root, cli
+
+measuring = bench.program(bundle_root())
+GIB = 2 ** 30
+
+
+# --- figures
+
+@pytest.mark.parametrize('operation,factor', [
+    ('all_reduce', 1.5), ('all_gather', 0.75), ('reduce_scatter', 0.75), ('all_to_all', 0.75), ('broadcast', 1),
+    ('send_receive', 1),
+])
+def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
+    assert measuring.bus_factor(operation, 4) == factor
+
+
+@pytest.mark.parametrize('text,size', [('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
+def test_sizes_are_read(text, size):
+    assert measuring.parse_size(text) == size
+    assert measuring.parse_size(measuring.show_size(size)) == size
+
+
+@pytest.mark.parametrize('text', ['', '0', '12X', '-1', '1.5G', '32 KiB x'])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match='32K'):
+        measuring.parse_size(text)
+
+
+def test_sizes_end_at_the_largest():
+    assert measuring.sizes_between(2 ** 15, 2 ** 34, 2)[-1] == 2 ** 34
+    assert len(measuring.sizes_between(2 ** 15, 2 ** 34, 2)) == 20
+    assert measuring.sizes_between(100, 250, 2) == [100, 200]
+
+
+@pytest.mark.parametrize('operation', measuring.OPERATIONS)
+def test_the_largest_size_fits_into_the_memory(operation):
+    size = measuring.largest_size(operation, 8, 10 * GIB)
+    buffers = measuring.ITEM * sum(measuring.elements(operation, size, 8))
+    assert 7.9 * GIB < 2 * buffers <= 8 * GIB  # twice, for what the library needs itself, of 0.8 of the memory
+
+
+def value(rank, position):
+    return (position + rank * measuring.STRIDE) % measuring.PERIOD
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+@pytest.mark.parametrize('operation', measuring.OPERATIONS)
+def test_expected_values_are_those_of_the_operation(operation, ranks):
+    """Against the definition of each operation, written out."""
+    count, received = measuring.elements(operation, 4 * 6 * 211, ranks)
+    received = received or count
+    sent = [[value(rank, position) for position in range(count)] for rank in range(ranks)]
+    total = [sum(column) for column in zip(*sent)]
+    part = count // ranks
+    for rank in range(ranks):
+        wanted = {
+            'all_reduce': lambda: total,
+            'all_gather': lambda: [one for each in sent for one in each],
+            'reduce_scatter': lambda: total[rank * part:(rank + 1) * part],
+            'broadcast': lambda: sent[0],
+            'all_to_all': lambda: [one for each in sent for one in each[rank * part:(rank + 1) * part]],
+            'send_receive': lambda: sent[rank - 1],
+        }[operation]()
+        found = []
+        for first, length, source, position in measuring.expected(operation, received, ranks, rank):
+            assert first == len(found)
+            sources = range(ranks) if source is None else [source]
+            found += [sum(value(one, position + at) for one in sources) for at in range(length)]
+        assert found == wanted
+
+
+def test_sums_of_many_ranks_are_exact_in_a_float32():
+    total = float(16000 * (measuring.PERIOD - 1))
+    assert struct.unpack('f', struct.pack('f', total - 1))[0] == total - 1
+
+
+# --- the machine
+
+@pytest.fixture
+def root(tmp_path):
+    """Function that writes files below a directory that stands for /; it returns the directory."""
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / name.replace('__', '/')
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return str(tmp_path)
+    return write
+
+
+MEMINFO = {'proc__meminfo': 'MemTotal: 100 kB\nMemAvailable:   16777216 kB\n'}
+
+
+def test_free_memory_is_what_the_kernel_says(root):
+    assert measuring.free_memory(root(proc__self__cgroup='0::/\n', **MEMINFO)) == (16 * GIB, 'free on this node')
+
+
+def test_the_cgroup_of_the_job_is_the_limit(root):
+    """Version 2; the limit is two levels up, and cached files count as free."""
+    directory = root(proc__self__cgroup='0::/slurm/job_1/step_0\n', **MEMINFO)
+    root(**{'sys__fs__cgroup__slurm__job_1__' + name: text for name, text in {
+        'memory.max': str(8 * GIB), 'memory.current': str(3 * GIB), 'memory.stat': 'anon 5\ninactive_file %d\n' % GIB,
+    }.items()})
+    root(**{'sys__fs__cgroup__slurm__job_1__step_0__memory.max': 'max\n'})
+    free, why = measuring.free_memory(directory)
+    assert free == 6 * GIB and '8 GiB' in why and 'job_1/memory.max' in why
+
+
+def test_a_cgroup_of_version_1(root):
+    root(proc__self__cgroup='4:memory:/job\n3:cpu:/job\n', **MEMINFO)
+    free, why = measuring.free_memory(root(**{
+        'sys__fs__cgroup__memory__job__memory.limit_in_bytes': str(2 * GIB),
+        'sys__fs__cgroup__memory__job__memory.usage_in_bytes': str(GIB),
+    }))
+    assert free == GIB and 'limit_in_bytes' in why
+
+
+def test_line_rate_of_slingshot(root):
+    """Four interfaces of 200 Gb/s; Ethernet for management is not counted."""
+    for number in range(4):
+        root(**{'class__cxi__cxi%d__device__net__hsn%d__speed' % (number, number): ''})
+        root(**{'class__net__hsn%d__%s' % (number, name): text
+                for name, text in (('speed', '200000\n'), ('operstate', 'up'), ('device__x', ''))})
+    directory = root(class__net__eth0__speed='10000', class__net__eth0__operstate='up', class__net__eth0__device__x='')
+    assert measuring.line_rates(directory) == {'hsn%d' % number: 25.0 for number in range(4)}
+
+
+def test_line_rate_of_infiniband(root):
+    port = 'class__infiniband__mlx5_%d__ports__1__'
+    root(**{port % 0 + 'rate': '200 Gb/sec (4X HDR)', port % 0 + 'state': '4: ACTIVE'})
+    directory = root(**{port % 1 + 'rate': '10 Gb/sec (4X SDR)', port % 1 + 'state': '1: DOWN'})
+    assert measuring.line_rates(directory) == {'mlx5_0:1': 25.0}
+
+
+def test_line_rate_of_ethernet_and_of_none(root):
+    """A virtual interface, one that is down and one that does not know (-1) say nothing."""
+    for name, speed, state, device in (('eth0', '10000', 'up', True), ('lo', '5', 'up', False),
+                                       ('eth1', '40000', 'down', True), ('eth2', '-1', 'up', True)):
+        directory = root(**{'class__net__%s__%s' % (name, key): text
+                            for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
+    assert measuring.line_rates(directory) == {'eth0': 1.25}
+    assert measuring.line_rates(directory + '/nowhere') == {}
+
+
+@pytest.mark.parametrize('log,network', [
+    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)\n'
+     'nid1:9:9 [0] NCCL INFO Using network AWS Libfabric\n', 'AWS Libfabric, provider cxi'),
+    ('nid1:9:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n', 'provider efa'),
+    ('h:1:1 [0] NCCL INFO Using network Socket\n', 'Socket'),
+    ('h:1:1 [0] NCCL INFO cudaDriverVersion 13000\n', None),
+    ('', None),
+])
+def test_the_network_is_what_nccl_says(log, network):
+    name, evidence = measuring.nccl_network(log)
+    assert name == network
+    assert bool(evidence) == bool(network) and all(line in log for line in evidence.split('; '))
+
+
+# --- what a job wrote
+
+def row(kind, operation, size, bus, wrong=0):
+    return {'kind': kind, 'operation': operation, 'size': size, 'bytes': size, 'seconds': size / bus / 1e9,
+            'fastest': size / bus / 1e9, 'repeats': 10, 'algorithm_bandwidth': bus, 'bus_bandwidth': bus,
+            'wrong': wrong, 'first_wrong': 'rank 3 on nid000002: value 17 is 3 and must be 20' if wrong else None}
+
+
+RECORD = {
+    'format': 'slingtorch bench', 'version': 1, 'complete': True, 'date': '2026-11-22 18:30', 'ranks': 16,
+    'ranks_per_node': 8, 'nodes': 2, 'node': 'nid000001', 'site': None, 'versions': {'torch': '2.10.0+rocm7.1'},
+    'environment': {'NCCL_CROSS_NIC': '1'}, 'arguments': [], 'line_rates': {'hsn0': 25.0, 'hsn1': 25.0},
+    'providers': {'nccl': {'name': 'AWS Libfabric, provider cxi', 'evidence': 'NET/OFI Selected provider is cxi'}},
+    'libraries': [], 'not_measured': ['mpi: this PyTorch was built without MPI'], 'notes': [],
+    'results': [row(kind, operation, 2 ** exponent, speed * 2 ** exponent / (2 ** exponent + 2 ** 22))
+                for kind, speed in (('nccl', 90), ('plain-mpi', 20))
+                for operation in measuring.OPERATIONS for exponent in range(15, 31)],
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Function that writes a changed record: its path."""
+    def write(name='bench.json', **changes):
+        path = tmp_path / name
+        path.write_text(json.dumps({**copy.deepcopy(RECORD), **changes}))
+        return str(path)
+    return write
+
+
+def said(capsys, *args):
+    """(exit status, stdout, stderr) of slingtorch bench."""
+    status = cli.main(['bench', *args])
+    return (status, *capsys.readouterr())
+
+
+def test_without_arguments_it_says_what_to_type(capsys):
+    status, out, _ = said(capsys)
+    assert status == 0 and 'conda-python-distributed --bench --json bench.json' in out and '--compare' in out
+
+
+def test_tables_of_a_file(capsys, files):
+    status, out, _ = said(capsys, files())
+    assert status == 0
+    line, = [line.split() for line in out.split('all_gather')[0].splitlines() if '128 MiB' in line]
+    assert line[:2] == ['128', 'MiB'] and '87.27' in line and '174.5' in line  # of 50 GB/s of line rate
+    assert 'provider cxi' in out and 'plain-mpi, all_reduce   (network: not known' in out
+    summary = out.split('average bus bandwidth, GB/s')[1]
+    assert '(4.50)' in summary and 'not measured: mpi: this PyTorch was built without MPI' in summary
+
+
+@pytest.mark.parametrize('text,says', [
+    ('{', 'is not JSON'), ('[]', 'not a result of bench'), ('{"format": "other"}', 'not a result of bench'),
+    (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads version 1'),
+    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'lacks .*complete'),
+    (None, 'cannot be read: No such file'),
+])
+def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
+    if text is not None:
+        (tmp_path / 'x.json').write_text(text)
+    status, out, err = said(capsys, str(tmp_path / 'x.json'))
+    assert status == 1 and out == ''
+    assert err.startswith('slingtorch: error: ') and str(tmp_path / 'x.json') in err
+    assert re.search(says, err)
+
+
+def test_wrong_values_and_an_early_end_are_said(capsys, files):
+    status, out, _ = said(capsys, files(results=[row('nccl', 'broadcast', 2 ** 20, 5, wrong=12)], complete=False))
+    assert status == 1
+    assert 'WRONG VALUES: nccl, broadcast of 1 MiB: 12; rank 3 on nid000002: value 17 is 3 and must be 20' in out
+    assert 'INCOMPLETE' in out
+
+
+def test_two_files_side_by_side(capsys, files):
+    slower = [dict(one, bus_bandwidth=one['bus_bandwidth'] / 2) for one in RECORD['results'] if one['size'] < 2 ** 30]
+    status, out, _ = said(capsys, '--compare', files(), files(
+        'slow.json', results=slower, environment={'NCCL_CROSS_NIC': '1', 'NCCL_NET': 'Socket'}))
+    assert status == 0
+    assert 'differs: NCCL_NET: not set / Socket' in out and 'NCCL_CROSS_NIC' not in out
+    lines = [line.split()[-1] for line in out.splitlines() if line.startswith('   128 MiB')]
+    assert lines == ['0.50'] * 12
+    assert 'only in A: 12 figures' in out
+
+
+def test_files_without_anything_in_common(capsys, files):
+    status, _, err = said(capsys, '--compare', files(), files('b.json', results=[row('gloo', 'broadcast', 4, 1)]))
+    assert status == 1 and 'have no backend, operation and size in common' in err
+
+
+# --- the verdict
+
+SITE = """[site]
+title = Test
+centre = Centre
+url = https://example.org
+scheduler = slurm
+gpu = rocm
+gpus_per_node = 8
+network = slingshot11
+source = paper
+
+[detect login]
+hostname = nowhere-at-all
+source = paper
+"""
+REFERENCE = """
+[reference two_nodes]
+operation = all_reduce
+backend = nccl
+nodes = 2
+ranks_per_node = 8
+size = 128 MiB
+bus_bandwidth = 85
+tolerance = 0.05
+source = a report
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Function that writes the file of a site 'test'."""
+    def write(text):
+        (tmp_path / 'sites').mkdir(exist_ok=True)
+        (tmp_path / 'sites/test.cfg').write_text(text)
+        monkeypatch.setenv('SLINGTORCH_SITES_PATH', str(tmp_path / 'sites'))
+    return write
+
+
+def verdict(capsys, path):
+    status, out, _ = said(capsys, path, '--site', 'test')
+    return status, [line for line in out.splitlines() if line.startswith('site test')]
+
+
+def test_as_fast_as_the_reference(capsys, files, site):
+    site(SITE + REFERENCE)
+    status, lines = verdict(capsys, files())
+    assert status == 0
+    assert lines == ['site test: good: nccl, all_reduce of 128 MiB on 2 x 8 ranks: 87.27 GB/s, 1.03 of the reference '
+                     '85 (tolerance 0.05; a report)']
+
+
+@pytest.mark.parametrize('bus,wrong,status,says', [
+    (81, 0, 0, 'good'), (80, 0, 1, 'TOO SLOW'), (99, 1, 1, 'WRONG VALUES')])
+def test_the_tolerance_and_wrong_values(capsys, files, site, bus, wrong, status, says):
+    site(SITE + REFERENCE)
+    found, lines = verdict(capsys, files(results=[row('nccl', 'all_reduce', 2 ** 27, bus, wrong)]))
+    assert found == status and lines[0].startswith('site test: ' + says)
+
+
+@pytest.mark.parametrize('changes', [{'nodes': 4, 'ranks': 32}, {'ranks_per_node': 4},
+                                     {'results': [row('nccl', 'all_reduce', 2 ** 26, 200)]},
+                                     {'results': [row('gloo', 'all_reduce', 2 ** 27, 200)]}])
+def test_what_cannot_be_compared_is_not_called_good(capsys, files, site, changes):
+    site(SITE + REFERENCE)
+    status, lines = verdict(capsys, files(**changes))
+    assert status == bench.NOTHING_COMPARED
+    assert 'not compared' in lines[0] and 'nothing was compared' in lines[-1]
+
+
+def test_a_site_without_references_asks_for_the_first(capsys, files, site):
+    site(SITE)
+    status, lines = verdict(capsys, files())
+    assert status == bench.NOTHING_COMPARED
+    assert 'no reference figures are known' in lines[0] and 'Yours would be the first' in lines[0]
+
+
+def test_the_site_of_the_job_is_judged_by_itself(capsys, files, site):
+    """But neither one without rules, such as 'local', nor an unknown one; and the exit status stays."""
+    site(SITE)
+    for name, there in (('test', True), ('local', False), ('gone', False)):
+        status, out, _ = said(capsys, files(site=name))
+        assert status == 0 and ('Yours would be the first' in out) == there
+
+
+@pytest.mark.parametrize('old,new,says', [
+    ('128 MiB', '128M', 'write it as 128 MiB'), ('= 85', '= fast', 'a number, in GB/s'), ('0.05', '5 %', 'a share'),
+    ('nodes = 2', 'nodes = two', 'must be numbers'), ('source = a report\n', '', "'source' is missing"),
+    ('two_nodes]', ']', r'write \[reference LABEL\]'),
+])
+def test_faults_in_a_reference(capsys, files, site, old, new, says):
+    site(SITE + REFERENCE.replace(old, new))
+    status, _, err = said(capsys, files(), '--site', 'test')
+    assert status == 1 and re.search(says, err) and 'test.cfg' in err
+
+
+def test_references_of_the_shipped_sites_name_what_bench_measures():
+    sites = cli.load_slingshot_sites(bundle_root())
+    references = [reference for one in sites.load_all() for reference in one.references]
+    assert references
+    for reference in references:
+        assert reference.operation in measuring.OPERATIONS and reference.backend in measuring.KINDS
+        assert math.log2(measuring.parse_size(reference.size) / 32768).is_integer()  # among the sizes of a usual run
+
+
+# --- the plot
+
+def test_a_plot(capsys, files, tmp_path):
+    pytest.importorskip('matplotlib', reason='remedy: ./run-tests, which installs it')
+    path = tmp_path / 'bench.png'
+    status, out, _ = said(capsys, files(), '--plot', str(path))
+    assert status == 0 and 'drawn: %s' % path in out
+    width, height = struct.unpack('>II', path.read_bytes()[16:24])
+    assert path.read_bytes().startswith(b'\x89PNG') and 1200 < width < 2000 and 600 < height < 1200
+
+
+def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    status, _, err = said(capsys, files(), '--plot', str(tmp_path / 'x.png'))
+    assert status == 1 and 'pip install matplotlib' in err and not (tmp_path / 'x.png').exists()
