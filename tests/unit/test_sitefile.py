@@ -208,6 +208,19 @@ def test_caches_off_shared_file_systems(mounts, tmpdir, root, person):
     assert values(person.site()).get('SLINGTORCH_CACHE_ROOT') == root
 
 
+def test_interface_of_a_cloud(person):
+    """All interfaces are of RoCE adapters (Oracle's BM.GPU4.8): the slow one is not for the GPUs."""
+    names = {'eth0': ('mlx5_4', 50), 'rdma0': ('mlx5_0', 100), 'rdma1': ('mlx5_1', 100)}
+    rdma = ''.join('%s/ports/1/%s\n' % (device, line) for name, (device, rate) in names.items() for line in (
+        'state: 4: ACTIVE', 'link_layer: Ethernet', 'rate: %d Gb/sec' % rate, 'gid_attrs/types/3: RoCE v2',
+        'gid_attrs/ndevs/3: ' + name, 'gids/3: 0000:0000:0000:0000:0000:ffff:0a00:0001'))
+    net = ''.join('%s/operstate: up\n%s/speed: %d000\n' % (name, name, rate) for name, (_, rate) in names.items())
+    addresses = ADDRESSES.replace('ib0', 'rdma0').replace('eth1', 'rdma1')
+    person.new(without('roce-h100', True, net=(net, None), rdma=(rdma, None), addresses=(addresses, None)), **ON_NODE)
+    found = values(person.site())
+    assert (found['NCCL_SOCKET_IFNAME'], found['NCCL_IB_HCA']) == ('=eth0', '=mlx5_0,mlx5_1')
+
+
 def test_slingshot_by_the_configuration_of_slurm(person):
     evidence = recorded('slingshot-mi250x')
     evidence['slurm'] = sitefile.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
@@ -371,6 +384,20 @@ def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
         person.new(recorded('ethernet-cpu'), HOME='')
 
 
+def test_disk_full(person, monkeypatch):
+    """Nothing stays behind, whether it was new or not."""
+    person.new(recorded('roce-h100'))
+    before = person.path.read_text()
+
+    def chmod(*_):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(sitefile.os, 'chmod', chmod)
+    for action in (lambda: person.new(recorded('efa-p4d')), lambda: person.complete(recorded('roce-h100', node=True))):
+        with pytest.raises(sitefile.SiteFileError, match='mine.cfg could not be written: No space left on device'):
+            action()
+    assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before
+
+
 def test_private_by_itself(person):
     umask = os.umask(0o002)
     try:
@@ -412,19 +439,30 @@ def test_command_that_hangs():
     assert time.monotonic() - start < 50
 
 
+def test_sinfo_that_hangs(person, monkeypatch, tmp_path):
+    """Nothing waits for it: the file is written without."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/sinfo').write_text('#!/bin/sh\nexec sleep 1000\n')
+    (tmp_path / 'bin/sinfo').chmod(0o755)
+    monkeypatch.setattr(sitefile, 'LIMIT', 0.5)
+    out = person.new(None, PATH='%s/bin:%s' % (tmp_path, os.environ['PATH']))
+    assert 'not seen: partitions: sinfo did not answer within 0.5 s' in out and person.site().scheduler == 'slurm'
+
+
 def test_commands_that_fail(tmp_path):
-    assert sitefile.run(['nonexistent-command'], os.environ).problem == 'there is no command nonexistent-command here'
-    assert sitefile.run([str(tmp_path)], os.environ).problem.endswith('Permission denied')
-    failed = sitefile.run(['sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3'], os.environ)
-    assert failed == ('', 'sh ended with status 3: l ast')
-    assert sitefile.run(['true'], os.environ).problem == 'true printed nothing'
+    def run(*command):
+        return sitefile.run(command, os.environ, 20)
+    assert run('nonexistent-command').problem == 'there is no command nonexistent-command here'
+    assert run(str(tmp_path)).problem.endswith('Permission denied')
+    assert run('sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3') == ('', 'sh ended with status 3: l ast')
+    assert run('true').problem == 'true printed nothing'
 
 
 def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     monkeypatch.setenv('LANGUAGE', 'de')
-    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ).text == 'C,\n'
-    assert sitefile.run(['printf', r'\377'], os.environ).text == '\ufffd'
+    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
+    assert sitefile.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
 
 
 def test_tree(tmp_path):
