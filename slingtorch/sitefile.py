@@ -147,8 +147,9 @@ def one_line(text):
 
 
 def find_scheduler(evidence, environ):
-    """slurm, pbs or none. Slurm whose commands fail is still Slurm."""
-    if environ.get('SLURM_JOB_ID') or not (evidence['sinfo'].problem or '').startswith('there is no command'):
+    """slurm, pbs or none. Slurm whose commands fail is still Slurm, but not one that is installed without a cluster."""
+    if environ.get('SLURM_JOB_ID') or not re.search('there is no command|configuration source|slurm.conf.*No such file',
+                                                    evidence['sinfo'].problem or ''):
         return 'slurm'
     return 'none' if evidence['pbs'].problem and not environ.get('PBS_JOBID') else 'pbs'
 
@@ -365,7 +366,7 @@ class Draft:
         own = node_gpus(self.evidence) if self.in_job else None
         partitions, default = read_sinfo(self.evidence['sinfo'].text)
         slurm = self.site['scheduler'] == 'slurm'
-        if slurm and not partitions:
+        if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
         if wanted and not partitions:
             raise SiteFileError("--partition names '%s', but %s"
@@ -684,7 +685,7 @@ def own_directory(sites, environ):
         raise SiteFileError("Your sites belong in %s, which cannot be written to (%s). Make it writable, or set "
                             "XDG_CONFIG_HOME to a directory of yours, here and where you use the site."
                             % (path, err.strerror))
-    sites.check_private(path)
+    sites.directories(environ)      # refuses one that others may write to
     return path
 
 
