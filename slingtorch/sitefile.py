@@ -47,8 +47,8 @@ PROXIES = ('http_proxy', 'https_proxy', 'ftp_proxy', 'all_proxy', 'no_proxy')
 
 # how administrators write types of GPUs
 GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
-             ('cuda', r'nvidia|tesla|quadro|rtx|gtx|[avp]100|a800|[hb][1238]00|g[hb]\d00|[plt]4|a[1-6]0|a[2456]000'
-                      r'|l40s?|[km][2468]0|\dg\.\d+gb'))
+             ('cuda', r'nvidia|tesla|quadro|titan|geforce|rtx|gtx|[avp]100|a800|[hb][1238]00|g[hb]\d00|[plt]4|a[1-6]0'
+                      r'|a[2456]000|l40s?|[km][2468]0|\dg\.\d+gb'))
 # lines that stand for a GPU in the output of a command
 GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'),
              ('amd-smi', 'rocm', r'^GPU: (\d+)'))
@@ -59,7 +59,7 @@ SHARED = ('lustre gpfs beegfs wekafs ceph panfs nfs nfs4 pvfs2 orangefs daos afs
           'fuse.sshfs fuse.dfuse').split()
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
 SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')
-VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|wg\d|idrac')
+VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
 
 Text = namedtuple('Text', ['text', 'problem'])
 Place = namedtuple('Place', ['host', 'kind', 'cluster'])        # kind: login node, compute node, machine
@@ -77,23 +77,23 @@ class SiteFileError(RuntimeError):
 # ----------------------------------------------------------------------------------------------------------------------
 # gathering
 
-def run(command, environ, limit=LIMIT):
+def run(command, environ, limit):
     """What a command prints, as Text: one that is not there, fails or hangs is a problem, and no error."""
     name = 'module' if command[0] == 'bash' else command[0]
     path = environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin:/opt/rocm/bin'
     try:
         # env, since the path is for the search of the command too
-        process = subprocess.Popen(['/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C', 'PATH=' + path] + command,
+        process = subprocess.Popen(['/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C', 'PATH=' + path, *command],
                                    env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, start_new_session=True)
         out, err = [stream.decode(errors='replace') for stream in process.communicate(timeout=limit)]
     except OSError as err:
         return Text('', "%s cannot be run: %s" % (name, err.strerror))
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
         try:
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=1)
-        except subprocess.TimeoutExpired:
+        except (OSError, subprocess.TimeoutExpired):
             pass    # it waits for a file server, and cannot be killed
         return Text('', "%s did not answer within %g s" % (name, limit))
     if process.returncode == 127:
@@ -126,7 +126,7 @@ def gather(environ):
     modules = [['bash', '-c', code] for variable, code in MODULES if environ.get(variable)]
     commands = dict(COMMANDS, modules=(modules + [['bash', '-lc', 'module -t avail 2>&1']])[0])
     with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
-        results = {name: pool.submit(run, command, environ) for name, command in commands.items()}
+        results = {name: pool.submit(run, command, environ, LIMIT) for name, command in commands.items()}
         evidence = {name: tree(*arguments) for name, arguments in TREES.items()}
         evidence.update((name, result.result()) for name, result in results.items())
     with open('/proc/mounts', errors='replace') as stream:
@@ -147,8 +147,9 @@ def one_line(text):
 
 
 def find_scheduler(evidence, environ):
-    """slurm, pbs or none. Slurm whose commands fail is still Slurm."""
-    if environ.get('SLURM_JOB_ID') or not (evidence['sinfo'].problem or '').startswith('there is no command'):
+    """slurm, pbs or none. Slurm whose commands fail is still Slurm, but not one that is installed without a cluster."""
+    if environ.get('SLURM_JOB_ID') or not re.search('there is no command|configuration source|slurm.conf.*No such file',
+                                                    evidence['sinfo'].problem or ''):
         return 'slurm'
     return 'none' if evidence['pbs'].problem and not environ.get('PBS_JOBID') else 'pbs'
 
@@ -365,7 +366,7 @@ class Draft:
         own = node_gpus(self.evidence) if self.in_job else None
         partitions, default = read_sinfo(self.evidence['sinfo'].text)
         slurm = self.site['scheduler'] == 'slurm'
-        if slurm and not partitions:
+        if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
         if wanted and not partitions:
             raise SiteFileError("--partition names '%s', but %s"
@@ -458,18 +459,21 @@ class Draft:
         else:
             self.unseen['interfaces'] = self.evidence['addresses'].problem or "none is up and has an address"
         names = [interface.name for interface in interfaces]
-        prefix = 'hsn' if self.site['network'] == 'slingshot11' else 'ib'
-        fast = [item for item in interfaces if item.name.startswith(prefix)]
+        fast = [item for item in interfaces if item.name.startswith(('hsn', 'ib'))]
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
-        roce = [port.interfaces for port in self.ports if self.ports[0].kind == port.kind == 'RoCE']
-        pool = fast or [item for item in interfaces if item.name not in set().union(*roce)] or interfaces
+        # adapters of GPUs need not reach each other (NCCL's rails): rather one without RoCE, or slower, as at clouds
+        roce = [port for port in self.ports if self.ports[0].kind == port.kind == 'RoCE']
+        rails = [port for port in roce if port.rate == roce[0].rate]
+        pool = fast or next((pool for pool in [
+            [item for item in interfaces if not any(item.name in port.interfaces for port in ports)]
+            for ports in (roce, rails)] if pool), interfaces)
         routes = [entry.get('dev') for entry in read_json(self.evidence['routes'].text)]
         best = max(pool, key=lambda item: (item.speed, item.name in routes)).name
         why = "of %s it is " % ', '.join(names) + (
             "the one of the fast network" if fast else "the fastest" if len({item.speed for item in pool}) > 1 else
-            "the one that is not of a RoCE adapter, and those need not reach each other" if len(pool) < len(names) else
+            "not of the RoCE adapters, which need not reach each other" if len(pool) < len(names) else
             "the one with the default route" if best in routes else "the first")
         why += ". It must have this name on every node"
         if self.site['gpu'] == 'none':
@@ -681,7 +685,7 @@ def own_directory(sites, environ):
         raise SiteFileError("Your sites belong in %s, which cannot be written to (%s). Make it writable, or set "
                             "XDG_CONFIG_HOME to a directory of yours, here and where you use the site."
                             % (path, err.strerror))
-    sites.check_private(path)
+    sites.directories(environ)      # refuses one that others may write to
     return path
 
 
@@ -692,25 +696,23 @@ def write(sites, path, text, environ, replace=False):
     :param replace: whether it takes the place of the one that is there; else that one stays, and this is beside it
     :return: path of the file
     """
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
         with os.fdopen(handle, 'w', encoding='utf-8') as stream:
             stream.write(text)
         sites.read_site(os.path.basename(path)[:-len(sites.SITE)], temporary, environ)
         os.chmod(temporary, 0o644)
-        if replace:
-            os.replace(temporary, os.path.realpath(path))
-            return path
-        number = 0
-        while True:
-            target = path + ('' if not number else '.new' if number == 1 else '.new%d' % number)
-            try:
-                os.link(temporary, target)
-                return target
-            except FileExistsError:
-                number += 1
+        target, number = path, 0
+        while not replace and os.path.lexists(target):
+            number += 1
+            target = '%s.new%s' % (path, number if number > 1 else '')
+        os.replace(temporary, os.path.realpath(target))
+        return target
+    except OSError as err:
+        raise SiteFileError("%s could not be written: %s" % (path, err.strerror))
     finally:
-        if os.path.exists(temporary):
+        if temporary and os.path.exists(temporary):
             os.unlink(temporary)
 
 
@@ -728,7 +730,7 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
     path = os.path.join(own_directory(sites, environ), name + sites.SITE)
     old = None
     if os.path.exists(path):
-        with open(path, encoding='utf-8', errors='surrogateescape') as stream:
+        with open(path, encoding='utf-8', errors='replace') as stream:
             old = stream.read()
     elif args.complete:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"

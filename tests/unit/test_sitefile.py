@@ -143,7 +143,7 @@ def test_what_is_said_besides_values(person):
                   'MPI modules: openmpi/4.1.6, openmpi/5.0.3, hpcx/2.20\n', 'local file systems: /local (xfs)',
                   'shared file systems: /home (nfs4), /scratch (gpfs)', 'not seen: proxy: https_proxy is left out'):
         assert words in text
-    assert 'secret' not in text and 'cuda/12.6' not in text
+    assert 'secret' not in text and 'cuda/12.6' not in text and 'mlx5_2' not in text
     person.new(recorded('ethernet-cpu', node=True), name='other')
     assert 'MPI modules: impi/2021.11, mpich/4.3.0-ofi, mvapich2/2.3.7, openmpi5/5.0.7\n' in (
         person.directory / 'other.cfg').read_text()
@@ -170,9 +170,10 @@ def test_machine_that_is_a_site_already(person):
 
 
 NET = ''.join('%s/operstate: up\n%s/speed: %s\n' % (name, name, speed)
-              for name, speed in (('ib0', 100000), ('eth0', 1000), ('eth1', -1)))
-ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "global"}]}' % name
-                              for name in ('ib0', 'eth0', 'eth1', 'docker0'))
+              for name, speed in (('ib0', 100000), ('eth0', 1000), ('eth1', -1), ('docker0', 10000), ('bmc', 10000)))
+ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet", "scope": "%s"}]}' % (name, scope)
+                              for name, scope in (('ib0', 'global'), ('eth0', 'global'), ('eth1', 'global'),
+                                                  ('docker0', 'global'), ('bmc', 'link')))
 
 
 @pytest.mark.parametrize('gres, rdma, net, wanted', [
@@ -206,6 +207,32 @@ def test_caches_off_shared_file_systems(mounts, tmpdir, root, person):
     person.new(without('ethernet-cpu', True, mounts=(mounts, None),
                        environment=('TMPDIR=%s\n' % tmpdir, None)), **ON_NODE)
     assert values(person.site()).get('SLINGTORCH_CACHE_ROOT') == root
+
+
+def test_index_is_read(person):
+    """The first RoCE v2 one with IPv4 that all fast adapters have."""
+    evidence = recorded('roce-h100', node=True)
+    text = evidence['rdma'].text.replace('types/3: RoCE v2', 'types/3: IB/RoCE v1')
+    text = re.sub('gids/5: .*', 'gids/5: 0000:0000:0000:0000:0000:ffff:0ac8:0001', text)
+    person.new(dict(evidence, rdma=sitefile.Text(text, None)), **ON_NODE)
+    assert values(person.site(), 'roce') == {'NCCL_IB_GID_INDEX': '5'}
+    text = text.replace('mlx5_7/ports/1/gids/5: 0000', 'mlx5_7/ports/1/gids/5: fe80')
+    out = person.new(dict(evidence, rdma=sitefile.Text(text, None)), name='other', **ON_NODE)
+    assert 'not seen: GID index: no index has a RoCE v2 address' in out
+    assert not sites.load('other', person.environ).groups
+
+
+def test_interface_of_a_cloud(person):
+    """All interfaces are of RoCE adapters (Oracle's BM.GPU4.8): the slow one is not for the GPUs."""
+    names = {'eth0': ('mlx5_4', 50), 'rdma0': ('mlx5_0', 100), 'rdma1': ('mlx5_1', 100)}
+    rdma = ''.join('%s/ports/1/%s\n' % (device, line) for name, (device, rate) in names.items() for line in (
+        'state: 4: ACTIVE', 'link_layer: Ethernet', 'rate: %d Gb/sec' % rate, 'gid_attrs/types/3: RoCE v2',
+        'gid_attrs/ndevs/3: ' + name, 'gids/3: 0000:0000:0000:0000:0000:ffff:0a00:0001'))
+    net = ''.join('%s/operstate: up\n%s/speed: %d000\n' % (name, name, rate) for name, (_, rate) in names.items())
+    addresses = ADDRESSES.replace('ib0', 'rdma0').replace('eth1', 'rdma1')
+    person.new(without('roce-h100', True, net=(net, None), rdma=(rdma, None), addresses=(addresses, None)), **ON_NODE)
+    found = values(person.site())
+    assert (found['NCCL_SOCKET_IFNAME'], found['NCCL_IB_HCA']) == ('=eth0', '=mlx5_0,mlx5_1')
 
 
 def test_slingshot_by_the_configuration_of_slurm(person):
@@ -304,6 +331,13 @@ def test_no_slurm(person):
     assert site.rules == [('hostname', 'box3')]
 
 
+def test_slurm_without_a_cluster(person):
+    """Debian's slurm-client on a workstation."""
+    out = person.new(without('ethernet-cpu', True, slurm=('', 'no'), sinfo=(
+        '', 'sinfo ended with status 1: sinfo: fatal: Could not establish a configuration source')))
+    assert 'not seen: partitions: sinfo ended with status 1' in out and person.site().scheduler == 'none'
+
+
 def test_sinfo_fails(person):
     out = person.new(without(sinfo=('', 'sinfo ended with status 1: Unable to contact slurm controller')))
     site = person.site()
@@ -371,6 +405,20 @@ def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
         person.new(recorded('ethernet-cpu'), HOME='')
 
 
+def test_disk_full(person, monkeypatch):
+    """Nothing stays behind, whether it was new or not."""
+    person.new(recorded('roce-h100'))
+    before = person.path.read_text()
+
+    def chmod(*_):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(sitefile.os, 'chmod', chmod)
+    for action in (lambda: person.new(recorded('efa-p4d')), lambda: person.complete(recorded('roce-h100', node=True))):
+        with pytest.raises(sitefile.SiteFileError, match='mine.cfg could not be written: No space left on device'):
+            action()
+    assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before
+
+
 def test_private_by_itself(person):
     umask = os.umask(0o002)
     try:
@@ -381,6 +429,12 @@ def test_private_by_itself(person):
     person.directory.chmod(0o775)
     with pytest.raises(sites.SiteError, match='Others may write to'):
         person.new(recorded('ethernet-cpu'))
+    person.path.unlink()
+    person.directory.rmdir()
+    person.directory.parent.chmod(0o775)
+    with pytest.raises(sites.SiteError, match='Others may write to'):
+        person.new(recorded('ethernet-cpu'))
+    assert not person.path.exists()
 
 
 @pytest.mark.parametrize('probe', [name for name in PROBES if name != 'environment'])
@@ -405,26 +459,41 @@ def test_odd_texts_stay_in_their_line(person):
 
 # --- gathering, for real
 
-def test_command_that_hangs():
+def test_command_that_hangs(tmp_path):
+    """What it has started ends with it."""
     start = time.monotonic()
-    found = sitefile.run(['sh', '-c', 'sleep 100 & sleep 100'], os.environ, limit=0.2)
-    assert found == ('', 'sh did not answer within 0.2 s')
-    assert time.monotonic() - start < 50
+    script = 'sleep 1000 & echo $! > %s; wait' % (tmp_path / 'pid')
+    found = sitefile.run(['sh', '-c', script], os.environ, limit=1)
+    assert found == ('', 'sh did not answer within 1 s')
+    assert time.monotonic() - start < 500
+    status = pathlib.Path('/proc/%s/stat' % (tmp_path / 'pid').read_text().strip())
+    assert not status.exists() or status.read_text().rpartition(')')[2].split()[0] in 'ZX'
+
+
+def test_sinfo_that_hangs(person, monkeypatch, tmp_path):
+    """Nothing waits for it: the file is written without."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/sinfo').write_text('#!/bin/sh\nexec sleep 1000\n')
+    (tmp_path / 'bin/sinfo').chmod(0o755)
+    monkeypatch.setattr(sitefile, 'LIMIT', 0.5)
+    out = person.new(None, PATH='%s/bin:%s' % (tmp_path, os.environ['PATH']))
+    assert 'not seen: partitions: sinfo did not answer within 0.5 s' in out and person.site().scheduler == 'slurm'
 
 
 def test_commands_that_fail(tmp_path):
-    assert sitefile.run(['nonexistent-command'], os.environ).problem == 'there is no command nonexistent-command here'
-    assert sitefile.run([str(tmp_path)], os.environ).problem.endswith('Permission denied')
-    failed = sitefile.run(['sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3'], os.environ)
-    assert failed == ('', 'sh ended with status 3: l ast')
-    assert sitefile.run(['true'], os.environ).problem == 'true printed nothing'
+    def run(*command):
+        return sitefile.run(command, os.environ, 20)
+    assert run('nonexistent-command').problem == 'there is no command nonexistent-command here'
+    assert run(str(tmp_path)).problem.endswith('Permission denied')
+    assert run('sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3') == ('', 'sh ended with status 3: l ast')
+    assert run('true').problem == 'true printed nothing'
 
 
 def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     monkeypatch.setenv('LANGUAGE', 'de')
-    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ).text == 'C,\n'
-    assert sitefile.run(['printf', r'\377'], os.environ).text == '\ufffd'
+    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
+    assert sitefile.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
 
 
 def test_tree(tmp_path):
