@@ -181,7 +181,7 @@ def test_pull_where_only_apptainer_is_there(site, docker, runtime):
 
 
 def test_tag_without_digest(site, docker, registry):
-    """The message says how to find the digest, and the command that it gives installs; the runtime takes no tag then."""
+    """The message says how to find the digest; its command installs, though the runtime takes tag or digest."""
     tag = docker.split('@')[0] + ':1.0'
     registry.requests.clear()
     out = site.fails(image_address=tag)

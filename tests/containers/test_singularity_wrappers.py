@@ -546,9 +546,8 @@ def test_package_of_preset_venv_cannot_be_had(tmp_path, lmod, runtime):
 # --- the nodes of a job
 
 
-@pytest.fixture
-def images_of_nodes(tmp_path, lmod, runtime, slurm):
-    """An installation whose image is on each node's own disk: (function that runs check-container in a job, images)."""
+def test_nodes_of_a_job(tmp_path, lmod, runtime, slurm):
+    """check-container, with an image on each node's own disk: the same, another one, none, and no runtime."""
     testbed.only_root('gives emulated nodes a disk of their own')
     small = Installed(tmp_path, lmod, runtime, image=smallimage.image(runtime, python=False), container_python=None,
                       wrappers=[], central_image_dirs=[str(slurm.local)])
@@ -562,30 +561,21 @@ def images_of_nodes(tmp_path, lmod, runtime, slurm):
         done = testbed.run(job, env={**slurm.env, 'PATH': f'{runtime}:{slurm.env["PATH"]}', **env}, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    yield check, images
-    for image in images:
-        image.unlink(missing_ok=True)
-
-
-def test_nodes_with_the_same_image_and_with_different_ones(images_of_nodes, slurm):
-    check, images = images_of_nodes
-    status, out = check()
-    assert (status, out) == (0, f'check-container: 2 node(s), one image: {slurm.local}/{IMAGE}\n')
-    with open(images[1], 'r+b') as stream:
-        stream.seek(48)     # the id in the header
-        stream.write(b'another image id')
-    status, out = check()
-    assert status == 1 and 'check-container: the nodes have different images:' in out
-    assert re.search(rf'    {slurm.local}/{IMAGE} \(616e6f74686572[0-9a-f]+\) on nid000002\n', out)
-    images[1].unlink()
-    status, out = check()
-    assert status == 1 and 'is missing or cannot be read' in out and 'cannot be started on every node' in out
-
-
-def test_nodes_without_a_runtime(images_of_nodes):
-    check, _ = images_of_nodes
-    status, out = check(PATH='/usr/bin:/bin')
-    assert status == 1 and 'neither singularity nor apptainer is in the PATH' in out
-    assert 'check-container: the container cannot be started on every node' in out
-    status, out = check('/bin/echo', 'no', 'tasks')
-    assert status == 1 and "no node answered. Does '/bin/echo no tasks' start anything?" in out
+    try:
+        assert check() == (0, f'check-container: 2 node(s), one image: {slurm.local}/{IMAGE}\n')
+        with open(images[1], 'r+b') as stream:
+            stream.seek(48)     # the id in the header
+            stream.write(b'another image id')
+        status, out = check()
+        assert status == 1 and 'check-container: the nodes have different images:' in out
+        assert re.search(rf'    {slurm.local}/{IMAGE} \(616e6f74686572[0-9a-f]+\) on nid000002\n', out)
+        images[1].unlink()
+        status, out = check()
+        assert status == 1 and 'is missing or cannot be read' in out and 'cannot be started on every node' in out
+        status, out = check(PATH='/usr/bin:/bin')
+        assert status == 1 and 'neither singularity nor apptainer is in the PATH' in out
+        status, out = check('/bin/echo', 'no', 'tasks')
+        assert status == 1 and "no node answered. Does '/bin/echo no tasks' start anything?" in out
+    finally:
+        for image in images:
+            image.unlink(missing_ok=True)
