@@ -180,11 +180,21 @@ def make_network(data):
                          nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, data.classes))
 
 
-def check_loss(loss, epoch, rank=0):
-    """End the program unless the loss is a number. All ranks have the same one, so that all of them end."""
-    if not math.isfinite(loss):
-        sys.exit("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in "
-                 "the data that are no numbers" % (epoch, loss) if rank == 0 else 1)
+def check_loss(loss, epoch, rank=0, barrier=None):
+    """
+    End the program unless the loss is a number.
+
+    :param loss: of all ranks together, so that all of them end
+    :param barrier: waits for all ranks: a launcher kills rank 0 as soon as another one has failed, and it has to say why
+    """
+    if math.isfinite(loss):
+        return
+    if rank == 0:
+        print("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in the "
+              "data that are no numbers" % (epoch, loss), file=sys.stderr, flush=True)
+    if barrier:
+        barrier()
+    sys.exit(1)
 
 
 def save(weights, directory):

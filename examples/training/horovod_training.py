@@ -63,7 +63,7 @@ def main():
             total += loss.detach()
         total = hvd.allreduce(total, op=hvd.Sum)
         loss = total.item() / len(data)
-        common.check_loss(loss, epoch, rank)
+        common.check_loss(loss, epoch, rank, hvd.barrier)
         if rank == 0:
             print('epoch %d loss %.6f' % (epoch, loss), flush=True)
 
