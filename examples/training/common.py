@@ -104,7 +104,8 @@ def read_image(path):
                          "module (docs/extending.md)")
     with Image.open(path) as image:
         pixels = image.convert('RGB').resize((IMAGE_SIDE, IMAGE_SIDE)).tobytes()
-    return scaled(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(IMAGE_SIDE, IMAGE_SIDE, 3).permute(2, 0, 1))
+    pixels = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
+    return scaled(pixels.view(IMAGE_SIDE, IMAGE_SIDE, 3).permute(2, 0, 1))
 
 
 def draw_digits():
