@@ -27,7 +27,7 @@ def parse_arguments():
                         help="a directory with MNIST's files, or with one directory of images for each class "
                              "(default: digits, which are drawn, not read)")
     parser.add_argument('--epochs', type=int, default=5, help="passes over the data (default: 5)")
-    parser.add_argument('--batch-size', type=int, default=32, help="images per step, of all ranks together (default: 32)")
+    parser.add_argument('--batch-size', type=int, default=32, help="images per step, of all ranks (default: 32)")
     parser.add_argument('--lr', type=float, default=0.05, help="learning rate (default: 0.05)")
     parser.add_argument('--seed', type=int, default=1, help="of weights and order of images (default: 1)")
     parser.add_argument('--output-dir', metavar='DIR', default='.', help="where model.pt goes (default: here)")
@@ -46,8 +46,8 @@ def parse_arguments():
 def need_launcher():
     """End the program unless a launcher has said which rank this is."""
     if 'RANK' not in os.environ:
-        sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun and "
-                 "$RUNSCRIPTS/conda-python-distributed in front, or with torchrun")
+        sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun "
+                 "and $RUNSCRIPTS/conda-python-distributed in front, or with torchrun")
 
 
 # --- data: data[indices] are the images and labels of these indices, len(data) how many there are
@@ -81,8 +81,8 @@ class ImageDirectory:
                       for directory, _, names in sorted(os.walk(os.path.join(path, name_of_class)))
                       for name in sorted(names) if name.lower().endswith(SUFFIXES)]
         if not self.files:
-            raise SystemExit("--data %s: there are neither MNIST's files (train-images-idx3-ubyte) nor a directory of "
-                             "images for each class" % path)
+            raise SystemExit("--data %s: there are neither MNIST's files (train-images-idx3-ubyte) nor a directory "
+                             "of images for each class" % path)
         self.channels, self.classes = 3, len(classes)
 
     def __len__(self):
@@ -104,7 +104,8 @@ def read_image(path):
                          "module (docs/extending.md)")
     with Image.open(path) as image:
         pixels = image.convert('RGB').resize((IMAGE_SIDE, IMAGE_SIDE)).tobytes()
-    return scaled(torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(IMAGE_SIDE, IMAGE_SIDE, 3).permute(2, 0, 1))
+    pixels = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
+    return scaled(pixels.view(IMAGE_SIDE, IMAGE_SIDE, 3).permute(2, 0, 1))
 
 
 def draw_digits():
@@ -154,8 +155,8 @@ class Batches:
     """
     The order of the images in an epoch, as lists of indices: each list is a rank's part of one global batch.
 
-    PyTorch's DistributedSampler makes all ranks equal by using some images twice, so that the losses depend on the number
-    of ranks. Here every image is used once, and a rank may have one image less than another in the last batch, or none.
+    PyTorch's DistributedSampler makes all ranks equal by using some images twice, so that the losses depend on the
+    number of ranks. Here every image is used once: in the last batch a rank may have one image less than another.
     """
 
     def __init__(self, images, batch_size, seed, rank=0, ranks=1):
@@ -180,11 +181,21 @@ def make_network(data):
                          nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, data.classes))
 
 
-def check_loss(loss, epoch, rank=0):
-    """End the program unless the loss is a number. All ranks have the same one, so that all of them end."""
-    if not math.isfinite(loss):
-        sys.exit("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in "
-                 "the data that are no numbers" % (epoch, loss) if rank == 0 else 1)
+def check_loss(loss, epoch, rank=0, barrier=None):
+    """
+    End the program unless the loss is a number.
+
+    :param loss: of all ranks together, so that all of them end
+    :param barrier: waits for all ranks: a launcher kills rank 0 when another one has failed, and it has to say why
+    """
+    if math.isfinite(loss):
+        return
+    if rank == 0:
+        print("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in "
+              "the data that are no numbers" % (epoch, loss), file=sys.stderr, flush=True)
+    if barrier:
+        barrier()
+    sys.exit(1)
 
 
 def save(weights, directory):

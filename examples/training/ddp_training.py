@@ -45,7 +45,7 @@ def main():
             total += loss.detach()
         dist.all_reduce(total)
         loss = total.item() / len(data)
-        common.check_loss(loss, epoch, rank)
+        common.check_loss(loss, epoch, rank, dist.barrier)
         if rank == 0:
             print('epoch %d loss %.6f' % (epoch, loss), flush=True)
 

@@ -23,9 +23,10 @@ def check_ranks():
     """Stop unless all tasks of the launcher found each other, with the same Horovod and PyTorch."""
     expected = int(os.environ.get('WORLD_SIZE', hvd.size()))
     if hvd.size() != expected:
-        sys.exit("Horovod sees %d rank(s), and the launcher started %d: its MPI and the launcher do not know each other. "
-                 "With Slurm name the interface that this MPI has ('srun --mpi=list' shows them), such as srun --mpi=pmi2; "
-                 "else use the mpiexec of the MPI that Horovod was built with" % (hvd.size(), expected))
+        sys.exit("Horovod sees %d rank(s), and the launcher started %d: its MPI and the launcher do not know each "
+                 "other. With Slurm name the interface that this MPI has ('srun --mpi=list' shows them), such as "
+                 "srun --mpi=pmi2; else use the mpiexec of the MPI that Horovod was built with"
+                 % (hvd.size(), expected))
     own = '%s %s with PyTorch %s' % (os.path.dirname(horovod.__file__), horovod.__version__, torch.__version__)
     found = hvd.allgather_object((own, socket.gethostname()))
     if len({installation for installation, _ in found}) > 1:
@@ -63,7 +64,7 @@ def main():
             total += loss.detach()
         total = hvd.allreduce(total, op=hvd.Sum)
         loss = total.item() / len(data)
-        common.check_loss(loss, epoch, rank)
+        common.check_loss(loss, epoch, rank, hvd.barrier)
         if rank == 0:
             print('epoch %d loss %.6f' % (epoch, loss), flush=True)
 
