@@ -25,10 +25,12 @@ def wheel(tmp_path_factory):
     return found[0]
 
 
-def test_wheel_holds_every_file_of_the_rooms(wheel):
+def test_wheel_holds_every_file_of_the_rooms_and_of_the_package(wheel):
     packed = {name for name in zipfile.ZipFile(wheel).namelist()}
-    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard', '--', *ROOMS], cwd=ROOT).stdout
-    expected = {f'slingtorch/bundle/{name}' for name in filter(None, listed.split('\0')) if (ROOT / name).is_file()}
+    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard', '--', 'slingtorch', *ROOMS],
+                 cwd=ROOT).stdout
+    expected = {name if name.startswith('slingtorch/') else f'slingtorch/bundle/{name}'
+                for name in filter(None, listed.split('\0')) if (ROOT / name).is_file()}
     assert expected and not expected - packed
     assert any(name.endswith('LICENSE') for name in packed)
 
