@@ -202,8 +202,8 @@ def draw(records, names, path, measuring):
     for row in grid:
         row[0].set_ylabel('bus bandwidth, GB/s')
     record = records[0]
-    title = '%d nodes x %d ranks, PyTorch %s, %s' % (
-        record['nodes'], record['ranks_per_node'], record['versions']['torch'], record['date'])
+    title = '%d ranks, nodes: %d; PyTorch %s; %s' % (
+        record['ranks'], record['nodes'], record['versions']['torch'], record['date'])
     figure.suptitle(title if len(records) == 1 else ' / '.join(names))
     figure.legend(handles.values(), handles.keys(), loc='lower center', ncols=min(4, len(handles)), frameon=False)
     figure.tight_layout(rect=(0, 0.25 * (1 + -(-len(handles) // 4)) / figure.get_figheight(), 1, 1))

@@ -477,6 +477,8 @@ class Measurement:
         if self.kind == 'nccl':
             log = read_text(os.environ.get('NCCL_DEBUG_FILE', ''))
             name, evidence = nccl_network(log)
+            if not log:
+                evidence = 'NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there'
         elif self.kind == 'gloo':
             name = os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')
             evidence = "gloo's default on Linux" if name == 'TCP' else 'GLOO_DEVICE_TRANSPORT'
@@ -554,18 +556,23 @@ class Measurement:
         try:
             function()
             return function
-        except (RuntimeError, NotImplementedError, AttributeError, TypeError) as err:
+        except RuntimeError as err:
+            if not re.search('support|implement', str(err)):
+                raise  # a lost peer, for example
             other = self.comm.operation_on_lists(operation, send, receive)
-            if other is None or 'onnection' in str(err):
-                raise
             try:
-                other()
-                return other
-            except (RuntimeError, NotImplementedError):
-                raise BenchError("not supported by this backend: %s" % str(err).splitlines()[0])
+                if other:
+                    other()
+                    return other
+            except RuntimeError:
+                pass
+            raise BenchError("not supported by this backend: %s" % str(err).splitlines()[0])
 
     def operation(self, operation, say):
         """Measure all sizes of an operation: yields rows for the file."""
+        if operation == 'send_receive' and self.job.ranks == 1:
+            say('%s, send_receive: one rank has nobody to send to' % self.kind)
+            return
         free, why = self.free()
         largest = largest_size(operation, self.job.ranks, free)
         wanted = sizes_between(self.options.min, self.options.max, self.options.factor)
@@ -744,12 +751,13 @@ def make_parser():
 
 
 def ask_nccl():
-    """Have NCCL say which network it uses, in a private file: what it prints is parsed, not shown."""
+    """Have NCCL say which network it uses, in a private file: what it prints is parsed, not shown. Its directory."""
     if os.environ.get('NCCL_DEBUG_FILE') or os.environ.get('NCCL_DEBUG', '').upper() in ('INFO', 'TRACE'):
-        return
+        return None
     directory = tempfile.mkdtemp(prefix='slingtorch-bench-')
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET', NCCL_DEBUG_FILE=os.path.join(directory, 'nccl'))
+    return directory
 
 
 def new_record(job, options, torch, kinds, why_not):
@@ -835,11 +843,11 @@ def main(argv=None):
     options = make_parser().parse_args(argv)
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
         make_parser().error("--factor must be 2 or more, --min 4 or more, --max not below --min")
-    what = "rank %s" % os.environ.get('RANK', '?')
+    what, directory = "rank %s" % os.environ.get('RANK', '?'), None
     try:
         job = Job(options)
         what = job.name
-        ask_nccl()
+        directory = ask_nccl()
         return 1 if wrong_values(run(options, job)) else 0
     except BenchError as err:
         text = str(err)
@@ -853,6 +861,8 @@ def main(argv=None):
                     "(srun and mpiexec name the rank that ended first)"
     print("bench: %s: %s" % (what, text), file=sys.stderr, flush=True)
     sys.stdout.flush()
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
     # a process group whose peer is gone hangs when it is taken down
     os._exit(1)
 
