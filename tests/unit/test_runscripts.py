@@ -1253,6 +1253,10 @@ def test_torchrun_binds_workers_where_pytorch_can(job):
     directory.mkdir(parents=True)
     (directory / "binding.py").touch()
     gpus = {"SLURM_GPUS_ON_NODE": "8"}
+    argv = json.loads(job.start(**torchrun(job, "--torchrun", "a.py", env=gpus)).stdout)["argv"]
+    assert not [word for word in argv if "numa" in word], "a PyTorch for processors, on a node with GPUs"
+    (directory.parent / "lib").mkdir()
+    (directory.parent / "lib/libtorch_cuda.so").touch()
     assert "--numa-binding=exclusive" in json.loads(job.start(**torchrun(job, "--torchrun", "a.py", env=gpus)).stdout)["argv"]
     argv = json.loads(job.start(**torchrun(job, "--torchrun", "--numa-binding=node", "a.py", env=gpus)).stdout)["argv"]
     assert "--numa-binding=exclusive" not in argv and "--numa-binding=node" in argv
