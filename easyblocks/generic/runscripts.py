@@ -15,7 +15,9 @@ RUNSCRIPTS_DIR = 'runscripts'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'lib/caches.bash',
                       'lib/gpus.bash', 'lib/master.bash', 'lib/network.bash', 'lib/pals.bash', 'lib/ranks.bash',
-                      'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py']
+                      'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py', 'lib/check/__main__.py',
+                      'lib/check/elf.py', 'lib/check/findings.py', 'lib/check/look.py', 'lib/check/node.py',
+                      'lib/check/probe.py', 'lib/check/tree.py', 'lib/check/variables.cfg', 'lib/check/variables.py']
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
 
@@ -81,12 +83,13 @@ class RunScripts(EasyBlock):
             adjust_permissions(target, 0o755, recursive=False, relative=False)
 
     def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
-        """Check that each script is there and is valid bash, besides what the easyblock itself checks."""
+        """Check that each script is there, and is valid bash if it is one, besides what the easyblock itself checks."""
         paths = {
             'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in self.scripts()]
+        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in self.scripts()
+                    if not path.endswith(('.py', '.cfg'))]
         super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
 
     def make_module_extra(self, *args, **kwargs):
