@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py).
+'lock' writes lock files (lock.py), 'check' and 'vet' look at a job from inside (check.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bundle_root, lock
+from slingtorch import __version__, bundle_root, check, lock
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -464,6 +464,8 @@ def make_parser():
                                               "and writes versions and hashes to the lock file beside the easyconfig.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.set_defaults(function=run_lock)
+
+    check.add_parsers(commands)
     return parser
 
 
@@ -479,7 +481,7 @@ def main(argv=None):
         args = parser.parse_args(argv)
         if not args.command:
             parser.print_usage(sys.stderr)
-            parser.exit(2, "slingtorch: name a command: env, sites or lock\n")
+            parser.exit(2, "slingtorch: name a command: env, sites, lock, check or vet\n")
     except SystemExit as err:
         if for_shell and err.code:
             print('false')

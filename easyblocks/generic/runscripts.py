@@ -13,11 +13,12 @@ from easybuild.tools.filetools import adjust_permissions, convert_name, copy_fil
 
 RUNSCRIPTS_DIR = 'runscripts'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
-DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'lib/caches.bash',
-                      'lib/gpus.bash', 'lib/master.bash', 'lib/network.bash', 'lib/pals.bash', 'lib/ranks.bash',
-                      'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py', 'lib/check/__main__.py',
-                      'lib/check/elf.py', 'lib/check/findings.py', 'lib/check/look.py', 'lib/check/node.py',
-                      'lib/check/probe.py', 'lib/check/tree.py', 'lib/check/variables.cfg', 'lib/check/variables.py']
+DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares',
+                      'lib/caches.bash', 'lib/gpus.bash', 'lib/master.bash', 'lib/network.bash', 'lib/pals.bash',
+                      'lib/ranks.bash', 'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py',
+                      'lib/check/__main__.py', 'lib/check/elf.py', 'lib/check/findings.py', 'lib/check/look.py',
+                      'lib/check/node.py', 'lib/check/probe.py', 'lib/check/tree.py', 'lib/check/variables.cfg',
+                      'lib/check/variables.py', 'lib/check/vet.py']
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
 

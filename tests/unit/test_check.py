@@ -27,6 +27,7 @@ import look  # noqa: E402
 import node  # noqa: E402
 import tree  # noqa: E402
 import variables  # noqa: E402
+import vet  # noqa: E402
 
 spec = importlib.util.spec_from_file_location('check_main', CHECK / '__main__.py')
 main = importlib.util.module_from_spec(spec)
@@ -570,6 +571,69 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     probe = main.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 1)
     probe.go()
     assert says in probe.result()['error']
+
+
+# --- vetting
+
+
+@pytest.mark.parametrize('nodes', [2, 3, 8, 11])
+def test_every_pair_meets_once(nodes):
+    met = []
+    for turn in range(nodes - 1 + nodes % 2):
+        for number in range(nodes):
+            other = vet.partner(number, turn, nodes)
+            assert other is None or vet.partner(other, turn, nodes) == number
+            met += [(number, other)] if other is not None and number < other else []
+    assert sorted(met) == [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
+
+
+def speeds(nodes, slow=(), failing=()):
+    """What `nodes` nodes measure in all rounds."""
+    return {(one, other): 'refused' if {one, other} & set(failing) else 1e9 if {one, other} & set(slow) else 10e9
+            for one in range(nodes) for other in range(nodes) if one != other}
+
+
+def test_slow_and_failing_nodes_are_named_as_vetnode_does():
+    names = ['n%d' % number for number in range(6)]
+    good, wrong, median = vet.judge(names, speeds(6, [2], [4]))
+    assert good == [0, 1, 3, 5] and median == 10e9
+    lines = vet.table_text(names, good, wrong, ['n6']).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith('Vetted:')] == ['n0', 'n1', 'n3', 'n5']
+    assert [line.split()[1] for line in lines if line.startswith('Cordon:')] == ['n2', 'n4', 'n6']
+    assert 'slow: best pair 1.00 GB/s, median 10.00 GB/s' in lines[4]
+    assert 'fails: no pair of it worked (refused)' in lines[5]
+
+
+def test_one_direction_is_enough_to_be_slow():
+    found = speeds(4)
+    found.update({(2, other): 1e9 for other in (0, 1, 3)})
+    assert vet.judge(list('abcd'), found)[0] == [0, 1, 3]
+
+
+def test_nodes_are_measured(job, tmp_path, monkeypatch):
+    job.per_node, job.nodes, job.left_out = 1, ['n%d' % i for i in range(5)], (3,)
+    job.env['SLINGTORCH_CHECK_SECONDS'] = 3
+    monkeypatch.setattr(vet, 'MEASURE', 0.01)
+    monkeypatch.setattr(vet, 'SLOW', 0)     # a busy machine
+    monkeypatch.setattr(main, 'run', lambda machine, out, *_: vet.run(machine, out, prefix=str(tmp_path / 'vet')))
+    (tmp_path / 'found.json').write_text('{}')
+    statuses, text, _ = job.run()
+    assert set(statuses.values()) == {1}
+    assert text.startswith('slingtorch vet: 5 nodes, 3 rounds')
+    assert sorted(re.findall(r'^Vetted: (\S+)$', text, re.M)) == ['n0', 'n1', 'n2', 'n4']
+    assert (tmp_path / 'vet.cordon').read_text() == 'n3\n'
+    assert sorted((tmp_path / 'vet.vetted').read_text().split()) == ['n0', 'n1', 'n2', 'n4']
+
+
+@pytest.mark.parametrize('args, says', [
+    (['1'], 'how many nodes are spare'), (['x', 'srun', 'a'], 'how many nodes are spare'),
+    (['2', 'srun', 'a'], 'leave none of the 2'), (['1', 'srun', '-N2', 'a'], '-N2: how many nodes'),
+])
+def test_spares_that_cannot_be(args, says):
+    env = {'SLURM_JOB_NUM_NODES': '2', 'PATH': '/nowhere'}
+    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env,
+                          stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and says in done.stderr
 
 
 # --- data, and others' data

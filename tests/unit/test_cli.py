@@ -496,4 +496,4 @@ def test_sites_with_contradiction(environ):
 
 def test_no_command(environ):
     done = run([], environ)
-    assert done.returncode == 2 and 'env, sites or lock' in done.stderr
+    assert done.returncode == 2 and 'env, sites, lock, check or vet' in done.stderr

@@ -3,6 +3,7 @@
 Does this job use the network it paid for? In every rank, before the training: docs/check.md.
 
     python check [--json FILE] [--stderr]
+    python check --vet [--rounds N] [--write PREFIX]      bandwidth between nodes: vet.py
 
 Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT.
 Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
@@ -26,6 +27,7 @@ import look
 import node
 import tree
 import variables
+import vet
 from findings import LEVELS, TITLES, Report, ranks_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -475,9 +477,16 @@ def main(argv=None):
     parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
                         help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
+    parser.add_argument('--vet', action='store_true', help="measure the bandwidth between nodes, pair by pair")
+    parser.add_argument('--rounds', metavar='N', type=int, default=vet.ROUNDS,
+                        help="with --vet: how many partners each node has at most (%(default)s)")
+    parser.add_argument('--write', metavar='PREFIX', help="with --vet: write PREFIX.vetted and PREFIX.cordon")
     args = parser.parse_args(argv)
     rank = os.environ.get('RANK', '?')
     try:
+        if args.vet:
+            read_ranks(os.environ)
+            return vet.run(look.Machine(), sys.stdout, args.rounds, args.write)
         return run(look.Machine(), sys.stderr if args.stderr else sys.stdout, args.json, look.find_torch())
     except Usage as err:
         sys.stderr.write("slingtorch check: %s\n" % err)
