@@ -401,10 +401,19 @@ def test_each_rank_with_its_own_gpu(job):
 def test_cores_far_from_the_gpu_and_no_gpu_at_all(job):
     job.files.update(gpu_files(4))
     job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(3 - rank % 4)} for rank in EIGHT})
-    job.ranks[7] = {'CUDA_VISIBLE_DEVICES': ''}
+    job.ranks[7] = {'CUDA_VISIBLE_DEVICES': '9'}
     _, _, found = job.run()
     assert only(found, 'gpus')[1] == [7]
     assert named(found, 'gpus', 'yellow') == [('the cores of the rank are not those beside its GPU', EIGHT[:-1])]
+
+
+def test_a_container_without_its_gpus(job):
+    job.files.update(gpu_files(4))
+    job.files = {name: text for name, text in job.files.items() if not name.startswith('dev/')}
+    assert not red(job.run()[2])    # perhaps none is wanted
+    job.env['SLURM_GPUS_ON_NODE'] = '4'
+    text, ranks = only(job.run()[2], 'gpus')
+    assert 'sees no GPU of the 4' in text and ranks == EIGHT
 
 
 # --- planted faults: caches and packages

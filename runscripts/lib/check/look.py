@@ -87,7 +87,7 @@ def cpus(machine):
 
 def gpus(machine):
     """
-    The GPUs of the node as [(name, CPUs beside it)], NVIDIA's or AMD's, in the order of their PCI addresses.
+    The GPUs of the node as [(name, CPUs beside it, maker)], NVIDIA's or AMD's, in the order of their PCI addresses.
 
     NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
     """
@@ -96,7 +96,7 @@ def gpus(machine):
         where = 'sys/bus/pci/devices/%s/' % device
         kind = machine.read(where + 'vendor').strip(), machine.read(where + 'class').strip()[:6]
         if kind[0] in ('0x10de', '0x1002') and kind[1] in ('0x0300', '0x0302', '0x0380', '0x1200'):
-            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist')))))
+            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[0]))
     return found
 
 
@@ -114,11 +114,12 @@ def open_devices(machine):
 
 
 def visible_gpus(machine, known):
-    """Names of the GPUs that this rank sees; None where that cannot be told."""
-    names = [name for name, _ in known]
-    nvidia = open_devices(machine)
-    if nvidia and len(nvidia) <= len(names):
-        names = [names[number] for number in nvidia if number < len(names)]
+    """Names of the GPUs that this rank sees."""
+    names, nvidia = [entry[0] for entry in known], known[0][2] == '0x10de'
+    if nvidia:
+        names = [names[number] for number in open_devices(machine) if number < len(names)]
+    elif not os.path.exists(machine.path('dev/kfd')):
+        names = []
     for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
         if variable not in machine.environ:
             continue
@@ -144,10 +145,13 @@ def look_at_gpus(machine, report, details):
             ", although %s is set" % ' and '.join(name.partition('=')[0] for name in variables) if variables else ''))
         return
     seen = visible_gpus(machine, known)
-    details['gpus'], details['near'] = seen, dict(known)
+    details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        report.add('red', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
-            len(known), ', '.join(variables) or 'their devices cannot be opened'),
+        # set to nothing: the user hides them
+        hidden = any(machine.environ.get(name) == '' for name in VISIBLE)
+        wanted = variables or not hidden and machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0'
+        report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
+            len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
     elif len(seen) < int(machine.environ.get('SLURM_GPUS_ON_NODE') or 0) and 'SLURM_GPU_BIND' not in machine.environ \
             and len(seen) > 1:
