@@ -19,7 +19,8 @@ def job(slurm, installed_pytorch, tmp_path):
         path = tmp_path / 'found.json'
         path.unlink(missing_ok=True)
         env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
-               'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_CHECK_JSON': path, **env}
+               'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_CHECK_JSON': path,
+               'SLINGTORCH_CHECK_SECONDS': '200', **env}
         done = slurm.srun(*step, installed_pytorch.runscripts / 'conda-python-distributed', '--check', *args, env=env,
                           check=False)
         return done, json.loads(path.read_text()) if path.exists() else None

@@ -7,7 +7,7 @@ Does this job use the network it paid for? In every rank, before the training: d
 
 Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT.
 Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
-    SLINGTORCH_CHECK_SECONDS   how long a rank waits for others, and for PyTorch (60)
+    SLINGTORCH_CHECK_SECONDS   how long a rank waits for others, and for PyTorch (120)
     SLINGTORCH_CHECK_JSON      as --json
     SLINGTORCH_CHECK_IGNORE    1: the exit status is 0 whatever is red
 """
@@ -114,12 +114,15 @@ class Probe:
                 found = json.loads(line.decode())
             except ValueError:
                 pass
-        what = 'import torch' if found['phase'] == 'import' and not found['seconds'] else 'the first collective'
+        if killed and found['seconds'] and found['phase'] == 'import':
+            found['phase'] = 'rendezvous'       # it waited for its turn
+        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'the first all_reduce')
         if killed:
             found['error'] = "%s did not end within %d s" % (what, self.seconds)
             found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
                                "waits longer")
-            found['phase'] = 'import' if what == 'import torch' else 'collective'
+            if what == 'import torch':
+                found['level'] = 'yellow'       # on a cold file system it takes minutes
         elif self.process.returncode:
             last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
             found['error'] = "%s ended the process with status %d%s" % (
@@ -281,6 +284,10 @@ def check_job(report, machine, root):
     """What only all ranks together show."""
     environ = machine.environ
     check_answers(report, environ, root, machine.node)
+    if any(key[:2] == ('yellow', 'import') for key in report.findings):
+        for key in [key for key in report.findings if key[:2] == ('red', 'rendezvous')]:
+            # the others waited for a node that was still importing
+            report.add('yellow', *key[1:], ranks=report.findings.pop(key))
     check_same(report)
     check_times(report)
     skewed = [other for other in root.nodes if abs(other.ahead) > CLOCK_SECONDS]
@@ -364,7 +371,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     read_ranks(environ)
     rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
     local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
-    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 60)
+    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
     plugin = [path for path in look.plugin_path(machine)[:1] if path]
     digest, several = environment_digest(environ, torch), world > local_world
     report = Report(rank)

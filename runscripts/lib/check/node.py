@@ -198,7 +198,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
-        report.add('red', probe['phase'], probe['error'], probe.get('remedy', ''))
+        report.add(probe.get('level', 'red'), probe['phase'], probe['error'], probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
                    % probe['facts'].get('backend'))

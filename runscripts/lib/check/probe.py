@@ -33,7 +33,7 @@ def say(descriptor, result):
     os.write(descriptor, json.dumps(result).encode() + b'\n')
 
 
-def collective(result, torch, words, log):
+def collective(result, torch, words, log, descriptor):
     """Rendezvous and all_reduce; fills in `result`."""
     import datetime
 
@@ -44,10 +44,12 @@ def collective(result, torch, words, log):
     result['facts']['backend'] = backend
     begin, limit = time.time(), datetime.timedelta(seconds=float(words[4]))
     result['phase'] = 'rendezvous'
+    say(descriptor, result)
     store = dist.TCPStore(host, port, ranks, rank == 0, limit)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     result['seconds']['rendezvous'] = time.time() - begin
     result['phase'], begin = 'collective', time.time()
+    say(descriptor, result)
     number = torch.ones(1, device='cuda:0' if gpu else 'cpu')
     dist.all_reduce(number)
     if int(number.item()) != ranks:
@@ -87,7 +89,7 @@ def main(descriptor, plugin=None):
         say(descriptor, result)
         words = sys.stdin.readline().split()
         if words[:1] == ['go']:
-            collective(result, torch, words[1:], log)
+            collective(result, torch, words[1:], log, descriptor)
     except BaseException as err:    # whatever it is, it is the finding
         text = str(err).strip().splitlines() or ['']
         result['error'] = '%s failed: %s: %s' % (

@@ -179,7 +179,7 @@ def run(machine, out, count=ROUNDS, prefix=None):
     environ, begin = machine.environ, time.time()
     if int(environ['LOCAL_RANK']):
         return 0
-    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 60)
+    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
     interface = environ.get('NCCL_SOCKET_IFNAME', '').lstrip('=').split(',')[0]
     own = address_of(interface) if interface and not interface.startswith('^') else ''
     world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
