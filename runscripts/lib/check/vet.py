@@ -224,9 +224,11 @@ def run(machine, out, count=ROUNDS, prefix=None):
     good, wrong, median = judge(names, speeds)
     expected = tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
-    out.write("slingtorch vet: %d node%s, %d round%s, %.1f s; median of the best pairs %.2f GB/s (TCP%s)\n%s" % (
-        len(names) + len(absent), 's'[:len(names) + len(absent) != 1], count, 's'[:count != 1], time.time() - begin,
-        median / 1e9, ' on ' + interface if own else '', table_text(names, good, wrong, absent)))
+    total = len(names) + len(absent)
+    found = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
+    out.write("slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)\n%s" % (
+        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, found,
+        ' on ' + interface if own else '', table_text(names, good, wrong, absent)))
     out.flush()
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
