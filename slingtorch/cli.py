@@ -2,7 +2,7 @@
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
-(explain.py), 'bench' reads what jobs measured (bench.py).
+(explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, explain, lock, sitefile, siteformats
+from slingtorch import __version__, bench, bundle_root, check, explain, lock, sitefile, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -518,6 +518,7 @@ def make_parser():
                                          "has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
     bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
+    check.add_parsers(commands)
     return parser
 
 

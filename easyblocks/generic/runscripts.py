@@ -14,10 +14,12 @@ from easybuild.tools.filetools import adjust_permissions, convert_name, copy_fil
 RUNSCRIPTS_DIR = 'runscripts'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
-    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master']
-    + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder', 'stage',
-                                         'torchrun']]
+    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
+    + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
+                                         'stage', 'torchrun']]
     + ['lib/bench.py', 'lib/tree_copy.py']
+    + ['lib/check/%s' % name for name in ['__main__.py', 'elf.py', 'findings.py', 'look.py', 'node.py', 'probe.py',
+                                          'tree.py', 'variables.cfg', 'variables.py', 'vet.py']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
@@ -90,7 +92,7 @@ class RunScripts(EasyBlock):
             'dirs': (custom_paths or {}).get('dirs', []),
         }
         commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in self.scripts()
-                    if not path.endswith('.py')]
+                    if not path.endswith(('.py', '.cfg'))]
         super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
 
     def make_module_extra(self, *args, **kwargs):

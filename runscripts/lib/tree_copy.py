@@ -97,19 +97,19 @@ def read_line(connection, end=None):
     return line[:-1].decode('ascii', 'replace')
 
 
-def call(host, port, key, own_port, seconds):
+def call(host, port, key, words, seconds):
     """A connection to another node, tried again for a while, to which that has said that it is the one."""
     end = time.time() + min(REACH, seconds)
     while True:
         try:
-            connection = socket.create_connection((host, port), ANSWER)
+            connection = socket.create_connection((host, port), min(ANSWER, seconds))
             break
         except OSError as err:
             if time.time() > end or isinstance(err, socket.gaierror):
                 raise TreeError("no connection to %s, port %s (%s)" % (host, port, err))
             time.sleep(0.2)
     try:
-        connection.sendall(('%s %d\n' % (key, own_port)).encode('ascii'))
+        connection.sendall(('%s %s\n' % (key, words)).encode('ascii'))
         read_line(connection)
     except (OSError, TreeError) as err:
         connection.close()
@@ -131,30 +131,34 @@ def listen(port):
     return listener
 
 
-def accept(listener, count, key, seconds):
+def accept(listener, count, key, seconds, weigh=lambda words: 1):
     """
     So many callers that know the key, or fewer: [(connection, what else they said)].
 
     Each is heard in a thread of its own: a stranger that says nothing delays nobody.
+
+    :param weigh: for how many a caller counts, by what it said; called as soon as it is heard
     """
-    callers, last = [], [time.time()]
+    callers, counted, last = [], [], [time.time()]
 
     def hear(connection):
         try:
             connection.settimeout(ANSWER)
             word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
             if hmac.compare_digest(word.encode(), key.encode()):
+                weight = weigh(rest)
                 connection.sendall(b'+\n')
                 connection.settimeout(seconds)
                 last[0] = time.time()
                 callers.append((connection, rest))
+                counted.append(weight)
                 return
-        except (OSError, TreeError):
+        except (OSError, TreeError, ValueError):
             pass
         connection.close()
 
     listener.settimeout(0.1)
-    while len(callers) < count and time.time() < last[0] + min(QUIET, seconds):
+    while sum(counted) < count and time.time() < last[0] + min(QUIET, seconds):
         try:
             connection = listener.accept()[0]
         except socket.timeout:

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Does this job use the network it paid for? In every rank, before the training: docs/check.md.
+
+    python check [--json FILE] [--stderr]
+    python check --vet [--rounds N] [--write PREFIX]      bandwidth between nodes: vet.py
+
+Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT.
+Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
+    SLINGTORCH_CHECK_SECONDS   how long a rank waits for others, and for PyTorch (120)
+    SLINGTORCH_CHECK_JSON      as --json
+    SLINGTORCH_CHECK_IGNORE    1: the exit status is 0 whatever is red
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import look
+import node
+import tree
+import variables
+import vet
+from findings import LEVELS, TITLES, Report, ranks_text
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# facts that must be the same on all ranks: level and name of the finding, what to do
+SAME = {
+    'torch': ('red', 'versions', "start all ranks from one environment"),
+    'CUDA of torch': ('red', 'versions', "start all ranks from one environment"),
+    'ROCm of torch': ('red', 'versions', "start all ranks from one environment"),
+    'maps libnccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
+    'maps librccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
+    'maps MPI': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
+    'torch is in': ('yellow', 'versions', "start all ranks from one environment"),
+    'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
+    'driver': ('yellow', 'versions', "have the centre look at these nodes"),
+    'MASTER_ADDR': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
+    'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
+    'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
+}
+# A rank is slow if it needed so many times the median, and so many seconds more.
+SLOW_TIMES, SLOW_SECONDS = 4, 3
+# Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
+CLOCK_SECONDS = 1
+NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+class Usage(Exception):
+    """The program was started wrongly."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the process with PyTorch
+
+class Probe:
+    """probe.py as a child, so that a crash or a hang in a library is a finding."""
+
+    def __init__(self, environ, plugin, seconds):
+        reader, writer = os.pipe()
+        self.begin, self.seconds, self.lines = time.time(), seconds, []
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, 'probe.py'), str(writer)] + plugin,
+                                        env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, pass_fds=[writer])
+        os.close(writer)
+        self.errors = []
+        self.readers = [threading.Thread(target=self.read, args=(open(reader, 'rb'), self.lines), daemon=True),
+                        threading.Thread(target=self.read, args=(self.process.stderr, self.errors), daemon=True)]
+        for thread in self.readers:
+            thread.start()
+
+    @staticmethod
+    def read(stream, lines):
+        """All lines of a stream; the last ones are kept."""
+        with stream:
+            for line in stream:
+                lines.append(line)
+                del lines[:-20]
+
+    def go(self, words=''):
+        """Let it take part in the collective, or end."""
+        try:
+            self.process.stdin.write(words.encode() + b'\n')
+            self.process.stdin.close()
+        except OSError:
+            pass    # it has ended: result() says so
+
+    def end(self):
+        """Nobody wants its result any more."""
+        if self.process.poll() is None:
+            self.process.kill()
+
+    def result(self):
+        """Its dictionary; 'error' in it says what went wrong."""
+        end, killed = self.begin + self.seconds, False
+        try:
+            self.process.wait(max(0.1, end - time.time()))
+        except subprocess.TimeoutExpired:
+            killed = True
+            self.process.kill()
+            self.process.wait()
+        for thread in self.readers:
+            thread.join(1)
+        found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
+        for line in self.lines:
+            try:
+                found = json.loads(line.decode())
+            except ValueError:
+                pass
+        if killed and found['seconds'] and found['phase'] == 'import':
+            found['phase'] = 'rendezvous'       # it waited for its turn
+        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'the first all_reduce')
+        if killed:
+            found['error'] = "%s did not end within %d s" % (what, self.seconds)
+            found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
+                               "waits longer")
+            if what == 'import torch':
+                found['level'] = 'yellow'       # on a cold file system it takes minutes
+        elif self.process.returncode:
+            last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
+            found['error'] = "%s ended the process with status %d%s" % (
+                what, self.process.returncode, ': ' + last[0] if last else '')
+        return found
+
+
+def fi_info_names(report, environ):
+    """Names of the variables that `fi_info -e` prints, if one is set that the table does not know; else None."""
+    families = variables.read_table()
+    unknown = [fact[4:] for fact in report.facts if fact.startswith('env FI_')]
+    family = variables.family_of('FI_', families)
+    if all(name in family.known or name in family.other or name.startswith(family.open) for name in unknown):
+        return None
+    return set(re.findall(r'FI_[A-Z0-9_]+', fi_info(environ, '-e') or '')) or None
+
+
+def fi_info(environ, *options):
+    """Output of fi_info, or None."""
+    try:
+        return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              timeout=10, check=False).stdout.decode(errors='replace')
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def check_providers(report, machine):
+    """Which providers libfabric has, on a node with Slingshot. NCCL's log says which one it took, but needs GPUs."""
+    if not machine.slingshot():
+        return
+    text = fi_info(machine.environ)
+    if text is None:
+        report.add('untested', 'provider', "which providers libfabric has: there is no fi_info in PATH")
+        return
+    providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
+    report.add('good' if 'cxi' in providers else 'red', 'provider', "libfabric has %s%s" % (
+        ', '.join(providers) or 'no provider', '' if 'cxi' in providers else ", and not cxi, on a node with Slingshot"),
+        '' if 'cxi' in providers else "load the system's libfabric; in a container bind it, with libcxi")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# rank 0
+
+def bind_port(environ, report):
+    """A free one of the two ports, and red lines: (port). None: no port is free."""
+    ports = [port for _, port in tree.places(environ)][:2]
+    for port in ports:
+        try:
+            tree.tree_copy.listen(port).close()
+            return port
+        except OSError as err:
+            if port == ports[0]:
+                report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
+                    port, err.strerror, holder(port)), "unset MASTER_PORT in the job script, or name another one")
+    return None
+
+
+def holder(port):
+    """Who listens on a port, for a message; '' if it is somebody else's process."""
+    inodes = set()
+    for table in ('/proc/net/tcp', '/proc/net/tcp6'):
+        try:
+            with open(table) as stream:
+                inodes |= {fields[9] for fields in map(str.split, stream)
+                           if fields[3] == '0A' and fields[1].endswith(':%04X' % port)}
+        except OSError:
+            pass
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            for name in os.listdir('/proc/%s/fd' % pid):
+                if os.readlink('/proc/%s/fd/%s' % (pid, name))[8:-1] in inodes:
+                    with open('/proc/%s/comm' % pid) as stream:
+                        return " (process %s, %s)" % (pid, stream.read().strip())
+        except OSError:
+            pass
+    return ''
+
+
+def check_master(environ, report, name):
+    """Whether MASTER_ADDR is this node."""
+    address = environ['MASTER_ADDR']
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return      # look_at_master has said it
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as attempt:
+            try:
+                attempt.bind(place)
+                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
+                return
+            except OSError:
+                pass
+    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s" % (
+        address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
+
+
+def check_same(report):
+    """Facts that must be the same on all ranks."""
+    for fact, values in sorted(report.facts.items()):
+        level, name, remedy = SAME.get(fact, ('yellow', 'variable', "export it before srun, for all ranks"))
+        if fact not in SAME and not fact.startswith('env '):
+            continue
+        values = dict(values)
+        rest = report.ranks
+        for mask in values.values():
+            rest &= ~mask
+        if rest and fact.startswith('env '):
+            values['(not set)'] = rest
+        if len(values) > 1:
+            parts = ['%s on %s' % (value, ranks_text(mask)) for value, mask in
+                     sorted(values.items(), key=lambda item: -bin(item[1]).count('1'))]
+            what = fact[4:] if fact.startswith('env ') else fact
+            parts[4:] = ['...'] * (len(parts) > 4)
+            report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
+    torch = report.facts.get('torch', {})
+    if len(torch) == 1 and 'none' not in torch:
+        report.add('good', 'versions', "torch %s (CUDA %s, ROCm %s) on all ranks" % (
+            report.value('torch'), report.value('CUDA of torch'), report.value('ROCm of torch')))
+
+
+def check_times(report):
+    """Ranks that needed much longer than the others."""
+    for fact, values in sorted(report.facts.items()):
+        if not fact.startswith('seconds '):
+            continue
+        times = [float(value) for value, mask in values.items() for _ in range(bin(mask).count('1'))]
+        median = statistics.median_low(times)
+        for value, mask in values.items():
+            if float(value) > max(SLOW_TIMES * median, median + SLOW_SECONDS):
+                report.add('yellow', 'slow', "%s took about %s s, the median is %s s" % (fact[8:], value, median),
+                           "look at these nodes, or start without them (srun --exclude)", mask)
+
+
+def check_answers(report, environ, root, late):
+    """Ranks and nodes of which nothing came."""
+    world = int(environ['WORLD_SIZE'])
+    missing = ((1 << world) - 1) & ~report.ranks
+    for key, mask in report.findings.items():
+        if key[1] == 'ended':
+            missing &= ~mask
+    if not missing:
+        return
+    silent = [other.node for other in root.nodes if missing >> other.rank & 1]
+    heard = {other.node for other in root.nodes} | {late}
+    never = [host for host in tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', '')) if host not in heard] \
+        if len(tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))) > 1 else []
+    text = "no answer from %s of %d" % (ranks_text(missing), world)
+    if never:
+        text += ". Nothing came from %s" % ', '.join(never[:20])
+    if silent:
+        text += ". %s called first and fell silent" % ', '.join(silent[:20])
+    report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s, port %s, and whether so many "
+               "ranks were started; start without the nodes (srun --exclude)"
+               % (environ['MASTER_ADDR'], environ['MASTER_PORT']), missing)
+
+
+def check_job(report, machine, root):
+    """What only all ranks together show."""
+    environ = machine.environ
+    check_answers(report, environ, root, machine.node)
+    if any(key[:2] == ('yellow', 'import') for key in report.findings):
+        for key in [key for key in report.findings if key[:2] == ('red', 'rendezvous')]:
+            # the others waited for a node that was still importing
+            report.add('yellow', *key[1:], ranks=report.findings.pop(key))
+    check_same(report)
+    check_times(report)
+    skewed = [other for other in root.nodes if abs(other.ahead) > CLOCK_SECONDS]
+    for other in skewed:
+        report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
+            other.node, other.ahead), "tell the centre: time is wrong there", 1 << other.rank)
+    if root.nodes and not skewed:
+        report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
+    if len(report.facts.get('machine', {})) > 1:
+        for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
+            mask = report.facts.get('only loopback ' + variable, {}).get('True')
+            if mask:
+                report.add('red', 'interface', "%s=lo, and the job has several machines" % variable, "unset it", mask)
+    if len(report.facts.get('node', {})) == 1:
+        report.add('untested', 'collective', "the network: the job has one node")
+
+
+def header(report, seconds):
+    """The first lines."""
+    nodes, count = report.facts.get('node', {}), bin(report.ranks).count('1')
+    lines = ["slingtorch check: %d rank%s on %d node%s, %.1f s: %s" % (
+        count, 's'[:count != 1], len(nodes), 's'[:len(nodes) != 1], seconds, ', '.join(
+            '%d %s' % (report.count(level), TITLES[level]) for level in LEVELS))]
+    places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())]
+    lines.append('nodes:  %s' % '; '.join(places[:6] + ['...'] * (len(places) > 6)))
+    times = []
+    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'first all_reduce')):
+        values = sorted(map(float, report.facts.get('seconds ' + name, {})))
+        if values:
+            times.append('%s %.2g s' % (title, values[-1]))
+    if times:
+        lines.append('times:  %s (slowest rank, to a quarter)' % ', '.join(times))
+    return '\n'.join(lines)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+def read_ranks(environ):
+    """Check what this program must know. :raises Usage:"""
+    for name in NEEDED:
+        if not environ.get(name):
+            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
+                        "--check" % name)
+        if name != 'MASTER_ADDR' and not environ[name].isdigit():
+            raise Usage("%s='%s' is no number" % (name, environ[name]))
+    if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
+        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
+
+
+def environment_digest(environ, torch):
+    """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
+    parts = [sys.executable, torch or '']
+    parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
+    return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
+
+
+def add_reports(report, machine, local):
+    """On the first rank of a node: what its other ranks said, and what became of the others."""
+    details = []
+    for other, own in local.reports.values():
+        report.merge(other)
+        details.append(own)
+    for rank, pid in local.ended.items():
+        report.add('red', 'ended', "a rank ended while it was checked (process %d on %s)" % (pid, machine.node),
+                   "see its own messages", 1 << rank)
+    for rank, seconds in local.late.items():
+        report.fact('seconds until the rank was ready', '%.2g' % node.round_up(seconds), 1 << rank)
+    return details
+
+
+def run(machine, out, json_file=None, torch=None, start=Probe):
+    """
+    The whole check, in one rank.
+
+    :param out: where rank 0 prints
+    :param torch: directory of torch, or None
+    :param start: starts the process with PyTorch
+    :return: exit status
+    """
+    begin, environ = time.time(), machine.environ
+    read_ranks(environ)
+    rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
+    local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
+    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+    plugin = [path for path in look.plugin_path(machine)[:1] if path]
+    digest, several = environment_digest(environ, torch), world > local_world
+    report = Report(rank)
+
+    if local_rank:
+        connection, wants_probe = tree.call_first_rank(environ, rank, digest, begin + seconds)
+        probe = start(environ, plugin, seconds) if wants_probe and torch else None
+        details = look.look(machine, report, torch, several)
+        if probe:
+            probe.go()
+            check_probe(report, probe, machine)
+        tree.send_message(connection, report.dump())
+        tree.send_message(connection, json.dumps(details).encode())
+        return verdict(tree.receive_message(connection, time.time() + 3 * seconds + 60), environ)
+
+    try:
+        local = tree.LocalRanks(environ, local_world, digest)
+    except OSError as err:
+        raise tree.Lost("another process of this start says that it is local rank 0 of this node too (%s): "
+                        "unset LOCAL_RANK in the job script" % err)
+    probe = start(environ, plugin, seconds) if torch else None
+    try:
+        end = root = None
+        if rank == 0:
+            check_master(environ, report, machine.node)
+            port = bind_port(environ, report)
+            if port is None:
+                raise tree.Lost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
+                    environ['MASTER_PORT'], tree.SECOND_PORT))
+            root = tree.Root(environ, port, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+            threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
+        details = [look.look(machine, report, torch, several)]
+        if rank == 0:
+            root.known.wait()
+            host, words, number, nodes = 'localhost', root.word, 0, len(root.nodes) + 1
+            late = 'seconds until the node was ready'
+            first = min([begin] + [other.heard for other in root.nodes])
+            for other in root.nodes:
+                report.fact(late, '%.2g' % node.round_up(other.heard - first), 1 << other.rank)
+            report.fact(late, '%.2g' % node.round_up(begin - first), 1)
+        else:
+            branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
+            host, words, number, nodes = branch.host, branch.extra, branch.number, branch.nodes
+        if probe:
+            # a world without some of its nodes would wait for them
+            whole = nodes > 1 and (rank or sum(other.ranks for other in root.nodes) + local_world >= world)
+            probe.go('go %s %s %d %d %d' % (host, words, number, nodes, seconds)
+                     if whole and words != '0' else '')
+        end = time.time() + seconds
+        local.wait(end)
+        details += add_reports(report, machine, local)
+        node.check_cores(report, details)
+        node.check_gpus(report, details)
+        check_providers(report, machine)
+        check_probe(report, probe, machine)
+        if rank:
+            branch.collect(report, end)
+            branch.deliver(report)
+            word = branch.verdict(2 * seconds + 60)
+        else:
+            root.collect(report, end)
+            check_job(report, machine, root)
+            word = b'1' if report.count('red') else b'0'
+            title = header(report, time.time() - begin)
+            out.write(report.text(title + '\n'))
+            out.flush()
+            if json_file:
+                write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - begin, 3)))
+            root.verdict(word)
+    except tree.Lost:
+        local.verdict(b'1')
+        raise
+    finally:
+        if probe:
+            probe.end()
+    local.verdict(word)
+    return verdict(word, environ)
+
+
+def check_probe(report, probe, machine):
+    """The findings of the process with PyTorch."""
+    with_gpu = bool(look.gpus(machine))
+    node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine, with_gpu,
+                     fi_info_names(report, machine.environ))
+
+
+def free_port():
+    """A port for the collective."""
+    with socket.socket() as attempt:
+        attempt.bind(('', 0))
+        return str(attempt.getsockname()[1])
+
+
+def verdict(word, environ):
+    """The exit status that rank 0's word means."""
+    return 0 if word == b'0' or environ.get('SLINGTORCH_CHECK_IGNORE') == '1' else 1
+
+
+def write_json(path, data):
+    """Write it whole, or not at all."""
+    with open(path + '.part', 'w') as stream:
+        json.dump(data, stream, indent=1)
+        stream.write('\n')
+    os.replace(path + '.part', path)
+
+
+def main(argv=None):
+    """Run the program; the exit status."""
+    parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
+    parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
+                        help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
+    parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
+    parser.add_argument('--vet', action='store_true', help="measure the bandwidth between nodes, pair by pair")
+    parser.add_argument('--rounds', metavar='N', type=int, default=vet.ROUNDS,
+                        help="with --vet: how many partners each node has at most (%(default)s)")
+    parser.add_argument('--write', metavar='PREFIX', help="with --vet: write PREFIX.vetted and PREFIX.cordon")
+    args = parser.parse_args(argv)
+    rank = os.environ.get('RANK', '?')
+    try:
+        if args.vet:
+            read_ranks(os.environ)
+            return vet.run(look.Machine(), sys.stdout, args.rounds, args.write)
+        return run(look.Machine(), sys.stderr if args.stderr else sys.stdout, args.json, look.find_torch())
+    except Usage as err:
+        sys.stderr.write("slingtorch check: %s\n" % err)
+        return 2
+    except (tree.Lost, OSError) as err:
+        sys.stderr.write("slingtorch check: rank %s on %s: %s\n" % (rank, look.Machine().node, err))
+        return 0 if os.environ.get('SLINGTORCH_CHECK_IGNORE') == '1' else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What was found, by which ranks: equal findings of several ranks are one, so that the report of many stays small."""
+import json
+import re
+import shutil
+import textwrap
+import zlib
+
+LEVELS = ('red', 'yellow', 'good', 'untested')
+TITLES = {'red': 'RED', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
+# of a report that comes over the network
+LARGEST = 1 << 26
+
+
+def ranks_of(mask):
+    """The ranks of a bit mask, ascending."""
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+def ranks_text(mask):
+    """The ranks of a bit mask for a person: '0-3,8', or the first ones and how many there are."""
+    pieces, ranks = [], ranks_of(mask)
+    for rank in ranks:
+        if pieces and pieces[-1][1] == rank - 1:
+            pieces[-1][1] = rank
+        else:
+            pieces.append([rank, rank])
+    text = ','.join(str(first) if first == last else '%d-%d' % (first, last) for first, last in pieces[:8])
+    if len(pieces) > 8:
+        text += ',... (%d ranks)' % len(ranks)
+    return ('rank ' if len(ranks) == 1 else 'ranks ') + text
+
+
+def one_line(text):
+    """Without what would end the line or steer a terminal: it may come from another process."""
+    return re.sub(r'[\x00-\x1f\x7f-\x9f]+', ' ', str(text))
+
+
+class Report:
+    """
+    Findings and facts of some ranks.
+
+    :ivar ranks: bit mask of the ranks that are in it
+    :ivar findings: {(level, name, text, remedy): bit mask of the ranks}
+    :ivar facts: {name: {value as text: bit mask}}: what must be the same, or is wanted for the summary
+    """
+
+    def __init__(self, rank=None):
+        self.ranks = 0 if rank is None else 1 << rank
+        self.findings, self.facts = {}, {}
+
+    def add(self, level, name, text, remedy='', ranks=None):
+        """A finding. `name` is one word that stays the same, for whoever searches; `remedy` says what to do."""
+        key = (level, name, one_line(text), one_line(remedy))
+        self.findings[key] = self.findings.get(key, 0) | (self.ranks if ranks is None else ranks)
+
+    def fact(self, name, value, ranks=None):
+        """A fact; ranks with the same value are counted together."""
+        values = self.facts.setdefault(name, {})
+        value = one_line(value)
+        values[value] = values.get(value, 0) | (self.ranks if ranks is None else ranks)
+
+    def value(self, name, default=None):
+        """The value that most ranks have."""
+        values = self.facts.get(name) or {default: 1}
+        return max(values, key=lambda value: bin(values[value]).count('1'))
+
+    def merge(self, other):
+        """Take over what another report says."""
+        self.ranks |= other.ranks
+        for key, mask in other.findings.items():
+            self.findings[key] = self.findings.get(key, 0) | mask
+        for name, values in other.facts.items():
+            own = self.facts.setdefault(name, {})
+            for value, mask in values.items():
+                own[value] = own.get(value, 0) | mask
+
+    def dump(self):
+        """As bytes, for load()."""
+        return zlib.compress(json.dumps({
+            'ranks': '%x' % self.ranks,
+            'findings': [key + ('%x' % mask,) for key, mask in self.findings.items()],
+            'facts': {name: {value: '%x' % mask for value, mask in values.items()}
+                      for name, values in self.facts.items()},
+        }).encode(), 1)
+
+    @classmethod
+    def load(cls, data):
+        """:raises ValueError: if it is no report"""
+        report = cls()
+        try:
+            unpacker = zlib.decompressobj()
+            text = unpacker.decompress(data, LARGEST)
+            content = json.loads(text.decode())
+            report.ranks = int(content['ranks'], 16)
+            for level, name, text, remedy, mask in content['findings']:
+                if level not in LEVELS:
+                    raise ValueError(level)
+                report.add(level, name, text, remedy, int(mask, 16))
+            for name, values in content['facts'].items():
+                for value, mask in values.items():
+                    report.fact(name, value, int(mask, 16))
+        except (zlib.error, KeyError, TypeError, AttributeError) as err:
+            raise ValueError("no report: %r" % err)
+        return report
+
+    def sorted(self):
+        """The findings, red ones first: [(level, name, text, remedy, mask)]."""
+        return sorted((key + (mask,) for key, mask in self.findings.items()),
+                      key=lambda finding: (LEVELS.index(finding[0]), -bin(finding[4]).count('1'), finding[1:4]))
+
+    def count(self, level):
+        """How many findings are of this level."""
+        return sum(key[0] == level for key in self.findings)
+
+    def text(self, header):
+        """The table."""
+        width = max(80, min(120, shutil.get_terminal_size((110, 24)).columns))
+        lines = [header]
+        for level, name, text, remedy, mask in self.sorted():
+            where = '' if mask == self.ranks or not mask else ' [%s]' % ranks_text(mask)
+            lines += textwrap.wrap(text + where, width, initial_indent='%-11s%-13s' % (TITLES[level], name),
+                                   subsequent_indent=' ' * 24, break_long_words=False, break_on_hyphens=False)
+            if remedy:
+                lines += textwrap.wrap('-> ' + remedy, width, initial_indent=' ' * 24, subsequent_indent=' ' * 27,
+                                       break_long_words=False, break_on_hyphens=False)
+        return '\n'.join(lines) + '\n'
+
+    def data(self, **more):
+        """For JSON: docs/check.md has the form."""
+        return dict(more, format=1, ranks=ranks_of(self.ranks), findings=[
+            {'level': level, 'name': name, 'text': text, 'remedy': remedy, 'ranks': ranks_of(mask)}
+            for level, name, text, remedy, mask in self.sorted()
+        ], facts={name: {value: ranks_of(mask) for value, mask in sorted(values.items())}
+                  for name, values in sorted(self.facts.items())})

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
+import fnmatch
+import importlib.util
+import os
+import re
+import site
+import socket
+import stat
+import time
+
+PARALLEL = {'lustre', 'gpfs', 'beegfs', 'panfs', 'wekafs', 'ceph', 'pvfs2', 'nfs', 'nfs4', 'dvs', 'cifs', 'fhgfs'}
+# name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
+CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
+          'TORCHINDUCTOR_CACHE_DIR': False}
+VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
+# that differ from rank to rank, or say nothing about the network
+PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',)
+
+
+class Machine:
+    """
+    What a rank can look at.
+
+    :param environ: its environment
+    :param root: directory under which /proc, /sys, /dev and the mounts are looked up
+    :param clock: gives the time
+    """
+
+    def __init__(self, environ=None, root='/', clock=time.time, mounts='proc/self/mounts'):
+        self.environ = dict(os.environ if environ is None else environ)
+        self.root, self.clock, self.mounts = root, clock, mounts
+
+    def path(self, name):
+        """A path below the root."""
+        return os.path.join(self.root, name)
+
+    def read(self, name, default=''):
+        """The text of a small file."""
+        try:
+            with open(self.path(name), errors='replace') as stream:
+                return stream.read(1 << 20)
+        except OSError:
+            return default
+
+    def list(self, name):
+        """The names in a directory, sorted."""
+        try:
+            return sorted(os.listdir(self.path(name)))
+        except OSError:
+            return []
+
+    @property
+    def node(self):
+        """Name of the node, as in conda-python-distributed."""
+        own = self.environ.get('SLURMD_NODENAME')
+        if own and self.environ.get('SLURM_PROCID') == self.environ.get('RANK'):
+            return own
+        return self.read('proc/sys/kernel/hostname').strip() or socket.gethostname()
+
+    @property
+    def container(self):
+        """Whether this is inside a container."""
+        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
+                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
+
+    def slingshot(self):
+        """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
+        return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
+
+
+def cpus_of(text):
+    """The numbers of a list such as 0-3,8."""
+    found = set()
+    for part in text.strip().split(','):
+        first, _, last = part.partition('-')
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cpus(machine):
+    """(those that this process may use, those of the node)"""
+    allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', machine.read('proc/self/status'), re.M)
+    return cpus_of(allowed.group(1) if allowed else ''), cpus_of(machine.read('sys/devices/system/cpu/online'))
+
+
+def gpus(machine):
+    """
+    The GPUs of the node as [(name, CPUs beside it, maker)], NVIDIA's or AMD's, in the order of their PCI addresses.
+
+    NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
+    """
+    found = []
+    for device in machine.list('sys/bus/pci/devices'):
+        where = 'sys/bus/pci/devices/%s/' % device
+        kind = machine.read(where + 'vendor').strip(), machine.read(where + 'class').strip()[:6]
+        if kind[0] in ('0x10de', '0x1002') and kind[1] in ('0x0300', '0x0302', '0x0380', '0x1200'):
+            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[0]))
+    return found
+
+
+def open_devices(machine):
+    """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
+    numbers = sorted(int(name[6:]) for name in machine.list('dev') if re.match(r'nvidia\d+$', name))
+    usable = []
+    for number in numbers:
+        try:
+            os.close(os.open(machine.path('dev/nvidia%d' % number), os.O_RDONLY))
+            usable.append(number)
+        except OSError:
+            pass
+    return usable
+
+
+def visible_gpus(machine, known):
+    """Names of the GPUs that this rank sees."""
+    names, nvidia = [entry[0] for entry in known], known[0][2] == '0x10de'
+    if nvidia:
+        names = [names[number] for number in open_devices(machine) if number < len(names)]
+    elif not os.path.exists(machine.path('dev/kfd')):
+        names = []
+    for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
+        if variable not in machine.environ:
+            continue
+        chosen = []
+        for word in filter(None, machine.environ[variable].split(',')):
+            if word.isdigit() and int(word) < len(names):
+                chosen.append(names[int(word)])
+            elif word.isdigit() or word == '-1':
+                break       # the libraries end the list at the first one that is not there
+            else:
+                chosen.append(word)
+        return chosen
+    return names
+
+
+def look_at_gpus(machine, report, details):
+    """Visibility, and the cores beside the GPU."""
+    known = gpus(machine)
+    variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
+    details['gpus'], details['near'] = None, {}
+    if not known:
+        report.add('untested', 'gpus', "no GPU on the node%s" % (
+            ", although %s is set" % ' and '.join(name.partition('=')[0] for name in variables) if variables else ''))
+        return
+    seen = visible_gpus(machine, known)
+    details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
+    if not seen:
+        # set to nothing: the user hides them
+        hidden = any(machine.environ.get(name) == '' for name in VISIBLE)
+        wanted = variables or not hidden and machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0'
+        report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
+            len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
+            "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
+    elif len(seen) < int(machine.environ.get('SLURM_GPUS_ON_NODE') or 0) and 'SLURM_GPU_BIND' not in machine.environ \
+            and len(seen) > 1:
+        report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
+                   % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']))
+
+
+def mount_of(machine, path):
+    """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
+    best = ('', '')
+    for line in machine.read(machine.mounts).splitlines():
+        fields = line.split(' ')
+        if len(fields) > 2:
+            where = re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1])
+            if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
+                best = where, fields[2]
+    return best
+
+
+def look_at_caches(machine, report):
+    """Whether they are this user's, can be written by nobody else, and are on a disk of the node."""
+    remedy = "unset %s, and conda-python-distributed makes a private one on the node"
+    checked = []
+    for variable, database in sorted(CACHES.items()):
+        path = machine.environ.get(variable)
+        if not path:
+            continue
+        checked.append(variable)
+        real = os.path.realpath(path)
+        there = real
+        while not os.path.exists(there) and there != '/':
+            there = os.path.dirname(there)
+        state = os.stat(there)
+        wrong = ''
+        if there == real and state.st_uid != os.getuid():
+            wrong = "belongs to user id %d" % state.st_uid
+        elif not os.access(there, os.W_OK | os.X_OK):
+            wrong = "cannot be written" + ('' if there == real else ": it is not there, and %s is not writable" % there)
+        elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
+        if wrong:
+            report.add('red', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
+        where, kind = mount_of(machine, real)
+        if kind in PARALLEL:
+            report.add('red' if database else 'yellow', 'cache',
+                       "%s=%s is on a parallel or network file system (%s, %s)%s" % (
+                           variable, path, where, kind, ", whose locks do not serve a database" if database else
+                           ", which all ranks hit for every compiled kernel"), remedy % variable)
+        elif not kind:
+            report.add('untested', 'cache', "which file system %s is on: %s cannot be read"
+                       % (variable, machine.mounts))
+    if not checked:
+        report.add('untested', 'cache', "the home directory, where the caches go: none of %s is set"
+                   % ', '.join(CACHES))
+    elif not any(key[1] == 'cache' for key in report.findings):
+        report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
+
+
+def matches(name, pattern, exact):
+    """Whether an interface is meant by one word of NCCL_SOCKET_IFNAME (a prefix) or GLOO_SOCKET_IFNAME (the name)."""
+    return name == pattern if exact else name.startswith(pattern)
+
+
+def look_at_interfaces(machine, report, several):
+    """The names of interfaces that NCCL and Gloo are given."""
+    there = machine.list('sys/class/net')
+    if not there:
+        report.add('untested', 'interface', "which network interfaces the node has")
+        return
+    for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
+        value = machine.environ.get(variable)
+        if not value or value.startswith('^'):
+            continue
+        exact = variable.startswith('GLOO') or value.startswith('=')
+        words = [word for word in value.lstrip('=').split(',') if word]
+        missing = [word for word in words if not any(matches(name, word, exact) for name in there)]
+        if missing and (exact or len(missing) == len(words)):
+            meant = [name for name in there if any(name.startswith(word) for word in missing)]
+            report.add('red', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
+                variable, value, ', '.join(missing), ', '.join(there)),
+                "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
+                "name one of them in the job script, or unset it")
+        elif missing:
+            report.add('yellow', 'interface', "%s=%s: this node has no interface %s"
+                       % (variable, value, ', '.join(missing)))
+        else:
+            used = [name for name in there if any(matches(name, word, exact) for word in words)]
+            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name).strip() == 'down']
+            report.fact('only loopback ' + variable, used == ['lo'])
+            if down == used:
+                report.add('red', 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
+                           "have the centre look at the node; start without it (srun --exclude)")
+            else:
+                report.add('good', 'interface', "%s=%s is there" % (variable, value))
+    if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):
+        report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may take the "
+                   "management network", "export NCCL_SOCKET_IFNAME=hsn")
+
+
+def look_at_master(machine, report):
+    """What MASTER_ADDR and the launcher's own numbers say."""
+    address = machine.environ.get('MASTER_ADDR', '')
+    for name in ('MASTER_ADDR', 'MASTER_PORT', 'WORLD_SIZE'):
+        report.fact(name, machine.environ.get(name, '(not set)'))
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as err:
+        report.add('red', 'master', "MASTER_ADDR=%s has no address on this node (%s)" % (address, err),
+                   "unset MASTER_ADDR in the job script: conda-python-distributed finds it")
+        return
+    if all(entry[0] == socket.AF_INET6 for entry in found):
+        known = machine.environ.get('NCCL_SOCKET_FAMILY') == 'AF_INET6'
+        report.add('good' if known else 'yellow', 'master', "MASTER_ADDR=%s has IPv6 addresses only (%s)"
+                   % (address, found[0][4][0]), '' if known else
+                   "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
+
+
+def look_at_ranks(machine, report):
+    """The rank's numbers against those of the launcher."""
+    env = machine.environ
+    rank, world = int(env['RANK']), int(env['WORLD_SIZE'])
+    if rank >= world:
+        report.add('red', 'world-size', "rank %d is not below WORLD_SIZE=%d" % (rank, world),
+                   "unset WORLD_SIZE and RANK in the job script")
+    if env.get('TORCHELASTIC_RUN_ID') or env.get('SLURM_PROCID') != env.get('RANK'):
+        return
+    tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
+    if tasks and tasks != env['WORLD_SIZE']:
+        report.add('red', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
+                   "unset WORLD_SIZE in the job script: conda-python-distributed sets it")
+
+
+def find_torch():
+    """Directory of the torch package that 'import torch' takes, or None; nothing is imported."""
+    try:
+        spec = importlib.util.find_spec('torch')
+    except (ImportError, ValueError):
+        return None
+    return os.path.dirname(spec.origin) if spec and spec.origin else None
+
+
+def look_at_torch(machine, report, directory, home=None):
+    """Which torch this rank would import, by its files."""
+    if directory is None:
+        report.add('untested', 'torch', "PyTorch: this Python has none (%s)" % os.sys.executable)
+        report.fact('torch', 'none')
+        return
+    report.fact('torch is in', directory)
+    text = machine.read(os.path.join(directory, 'version.py'))
+    for name, fact in (('__version__', 'torch'), ('cuda', 'CUDA of torch'), ('hip', 'ROCm of torch')):
+        found = re.search(r"^%s(?:: [^=]*)? = (?:'([^']*)'|None)" % name, text, re.M)
+        report.fact(fact, (found.group(1) or 'none') if found else 'not known')
+    users = os.path.realpath(home or site.getusersitepackages())
+    if os.path.realpath(directory).startswith(users + '/'):
+        report.add('red', 'torch', "'import torch' takes %s, from your home directory, and not the module's"
+                   % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
+
+
+def find_library(machine, name):
+    """The first file of this name in LD_LIBRARY_PATH, or None."""
+    for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
+        path = os.path.join(directory, name)
+        if directory and os.path.exists(path):
+            return path
+    return None
+
+
+def look_at_compat(machine, report):
+    """cuda-compat in front of the driver's own libcuda."""
+    path = find_library(machine, 'libcuda.so.1')
+    if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
+        return
+    real = os.path.realpath(path)
+    own = re.search(r'libcuda\.so\.(\d[\d.]*)$', real)
+    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
+    if own and driver:
+        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.group(1).split('.')]
+        level, what = ('red', 'older than') if older else ('yellow', 'not older than')
+        text = "%s comes first, NVIDIA's cuda-compat %s: it is %s the node's driver %s" % (
+            path, own.group(1), what, driver.group(1))
+    else:
+        level, text = 'yellow', "%s comes first, NVIDIA's cuda-compat; which driver the node has cannot be read" % path
+    report.add(level, 'cuda-compat', text + ("; CUDA then finds no GPU (error 803)" if level == 'red' else ''),
+               "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
+
+
+def plugin_path(machine):
+    """
+    (the plugin that NCCL or RCCL would take, what was looked for): a path, or None.
+
+    As NCCL does it: src/plugin/plugin_open.cc of v2.27.7-1.
+    """
+    wanted = machine.environ.get('NCCL_NET_PLUGIN', '')
+    if wanted == 'none':
+        return None, 'none'
+    names = [wanted, 'libnccl-net-%s.so' % wanted] if wanted else ['libnccl-net.so', 'librccl-net.so']
+    for name in names:
+        if '/' in name:
+            if os.path.exists(name):
+                return name, name
+        elif find_library(machine, name):
+            return find_library(machine, name), name
+    return None, names[-1] if wanted and '/' not in wanted else names[0]
+
+
+def look_at_plugin(machine, report, several):
+    """Whether NCCL's network plugin is there, where it is needed."""
+    wanted = machine.environ.get('NCCL_NET', '')
+    demanded = wanted and wanted not in ('Socket', 'IB') or machine.environ.get('NCCL_NET_PLUGIN', 'none') != 'none'
+    path, name = plugin_path(machine)
+    if path:
+        report.fact('plugin', path)
+        amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
+        if amazon and machine.slingshot():
+            report.add('red', 'plugin', "%s is Amazon's, for EFA, and this node has Slingshot" % path,
+                       "put the plugin of this system in front in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
+    elif demanded:
+        report.add('red', 'plugin', "NCCL's network plugin is missing: no %s%s (NCCL_NET=%s)" % (
+            name, '' if '/' in name else ' in LD_LIBRARY_PATH', wanted or '(not set)'),
+            "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
+    elif several and machine.slingshot() and gpus(machine):
+        report.add('red', 'plugin', "NCCL's network plugin is missing on nodes with Slingshot: NCCL takes TCP",
+                   "load the module of the plugin (module spider aws-ofi-nccl)")
+
+
+def look(machine, report, torch, several):
+    """
+    Everything of this file.
+
+    :param torch: directory of torch, or None
+    :param several: whether the job has several nodes
+    :return: what node.py wants to know
+    """
+    allowed, online = cpus(machine)
+    details = {'rank': int(machine.environ['RANK']), 'local_rank': int(machine.environ['LOCAL_RANK']),
+               'cpus': sorted(allowed), 'online': sorted(online)}
+    report.fact('node', machine.node)
+    report.fact('machine', machine.read('proc/sys/kernel/random/boot_id').strip() or machine.node)
+    report.fact('python', os.sys.executable)
+    report.fact('container', machine.container)
+    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
+    report.fact('driver', driver.group(1) if driver else 'none')
+    for name, value in machine.environ.items():
+        if fnmatch.fnmatch(name, '[NRFMOH]*') and re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name) \
+                and name not in PER_RANK:
+            report.fact('env ' + name, value)
+    look_at_ranks(machine, report)
+    look_at_master(machine, report)
+    look_at_gpus(machine, report, details)
+    look_at_caches(machine, report)
+    look_at_interfaces(machine, report, several)
+    look_at_torch(machine, report, torch)
+    look_at_compat(machine, report)
+    look_at_plugin(machine, report, several)
+    return details

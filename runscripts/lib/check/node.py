@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What only the ranks of one node together show: shared cores and GPUs, and what the process with PyTorch maps."""
+import os
+import re
+
+import elf
+import variables
+
+# First release of NCCL (or RCCL) that accepts these ncclNetPlugin_v*: easyblocks/generic/_nccl.py (a test compares).
+NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
+             ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
+SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
+
+
+def mask_of(ranks):
+    """The bit mask of some ranks."""
+    mask = 0
+    for rank in ranks:
+        mask |= 1 << rank
+    return mask
+
+
+def check_cores(report, ranks):
+    """
+    Cores that several ranks share.
+
+    :param ranks: details of look.look(), of all ranks of the node
+    """
+    sharing = {}
+    for details in ranks:
+        sharing.setdefault(tuple(details['cpus']), []).append(details['rank'])
+    if () in sharing:
+        report.add('untested', 'cores', "which cores the ranks may use")
+        return
+    fault = False
+    for cpus, who in sharing.items():
+        if len(who) > len(cpus):
+            fault = True
+            whole = set(cpus) >= set(ranks[0]['online'])
+            report.add('yellow' if whole else 'red', 'cores', "%d ranks of the node %s" % (
+                len(who), "share its %d cores: they slow each other down" % len(cpus) if whole else
+                "share %s" % ("one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus))),
+                "start fewer ranks on a node" if whole else
+                "srun --cpus-per-task=N, or --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who))
+    if len(sharing) == 1 and len(ranks) > 1 and not fault:
+        fault = True
+        report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores of the others"
+                   % len(cpus), "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"")
+    for cpus, who in sharing.items():
+        for others, whose in sharing.items():
+            if cpus < others and set(cpus) & set(others):
+                fault = True
+                report.add('yellow', 'cores', "ranks of the node share some of their cores",
+                           "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who + whose))
+    if not fault:
+        report.add('good', 'cores', "no rank shares a core with another one")
+
+
+def check_gpus(report, ranks):
+    """GPUs that several ranks share, and cores that are far from them."""
+    seen = [(details['rank'], details['local_rank'], details['gpus'], details) for details in ranks if details['gpus']]
+    if not seen:
+        return
+    lists = {}
+    for rank, _, gpus, _ in seen:
+        lists.setdefault(tuple(gpus), []).append(rank)
+    shared = False
+    for gpus, who in lists.items():
+        if len(who) > len(gpus):
+            shared = True
+            report.add('red', 'gpus', "%d ranks of the node share %s" % (
+                len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
+                "start as many ranks as GPUs, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
+        elif len(gpus) > 1 and len(who) > 1:
+            report.add('untested', 'gpus', "which of its %d GPUs each rank takes: all see the same ones, and the "
+                       "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
+    if not shared and all(len(gpus) == 1 for gpus in lists):
+        report.add('good', 'gpus', "each rank sees one GPU, which no other rank has")
+    far = [(rank, gpus) for rank, _, gpus, details in seen if len(gpus) == 1 and details['near'].get(gpus[0])
+           and details['cpus'] and not set(details['cpus']) & set(details['near'][gpus[0]])]
+    if far:
+        report.add('yellow', 'gpus', "the cores of the rank are not those beside its GPU",
+                   "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(rank for rank, _ in far))
+    elif all(len(gpus) == 1 and details['near'].get(gpus[0]) for _, _, gpus, details in seen):
+        report.add('good', 'gpus', "each rank runs on cores beside its GPU")
+
+
+def release(text):
+    """The numbers of a release, to compare."""
+    return [int(part) for part in re.findall(r'\d+', text)]
+
+
+def nccl_version(paths):
+    """(release, file) of the libnccl or librccl among these files; (None, None)."""
+    for path in paths:
+        if re.match(r'lib[nr]ccl\.so', os.path.basename(path)):
+            try:
+                found = elf.Library(path).match(re.compile(rb'NCCL version (\d+\.\d+(?:\.\d+)?)[+ ]'))
+            except (OSError, ValueError):
+                continue
+            return (found.group(1).decode() if found else None), path
+    return None, None
+
+
+def kind_of(path):
+    """What a mapped library is for the checks: 'libnccl', 'MPI' ...; None if it does not matter."""
+    name = os.path.basename(path)
+    if re.match(r'lib(mpi|mpich|mpi_[a-z]+(_\d+)?)\.so', name) and not re.match(r'libmpi_(cxx|gtl|mpifh)', name):
+        return 'MPI'
+    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
+    return found.group(1) if found else None
+
+
+def check_libraries(report, paths, machine, with_gpu):
+    """What the process with PyTorch maps: twice, or what does not go together."""
+    by_kind = {}
+    for path in paths:
+        if kind_of(path):
+            by_kind.setdefault(kind_of(path), set()).add(os.path.realpath(path))
+    for kind, files in sorted(by_kind.items()):
+        files = sorted(files)
+        report.fact('maps ' + kind, ' '.join(files))
+        if len(files) > 1:
+            level = 'red' if kind in ('MPI', 'libnccl', 'librccl') else 'yellow'
+            report.add(level, 'libraries', "one process maps %d %s: %s" % (len(files), kind, ' and '.join(files)),
+                       "keep one: see which of LD_PRELOAD, LD_LIBRARY_PATH and the packages brings the other")
+    if {'libnccl', 'librccl'} <= set(by_kind):
+        report.add('red', 'libraries', "one process maps libnccl and librccl", "take PyTorch for one kind of GPU")
+    gtl = any('libmpi_gtl_' in os.path.basename(path) for path in paths)
+    if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
+            any('cray' in path for path in by_kind['MPI']):
+        report.add('red', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, and the process maps Cray MPICH without its GPU "
+                   "library (libmpi_gtl): MPI_Init ends the program",
+                   "unset it, or load the module craype-accel-* first")
+    names = ['%s %s' % (kind, ' and '.join(sorted(files))) for kind, files in sorted(by_kind.items())]
+    missing = [kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
+               if not set(kind.split(' or ')) & set(by_kind)]
+    if not any(key[1] == 'libraries' for key in report.findings):
+        report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
+            names + ["no " + kind for kind in missing]))
+    if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
+        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
+
+
+def check_plugin(report, path, mapped, torch_major):
+    """
+    The plugin's symbols against the window of the NCCL that the process maps, and its runtime against torch's.
+
+    :param torch_major: ('libcudart', '12') or ('libamdhip64', '6'), or None
+    """
+    try:
+        library = elf.Library(path)
+        apis = sorted(int(name[len('ncclNetPlugin_v'):]) for name in library.exported()
+                      if re.match(r'ncclNetPlugin_v\d+$', name))
+        needed = library.needed()
+    except (OSError, ValueError) as err:
+        report.add('red', 'plugin', "%s cannot be read: %s" % (path, err), "install the plugin again")
+        return
+    if not apis:
+        report.add('red', 'plugin', "%s is no network plugin: it has no ncclNetPlugin_v*" % path,
+                   "name the plugin itself in NCCL_NET_PLUGIN")
+        return
+    if torch_major:
+        for name in needed:
+            other = re.match(r'%s\.so\.(\d+)' % torch_major[0], name)
+            if other and other.group(1) != torch_major[1]:
+                report.add('red', 'plugin', "%s wants %s, and torch is for %s %s" % ((path, name) + torch_major),
+                           "load the plugin that was built for torch's release")
+    version, nccl = nccl_version(mapped)
+    windows = [window for since, window in NCCL_APIS if version and release(version) >= release(since)]
+    if not windows:
+        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL of a known release is mapped"
+                   % (path, apis[0], apis[-1]))
+    elif not set(apis) & set(range(windows[-1][0], windows[-1][1] + 1)):
+        report.add('red', 'plugin', "%s has the interface v%d to v%d, and NCCL %s (%s) loads v%d to v%d only" % (
+            (path, apis[0], apis[-1], version, nccl) + windows[-1]),
+            "take a plugin for this NCCL; without one it runs over TCP")
+    else:
+        report.add('good', 'plugin', "%s has an interface that NCCL %s loads" % (path, version))
+
+
+def check_probe(report, probe, machine, with_gpu, asked_fi):
+    """
+    What the process with PyTorch said.
+
+    :param probe: its dictionary (probe.py), or a text: why there is none
+    :param asked_fi: names from fi_info -e, or None
+    """
+    if not isinstance(probe, dict):
+        report.add('untested', 'variable', "which variables the libraries read: %s. The table was used" % probe)
+        variables.check(report, variables.read_table(), variables.Asked([], asked_fi), with_gpu)
+        return
+    mapped = probe.get('maps', [])
+    for name in ('import', 'rendezvous', 'collective'):
+        if name in probe.get('seconds', {}):
+            # steps of a quarter, so that ranks that took about as long are counted together
+            report.fact('seconds ' + name, '%.2g' % round_up(probe['seconds'][name]))
+    for name, value in sorted(probe.get('facts', {}).items()):
+        report.fact(name, value)
+    if probe.get('error'):
+        report.add(probe.get('level', 'red'), probe['phase'], probe['error'], probe.get('remedy', ''))
+    elif 'collective' in probe.get('seconds', {}):
+        report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
+                   % probe['facts'].get('backend'))
+    check_libraries(report, mapped, machine, with_gpu)
+    if probe.get('plugin_error'):
+        report.add('red', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],
+                   "load the modules that it was built with (libfabric, hwloc, CUDA or ROCm)")
+    network, provider = probe.get('network'), probe.get('provider')
+    if network:
+        report.fact('network of NCCL', network)
+    if provider or network:
+        slow = network == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
+        fast = machine.slingshot()
+        report.add('red' if slow and fast else 'yellow' if slow else 'good', 'network', "NCCL runs over %s%s" % (
+            "sockets (TCP)" if slow else network or 'its plugin',
+            ", libfabric's provider %s" % provider if provider else ''),
+            "the plugin was not loaded, or has no provider for this network: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET"
+            if slow else '')
+    plugin = report.value('plugin')
+    if plugin:
+        cuda, hip = probe.get('facts', {}).get('CUDA'), probe.get('facts', {}).get('ROCm')
+        major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
+        check_plugin(report, plugin, mapped, major)
+    variables.check(report, variables.read_table(), variables.Asked(mapped + ([plugin] if plugin else []), asked_fi),
+                    with_gpu)
+
+
+def round_up(seconds):
+    """A number near it, of which there are few: steps of a quarter."""
+    step = 0.05
+    while step < seconds:
+        step *= 1.25
+    return step

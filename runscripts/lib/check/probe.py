@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
+plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
+
+    probe.py FILE_DESCRIPTOR [PLUGIN]
+
+Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
+
+Writes JSON lines to the descriptor, each more complete than the one before.
+"""
+import ctypes
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+
+# NCCL itself, RCCL and what the plugin may bring
+WANTED = re.compile(r'/lib(n|r)ccl|/libfabric|/libmpi|/libcuda(rt)?\.|/libamdhip64|/libcxi|/libhsa-runtime|/libMIOpen')
+
+
+def mapped():
+    """The libraries of this process that matter, each once."""
+    with open('/proc/self/maps') as maps:
+        paths = {line.split(None, 5)[5].rstrip('\n') for line in maps if line.count(' ') > 4 and '/' in line}
+    return sorted(path for path in paths if WANTED.search(path) and '.so' in path)
+
+
+def say(descriptor, result):
+    """One line."""
+    os.write(descriptor, json.dumps(result).encode() + b'\n')
+
+
+def collective(result, torch, words, log, descriptor):
+    """Rendezvous and all_reduce; fills in `result`."""
+    import datetime
+
+    import torch.distributed as dist
+    host, port, rank, ranks = words[0], int(words[1]), int(words[2]), int(words[3])
+    gpu = torch.cuda.is_available() and dist.is_nccl_available()
+    backend = 'nccl' if gpu else 'gloo'
+    result['facts']['backend'] = backend
+    begin, limit = time.time(), datetime.timedelta(seconds=float(words[4]))
+    result['phase'] = 'rendezvous'
+    say(descriptor, result)
+    store = dist.TCPStore(host, port, ranks, rank == 0, limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    result['seconds']['rendezvous'] = time.time() - begin
+    result['phase'], begin = 'collective', time.time()
+    say(descriptor, result)
+    number = torch.ones(1, device='cuda:0' if gpu else 'cpu')
+    dist.all_reduce(number)
+    if int(number.item()) != ranks:
+        raise RuntimeError("an all_reduce of ones over %d ranks gave %s" % (ranks, number.item()))
+    result['seconds']['collective'] = time.time() - begin
+    if gpu:
+        with open(log, errors='replace') as stream:
+            text = stream.read()
+        network = re.findall(r'Using network (.+)', text)
+        provider = re.findall(r'Selected [Pp]rovider is ([\w;]+)', text)
+        result['network'] = network[-1].strip() if network else None
+        result['provider'] = provider[-1] if provider else None
+
+
+def main(descriptor, plugin=None):
+    """Do it; never returns, since exit handlers may hang."""
+    descriptor = int(descriptor)
+    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
+        del sys.path[0]     # the training does not have it either
+    result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
+    log = None
+    try:
+        log = os.path.join(tempfile.mkdtemp(prefix='slingtorch-check-'), 'nccl.log')
+        os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET', NCCL_DEBUG_FILE=log)
+        begin = time.time()
+        import torch
+        result['seconds']['import'] = time.time() - begin
+        for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
+            if value:
+                result['facts'][fact] = value
+        result['maps'] = mapped()
+        if plugin:
+            try:
+                ctypes.CDLL(plugin)
+            except OSError as err:
+                result['plugin_error'] = str(err)
+        say(descriptor, result)
+        words = sys.stdin.readline().split()
+        if words[:1] == ['go']:
+            collective(result, torch, words[1:], log, descriptor)
+    except BaseException as err:    # whatever it is, it is the finding
+        text = str(err).strip().splitlines() or ['']
+        result['error'] = '%s failed: %s: %s' % (
+            {'import': 'import torch', 'rendezvous': 'the rendezvous of one rank of each node'}.get(
+                result['phase'], 'the first all_reduce'), type(err).__name__, ' '.join(text[:3]))
+    result['maps'] = mapped()
+    say(descriptor, result)
+    if log:
+        for path in (log, os.path.dirname(log)):
+            try:
+                (os.rmdir if path != log else os.unlink)(path)
+            except OSError:
+                pass
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

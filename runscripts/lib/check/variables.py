@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Variables that nobody refuses: names and values against what the libraries really read (variables.cfg)."""
+import configparser
+import difflib
+import os
+import re
+
+import elf
+
+TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
+BOOL = ('0', '1', 'on', 'off', 'true', 'false', 'yes', 'no')
+
+
+class Family:
+    """A section of the table: the variables with one prefix."""
+
+    def __init__(self, prefix, section):
+        self.prefix, self.source, self.known, self.warn = prefix, section.get('source', ''), {}, {}
+        self.libraries = section.get('library', '').split()
+        self.other = set(section.get('other', '').split())
+        self.open = tuple(section.get('open', '').split())
+        self.partial = 'partial' in section
+        for name, value in section.items():
+            if name.startswith(prefix):
+                parts = dict((part.split(None, 1) + [''])[:2] for part in value.split(';') if part.strip())
+                self.known[name] = parts
+            elif name.startswith('warn '):
+                self.warn[tuple(name.split()[1:])] = value
+
+    def kind(self, name):
+        """[kind, its words], or []."""
+        for kind in ('int', 'bool', 'choice', 'exact', 'words'):
+            if kind in self.known[name]:
+                return [kind] + self.known[name][kind].split()
+        return []
+
+
+def read_table(path=TABLE):
+    """The families, longest prefix first."""
+    config = configparser.RawConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None)
+    config.optionxform = str
+    with open(path) as stream:
+        config.read_file(stream)
+    families = [Family(prefix, config[prefix]) for prefix in config.sections()]
+    return sorted(families, key=lambda family: -len(family.prefix))
+
+
+def family_of(name, families):
+    """The family of a variable; None if it is none of ours."""
+    return next((family for family in families if name.startswith(family.prefix)), None)
+
+
+def wrong_value(kind, value):
+    """What is wrong with a value of this kind; '' if nothing is."""
+    name, words = kind[0], kind[1:]
+    if name == 'int':
+        if not re.match(r'-?(0[xX][0-9a-fA-F]+|[0-9]+)$', value):
+            return 'is no whole number'
+        number = int(value, 0) if value.lower().lstrip('-').startswith('0x') else int(value)
+        if words and not int(words[0]) <= number <= int(words[1]):
+            return 'is not from %s to %s' % tuple(words)
+    elif name == 'bool' and value.lower() not in BOOL:
+        return 'is not 0 or 1'
+    elif name == 'choice' and value.upper() not in [word.upper() for word in words]:
+        return 'is none of ' + ', '.join(words)
+    elif name == 'exact' and value not in words:
+        return 'is none of ' + ', '.join(words)
+    elif name == 'words':
+        unknown = [word for word in re.split(r'[\s,:;^]+', value) if word and word.upper() not in words]
+        if unknown:
+            return "has '%s', which is none of %s" % (unknown[0], ', '.join(words))
+    return ''
+
+
+def nearest(name, names):
+    """The name that was probably meant, or None."""
+    found = difflib.get_close_matches(name, names, 1, 0.84)
+    return found[0] if found else None
+
+
+class Asked:
+    """
+    The libraries that the process maps: do they read a variable?
+
+    :param paths: their files
+    :param fi_info: names that `fi_info -e` prints, or None if it could not be asked
+    """
+
+    def __init__(self, paths, fi_info=None):
+        self.paths, self.fi_info, self.open = paths, fi_info, {}
+
+    def library(self, family):
+        """The first one mapped of the family, as elf.Library, or None."""
+        for path in self.paths:
+            if re.sub(r'\.so[.0-9]*$', '', os.path.basename(path)) in family.libraries:
+                if path not in self.open:
+                    try:
+                        self.open[path] = elf.Library(path)
+                    except (OSError, ValueError):
+                        self.open[path] = None
+                if self.open[path]:
+                    return self.open[path]
+        return None
+
+    def reads(self, name, family):
+        """(whether it does, the library that was asked); (None, None): nobody could be asked."""
+        if family.prefix == 'FI_':
+            if self.fi_info and name in self.fi_info:
+                return True, 'fi_info -e'
+            # libfabric makes the names from those of provider and parameter
+            library = self.library(family)
+            if library and name.startswith('FI_CXI_') and library.has_string('rdzv_threshold'):
+                return library.has_string(name[len('FI_CXI_'):].lower()), library.path
+            return None, None
+        library = self.library(family)
+        # a library without its constants where we look says nothing
+        if not library or not any(library.has_string(known) for known in family.known):
+            return None, None
+        return library.has_string(name), library.path
+
+
+def check(report, families, asked, with_gpu):
+    """
+    Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
+
+    :param asked: Asked
+    :param with_gpu: whether the nodes have GPUs
+    """
+    for fact, values in sorted(report.facts.items()):
+        name = fact[4:]
+        family = family_of(name, families) if fact.startswith('env ') else None
+        if not family or name in family.other or not report.ranks:
+            continue
+        ranks = 0
+        for mask in values.values():
+            ranks |= mask
+        reads, library = asked.reads(name, family)
+        if name not in family.known:
+            if reads or name.startswith(family.open or ('\0',)):
+                continue
+            meant = nearest(name, list(family.known))
+            certain = meant and (reads is False or not family.partial)
+            text = "%s is no variable that %s reads" % (name, library or 'a known %s' % family.libraries[0])
+            if meant:
+                text += ". Meant is perhaps %s" % meant
+            report.add('red' if certain else 'yellow', 'variable', text,
+                       "unset it in the job script, or write %s" % meant if meant else
+                       "see whether the name is right; unset it otherwise", ranks)
+            continue
+        known = family.known[name]
+        if reads is False and library:
+            report.add('yellow', 'variable', "%s is set, and %s does not read it%s" % (
+                name, library, ''.join(' (%s %s)' % (word, known[word]) for word in ('since', 'until') if word in known)
+            ), "it has no effect with this release; unset it, or take a library that knows it", ranks)
+        kind = family.kind(name)
+        for value, mask in values.items():
+            wrong = wrong_value(kind, value) if kind else ''
+            if wrong:
+                report.add('red', 'value', "%s='%s' %s%s" % (
+                    name, value, wrong, '; ' + known['note'] if 'note' in known else ''),
+                    "the library ignores it or takes its default: correct it, or unset it (source: %s)" % family.source,
+                    mask)
+            elif (value, name) in family.warn:
+                report.add('red' if with_gpu else 'yellow', 'value',
+                           "%s=%s: %s" % (name, value, family.warn[value, name]), "change it in the job script", mask)

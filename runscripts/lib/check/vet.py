@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Bandwidth between nodes, pair by pair, before a job starts on them: names slow and failing ones (docs/check.md).
+
+    python check --vet [--rounds N] [--write PREFIX]      in one rank per node; further ranks of a node end at once
+
+In every round each node has one partner (the circle method of a round-robin tournament): all nodes measure at the
+same time. Measured is TCP, on the interface that NCCL_SOCKET_IFNAME names, else on the one that leads to MASTER_ADDR.
+"""
+import fcntl
+import json
+import socket
+import statistics
+import struct
+import threading
+import time
+
+import tree
+
+# A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
+SLOW = 0.5
+# for one direction of a pair: seconds of sending
+MEASURE = 0.2
+# seconds to connect to a partner, and for each of its answers
+PATIENCE = 5
+BLOCK = bytes(1 << 20)
+ROUNDS = 8
+
+
+def partner(number, turn, nodes):
+    """With whom node `number` measures in this round, or None: each pair meets once in nodes - 1 (or nodes) rounds."""
+    even = nodes + nodes % 2
+    last = even - 1
+    if number == last:
+        other = next(n for n in range(last) if (2 * n - turn) % last == 0)
+    elif (2 * number - turn) % last == 0:
+        other = last
+    else:
+        other = (turn - number) % last
+    return other if other < nodes else None
+
+
+def address_of(interface):
+    """The IPv4 address of the first interface whose name begins so; '' if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            if name.startswith(interface):
+                try:
+                    # SIOCGIFADDR, netdevice(7)
+                    answer = fcntl.ioctl(query.fileno(), 0x8915, struct.pack('256s', name.encode()[:15]))
+                    return socket.inet_ntoa(answer[20:24])
+                except OSError:
+                    continue
+    return ''
+
+
+def send_for(connection, seconds):
+    """Send for so long; then wait for the other's word: bytes a second."""
+    end = time.time() + seconds
+    while time.time() < end:
+        connection.sendall(BLOCK)
+    connection.shutdown(socket.SHUT_WR)
+    return float(tree.tree_copy.read_line(connection))
+
+
+def receive_all(connection):
+    """Receive until it ends; say, and return, bytes a second."""
+    begin, size, view = None, 0, memoryview(bytearray(len(BLOCK)))
+    while True:
+        count = connection.recv_into(view)
+        if not count:
+            break
+        begin = begin or time.time()
+        size += count
+    speed = size / max(1e-6, time.time() - (begin or time.time()))
+    connection.sendall(b'%.0f\n' % speed)
+    return speed
+
+
+class Listener:
+    """Serves partners: what one sends is received and timed; with 'send', it is sent to."""
+
+    def __init__(self, key):
+        self.key, self.socket = key, tree.tree_copy.listen(0)
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        """Each in a thread."""
+        while True:
+            connection = self.socket.accept()[0]
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection):
+        """One partner."""
+        with connection:
+            connection.settimeout(PATIENCE)
+            try:
+                if tree.tree_copy.read_line(connection, time.time() + PATIENCE) == self.key:
+                    receive_all(connection)
+            except (OSError, tree.tree_copy.TreeError):
+                pass    # the one who measures says so
+
+
+def measure(key, address, seconds=MEASURE):
+    """Bytes a second to a partner. :raises OSError, TreeError: it cannot be reached, or ended"""
+    with socket.create_connection(address, PATIENCE) as connection:
+        connection.sendall(key.encode() + b'\n')
+        return send_for(connection, seconds)
+
+
+def rounds(number, table, key, count):
+    """What this node measures with its partners: {partner's number: bytes a second, or what went wrong}."""
+    found = {}
+    for turn in range(count):
+        other = partner(number, turn, len(table))
+        if other is None or other == number:
+            time.sleep(MEASURE)
+            continue
+        try:
+            found[other] = measure(key, tuple(table[other]))
+        except (OSError, ValueError, tree.tree_copy.TreeError) as err:
+            found[other] = str(err)
+    return found
+
+
+def judge(names, speeds):
+    """
+    Who is good.
+
+    :param names: of the nodes
+    :param speeds: {(number, number of the partner): bytes a second or a text}, each direction
+    :return: (numbers of the good nodes, {number of another one: why}, median of the best pairs)
+    """
+    pairs = {}
+    for (one, other), speed in speeds.items():
+        pair = tuple(sorted((one, other)))
+        pairs.setdefault(pair, []).append(speed if isinstance(speed, float) else 0.0)
+    best, wrong = {}, {}
+    for pair, both in pairs.items():
+        for number in pair:
+            best[number] = max(best.get(number, 0.0), min(both) if len(both) == 2 else 0.0)
+    median = statistics.median([speed for speed in best.values() if speed] or [0.0])
+    for number, name in enumerate(names):
+        failed = [text for (one, _), text in speeds.items() if one == number and not isinstance(text, float)]
+        if not best.get(number):
+            wrong[number] = "fails: no pair of it worked%s" % (' (%s)' % failed[0] if failed else '')
+        elif best[number] < SLOW * median:
+            wrong[number] = "slow: best pair %.2f GB/s, median %.2f GB/s" % (best[number] / 1e9, median / 1e9)
+    # Two nodes have one pair: none can be said to be the slow one. One node alone has none.
+    if len(names) == 1:
+        wrong = {}
+    return [number for number in range(len(names)) if number not in wrong], wrong, median
+
+
+def table_text(names, good, wrong, absent):
+    """Lines as vetnode's readers take them: 'Vetted: NODE' and 'Cordon: NODE'."""
+    word = 'Vetted: %s\n' if len(names) > 1 else 'Untested: %s    no other node answered\n'
+    return ''.join([word % names[number] for number in good] +
+                   ['Cordon: %s    %s\n' % (names[number], why) for number, why in sorted(wrong.items())] +
+                   ['Cordon: %s    fails: it did not answer\n' % name for name in absent])
+
+
+def write_lists(prefix, good, bad):
+    """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
+    for suffix, names in (('.vetted', good), ('.cordon', bad)):
+        with open(prefix + suffix, 'w') as stream:
+            stream.write(''.join(name + '\n' for name in names))
+
+
+def run(machine, out, count=ROUNDS, prefix=None):
+    """
+    Vet, as one rank.
+
+    :param count: rounds at most
+    :param prefix: rank 0 writes PREFIX.vetted and PREFIX.cordon
+    :return: exit status: 0 on all nodes if none is bad, else 1
+    """
+    environ, begin = machine.environ, time.time()
+    if int(environ['LOCAL_RANK']):
+        return 0
+    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+    interface = environ.get('NCCL_SOCKET_IFNAME', '').lstrip('=').split(',')[0]
+    own = address_of(interface) if interface and not interface.startswith('^') else ''
+    world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
+    key = tree.start_id(environ)
+    listener = Listener(key)
+    if environ['RANK'] != '0':
+        branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
+        tree.send_message(branch.root, json.dumps([own, listener.port]).encode())
+        end = time.time() + seconds
+        table, number, count = json.loads(tree.receive_message(branch.root, end).decode())
+        found = rounds(number, table, key, count)
+        tree.send_message(branch.root, json.dumps(found).encode())
+        return 0 if tree.receive_message(branch.root, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
+
+    port = next((port for _, port in tree.places(environ) if is_free(port)), None)
+    if port is None:
+        raise tree.Lost("MASTER_PORT=%s is taken on this node" % environ['MASTER_PORT'])
+    root = tree.Root(environ, port, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+    root.gather(lambda: '-')
+    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], listener.port]]
+    silent = []
+    for node in root.nodes:
+        try:
+            theirs, port = json.loads(tree.receive_message(node.connection, time.time() + PATIENCE).decode())
+        except (tree.Lost, ValueError):
+            silent.append(node.node)
+            continue
+        nodes.append(node)
+        names.append(node.node)
+        table.append([theirs or node.connection.getpeername()[0], port])
+    count = min(count, len(names) - 1 + len(names) % 2)
+    for number, node in enumerate(nodes[1:], 1):
+        tree.send_message(node.connection, json.dumps([table, number, count]).encode())
+    speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
+    end = time.time() + count * PATIENCE * 2
+    for number, node in enumerate(nodes[1:], 1):
+        try:
+            theirs = json.loads(tree.receive_message(node.connection, end).decode())
+            speeds.update({(number, int(other)): speed for other, speed in theirs.items()})
+        except (tree.Lost, ValueError):
+            pass    # no pair of it counts
+    good, wrong, median = judge(names, speeds)
+    expected = tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
+    absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
+    total = len(names) + len(absent)
+    found = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
+    out.write("slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)\n%s" % (
+        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, found,
+        ' on ' + interface if own else '', table_text(names, good, wrong, absent)))
+    out.flush()
+    if prefix:
+        write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
+    bad = bool(wrong or absent)
+    for node in nodes[1:]:
+        try:
+            tree.send_message(node.connection, b'01'[bad:bad + 1])
+        except OSError:
+            pass    # it is gone, and is on the list
+    return 1 if bad else 0
+
+
+def is_free(port):
+    """Whether this port can be listened at."""
+    try:
+        tree.tree_copy.listen(port).close()
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+slingtorch check and slingtorch vet: start the check of the runscripts, which needs nothing of this package, in a job
+step; elsewhere say what to type (docs/check.md).
+"""
+import argparse
+import os
+import shutil
+import sys
+
+from slingtorch import bundle_root
+
+# the batch script and salloc's interactive step (slurm.h): no tasks
+NO_TASKS = ('4294967291', '4294967290')
+TASK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PALS_RANKID', 'PMI_RANK', 'TORCHELASTIC_RUN_ID', 'RANK')
+
+
+def runscript(environ):
+    """Path of conda-python-distributed: the loaded module's, else the bundle's."""
+    for directory in (environ.get('RUNSCRIPTS'), os.path.join(bundle_root(), 'runscripts')):
+        path = os.path.join(directory or '', 'conda-python-distributed')
+        if directory and os.path.isdir(os.path.join(directory, 'lib', 'check')) and os.access(path, os.X_OK):
+            return path
+    raise RuntimeError("the runscripts of the bundle are not there: install slingtorch again, or use a whole checkout")
+
+
+def is_task(environ):
+    """Whether this process is one rank of a job step."""
+    step = environ.get('SLURM_STEP_ID') or environ.get('SLURM_STEPID')
+    if environ.get('SLURM_PROCID') and step and step not in NO_TASKS:
+        return True
+    return any(environ.get(name) for name in TASK_VARIABLES)
+
+
+def what_to_type(environ, option):
+    """The line for a job script; None where there is no scheduler."""
+    path = '$RUNSCRIPTS/conda-python-distributed' if environ.get('RUNSCRIPTS') else runscript(environ)
+    alone = option == '--vet'
+    if environ.get('SLURM_JOB_ID') or not environ.get('PBS_JOBID') and shutil.which('srun'):
+        return 'srun -N NODES --ntasks-per-node=%s %s %s' % ('1' if alone else 'RANKS', path, option)
+    if environ.get('PBS_JOBID') or shutil.which('qsub'):
+        return 'mpiexec -n RANKS -ppn %s %s %s' % ('1' if alone else 'RANKS_PER_NODE', path, option)
+    return None
+
+
+def run(args):
+    """slingtorch check, slingtorch vet"""
+    environ = os.environ
+    line = None if is_task(environ) else what_to_type(environ, args.option)
+    if line:
+        sys.stderr.write("slingtorch: this is no rank of a job. In a job script, or in an allocation, with the module "
+                         "of PyTorch loaded:\n    %s\n" % line)
+        return 2
+    sys.stdout.flush()
+    os.execv(runscript(environ), [runscript(environ), args.option] + args.arguments)
+
+
+def add_parsers(commands):
+    """The two commands, for cli.make_parser()."""
+    for name, what in (('check', "look from inside the ranks of a job whether it is sound"),
+                       ('vet', "measure the bandwidth between the nodes of a job, and name the bad ones")):
+        parser = commands.add_parser(name, help=what, description=what.capitalize() + ": docs/check.md.")
+        parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='ARGUMENT',
+                            help="for check: the program to start then; for vet: its options")
+        parser.set_defaults(function=run, option='--' + name)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""conda-python-distributed --check with the PyTorch that real `eb` installed, under Slurm on two emulated nodes."""
+import json
+
+import pytest
+
+import testbed
+
+pytestmark = pytest.mark.real
+
+EIGHT = ('-N2', '--ntasks-per-node=4')
+PRINT = ('-c', 'import os; print("training", os.environ["RANK"])')
+
+
+@pytest.fixture
+def job(slurm, installed_pytorch, tmp_path):
+    """Run `--check ARGS`: (CompletedProcess, the JSON)."""
+    def run(*args, step=EIGHT, **env):
+        path = tmp_path / 'found.json'
+        path.unlink(missing_ok=True)
+        env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
+               'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_CHECK_JSON': path,
+               'SLINGTORCH_CHECK_SECONDS': '200', **env}
+        done = slurm.srun(*step, installed_pytorch.runscripts / 'conda-python-distributed', '--check', *args, env=env,
+                          check=False)
+        return done, json.loads(path.read_text()) if path.exists() else None
+    return run
+
+
+def red(found):
+    return {entry['name']: (entry['text'], entry['ranks']) for entry in found['findings'] if entry['level'] == 'red'}
+
+
+def test_a_sound_job_has_no_red_line_and_trains(job):
+    done, found = job(*PRINT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.split()) == sorted(['training'] * 8 + list('01234567'))
+    assert not red(found) and found['ranks'] == list(range(8))
+    good = [entry['text'] for entry in found['findings'] if entry['level'] == 'good']
+    assert 'an all_reduce of gloo over one rank of each node was right' in good
+    assert any(text.startswith('torch 2.13.0') for text in good)
+    assert tuple(found['facts']['node']) == testbed.NODES
+    assert 'slingtorch check: 8 ranks on 2 nodes' in done.stderr
+
+
+def test_planted_faults_are_named_and_nothing_is_trained(job):
+    done, found = job(*PRINT, FI_CXI_RDV_PROTO='alt_read', NCCL_NET_GDR_LEVEL='PBH', GLOO_SOCKET_IFNAME='hsn0',
+                      NCCL_NET='OFI', FI_CXI_DEFAULT_TX_SIZE='131072')
+    assert done.returncode != 0 and 'training' not in done.stdout
+    assert set(red(found)) == {'variable', 'value', 'interface', 'plugin', 'rendezvous'}
+    assert all(ranks == list(range(8)) for _, ranks in red(found).values())
+
+
+@pytest.fixture
+def cut_off(installed_pytorch, tmp_path):
+    """PATH with a python that has a network of its own, with nothing in it, on the second node."""
+    testbed.only_root('unshares the network')
+    python = tmp_path / 'bin/python'
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/bash\n[[ $SLURMD_NODENAME != {testbed.NODES[1]} ]] || cut=(unshare -n)\n'
+                      f'exec "${{cut[@]}}" {installed_pytorch.python} "$@"\n')
+    python.chmod(0o755)
+    return f'{python.parent}:{installed_pytorch.env["PATH"]}'
+
+
+def test_a_node_without_network_is_named(job, cut_off):
+    done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='4')
+    text, ranks = red(found)['no-answer']
+    assert f'Nothing came from {testbed.NODES[1]}' in text and ranks == [1]
+    assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
+
+
+def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, cut_off, tmp_path):
+    script = ('#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n$RUNSCRIPTS/with-spares 1 srun '
+              'bash -c \'echo "runs on $SLURMD_NODENAME"\'\n')
+    batch = slurm.sbatch(script, env={**installed_pytorch.env, 'PATH': cut_off, 'SLINGTORCH_CHECK_SECONDS': '4',
+                                      'SLINGTORCH_VET_DIR': tmp_path, 'SLINGTORCH_CACHE_ROOT': tmp_path})
+    assert batch.returncode == 0, batch.output
+    assert f'Cordon: {testbed.NODES[1]}    fails: it did not answer' in batch.output
+    assert batch.output.count(f'runs on {testbed.NODES[0]}') == 2 and f'runs on {testbed.NODES[1]}' not in batch.output

@@ -1,0 +1,730 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+The check that runs in the ranks (runscripts/lib/check): every planted fault is named, a sound job has no red line.
+
+Ranks are forks of this process, each with an environment and a /proc, /sys and /dev of its own; sockets are real.
+"""
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testbed import ROOT
+
+CHECK = ROOT / 'runscripts/lib/check'
+sys.path.insert(0, str(CHECK))
+writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True     # the runscripts are copied as they are
+import elf  # noqa: E402
+import findings  # noqa: E402
+import look  # noqa: E402
+import node  # noqa: E402
+import tree  # noqa: E402
+import variables  # noqa: E402
+import vet  # noqa: E402
+
+spec = importlib.util.spec_from_file_location('check_main', CHECK / '__main__.py')
+main = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(main)
+sys.path.remove(str(CHECK))
+sys.dont_write_bytecode = writes
+
+NODES = ('nid1', 'nid2')
+
+
+class NoTorch:
+    """Stands for the process with PyTorch: its answer is given."""
+
+    answer = {}
+
+    def __init__(self, *_):
+        pass
+
+    def go(self, words=''):
+        pass
+
+    def end(self):
+        pass
+
+    def result(self):
+        return {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': [], **self.answer}
+
+
+class Job:
+    """
+    Ranks on two nodes, sound until a test changes something.
+
+    :ivar env: of all ranks; :ivar ranks: {rank: what is different there}; :ivar files: of all nodes, below a root each
+    """
+
+    def __init__(self, directory):
+        self.dir, self.per_node, self.nodes = directory, 4, NODES
+        self.env, self.ranks, self.clocks, self.left_out, self.torch = {}, {}, {}, (), {}
+        self.files = {
+            'sys/class/net/lo/operstate': 'unknown', 'sys/class/net/eth0/operstate': 'up',
+            'sys/devices/system/cpu/online': '0-15', 'proc/self/mounts': 'disk / ext4 rw 0 0\n',
+            'proc/sys/kernel/random/boot_id': 'one\n',
+        }
+        self.cpus = lambda local_rank: '%d-%d' % (4 * local_rank, 4 * local_rank + 3)
+        self.answer, self.machine = {}, look.Machine
+        with socket.socket() as free:
+            free.bind(('', 0))
+            self.port = free.getsockname()[1]
+
+    def environ(self, rank):
+        world, name = self.per_node * len(self.nodes), self.nodes[rank // self.per_node]
+        cache = self.dir / 'cache'
+        cache.mkdir(mode=0o700, exist_ok=True)
+        env = {
+            'RANK': rank, 'WORLD_SIZE': world, 'LOCAL_RANK': rank % self.per_node, 'LOCAL_WORLD_SIZE': self.per_node,
+            'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': self.port, 'SLURM_JOB_ID': self.port, 'SLURM_STEP_ID': 0,
+            'SLURM_PROCID': rank, 'SLURM_STEP_NUM_TASKS': world, 'SLURMD_NODENAME': name,
+            'SLURM_STEP_NODELIST': ','.join(self.nodes), 'SLINGTORCH_CHECK_SECONDS': 20,
+            'PATH': '/nowhere', 'TRITON_CACHE_DIR': cache, 'MIOPEN_USER_DB_PATH': cache,
+            **self.env, **self.ranks.get(rank, {}),
+        }
+        return {key: str(value) for key, value in env.items() if value is not None}
+
+    def root(self, rank):
+        root = self.dir / ('root-%d' % rank)
+        status = 'Name:\tpython\nCpus_allowed_list:\t%s\n' % self.cpus(rank % self.per_node)
+        for name, text in {**self.files, 'proc/self/status': status}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return str(root)
+
+    def start(self, rank):
+        """Fork one rank; its process id."""
+        clock = self.clocks.get(rank // self.per_node, time.time)
+        machine = self.machine(self.environ(rank), self.root(rank), clock)
+        start = type('Start', (NoTorch,), {'answer': self.answer})
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 99
+        try:
+            with open(self.dir / ('out-%d' % rank), 'w') as out, contextlib.redirect_stderr(out):
+                try:
+                    status = main.run(machine, out, str(self.dir / 'found.json'), self.torch.get(rank), start)
+                except (tree.Lost, OSError) as err:
+                    out.write('lost: %s' % err)
+                    status = 1
+        finally:
+            os._exit(status)
+
+    def run(self):
+        """(exit statuses by rank, what rank 0 printed, its JSON)"""
+        pids = {rank: self.start(rank) for rank in range(self.per_node * len(self.nodes)) if rank not in self.left_out}
+        statuses = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in pids.items()}
+        return statuses, (self.dir / 'out-0').read_text(), json.loads((self.dir / 'found.json').read_text())
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def named(found, name, level='red'):
+    """The findings of this name and level: [(text, ranks)]."""
+    return [(entry['text'], entry['ranks']) for entry in found['findings']
+            if (entry['name'], entry['level']) == (name, level)]
+
+
+def only(found, name, level='red'):
+    """The one finding; of the red ones, the only one."""
+    if level == 'red':
+        assert {entry['name'] for entry in found['findings'] if entry['level'] == 'red'} == {name}, found['findings']
+    [entry] = named(found, name, level)
+    return entry
+
+
+def red(found):
+    return [entry for entry in found['findings'] if entry['level'] == 'red']
+
+
+EIGHT = list(range(8))
+
+
+# --- a sound job
+
+
+def test_a_sound_job_of_eight_ranks_on_two_nodes_has_no_red_line(job):
+    statuses, text, found = job.run()
+    assert not red(found), text
+    assert statuses == dict.fromkeys(EIGHT, 0)
+    assert text.startswith('slingtorch check: 8 ranks on 2 nodes')
+    assert found['format'] == 1 and found['ranks'] == EIGHT
+    assert found['facts']['node'] == {'nid1': [0, 1, 2, 3], 'nid2': [4, 5, 6, 7]}
+    assert named(found, 'cores', 'good') and named(found, 'cache', 'good') and named(found, 'clock', 'good')
+
+
+def test_what_was_not_tested_is_said_and_is_not_good(job):
+    _, _, found = job.run()
+    assert named(found, 'torch', 'untested') and named(found, 'gpus', 'untested')
+    assert not named(found, 'gpus', 'good') and not named(found, 'collective', 'good')
+
+
+def test_red_lines_come_first_and_every_rank_fails(job):
+    job.env['NCCL_NET_GDR_LEVEL'] = 'PBH'
+    statuses, text, _ = job.run()
+    assert statuses == dict.fromkeys(EIGHT, 1)
+    levels = re.findall(r'^(RED|yellow|good|not tested) ', text, re.M)
+    assert levels == sorted(levels, key=['RED', 'yellow', 'good', 'not tested'].index)
+    job.env['SLINGTORCH_CHECK_IGNORE'] = '1'
+    assert set(job.run()[0].values()) == {0}
+
+
+def test_a_tree_of_three_levels(job):
+    job.per_node, job.nodes, job.env['SLINGTORCH_CHECK_SECONDS'] = 1, ['n%d' % i for i in range(20)], 40
+    job.ranks[19] = {'NCCL_NET_GDR_LEVEL': 'PBH'}
+    statuses, text, found = job.run()
+    assert set(statuses.values()) == {1}, text
+    assert found['ranks'] == list(range(20))
+    assert named(found, 'value')[0][1] == [19]
+
+
+# --- planted faults: the environment
+
+
+@pytest.mark.parametrize('name, value, finding, says', [
+    ('FI_CXI_RDV_PROTO', 'alt_read', 'variable', 'FI_CXI_RDZV_PROTO'),
+    ('NCCL_NET_GDR_LEVEL', 'PBH', 'value', "NCCL_NET_GDR_LEVEL='PBH' is none of"),
+    ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not from 1 to 16384'),
+])
+def test_variables_that_nobody_refuses(job, name, value, finding, says):
+    job.env[name] = value
+    text, ranks = only(job.run()[2], finding)
+    assert says in text and ranks == EIGHT
+
+
+def check_variables(env, paths=(), with_gpu=False, fi_info=None):
+    report = findings.Report(0)
+    for name, value in env.items():
+        report.fact('env ' + name, value)
+    variables.check(report, variables.read_table(), variables.Asked(list(paths), fi_info), with_gpu)
+    return report.sorted()
+
+
+def test_the_library_present_is_asked_first(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "NCCL_BRAND_NEW", "NCCL_IB_TC"};')
+    assert not check_variables({'NCCL_BRAND_NEW': '1', 'NCCL_IB_TC': '3'}, [nccl])
+    [(level, name, text, _, _)] = check_variables({'NCCL_NVLS_ENABLE': '1'}, [nccl])
+    assert (level, name) == ('yellow', 'variable') and 'does not read it (since 2.18)' in text
+    [(level, _, text, _, _)] = check_variables({'NCCL_BRAND_NEV': '1'})
+    assert level == 'yellow'
+    assert not check_variables({'FI_CXI_TOMORROW': '1'}, fi_info={'FI_CXI_TOMORROW'})
+
+
+def test_memhooks_is_red_with_gpus_alone():
+    env = {'FI_MR_CACHE_MONITOR': 'memhooks'}
+    assert [check_variables(env, with_gpu=gpu)[0][0] for gpu in (True, False)] == ['red', 'yellow']
+
+
+def test_a_list_that_is_not_complete_gives_no_red_line():
+    assert [entry[0] for entry in check_variables({'MIOPEN_FIND_MODES': '1', 'MPICH_OFI_NIC_POLICE': 'GPU'})] \
+        == ['yellow', 'yellow']
+
+
+def test_the_table_can_be_read_whole():
+    for family in variables.read_table():
+        assert family.known and family.libraries and family.source
+        for name, parts in family.known.items():
+            assert set(parts) <= {'int', 'bool', 'choice', 'exact', 'words', 'since', 'until', 'note'}, name
+            assert len(family.kind(name)) != 2 or family.kind(name)[0] != 'int', name
+
+
+def test_no_site_has_a_value_that_is_wrong():
+    spec = importlib.util.spec_from_file_location('slingshot_sites', ROOT / 'hooks/slingshot_sites.py')
+    sites = importlib.util.module_from_spec(spec)
+    sys.modules['slingshot_sites'] = sites
+    spec.loader.exec_module(sites)
+    for site in sites.load_all():
+        for value in site.env:
+            assert not check_variables({value.name: value.value}, with_gpu=True), (site.name, value.name)
+
+
+def test_ranks_with_another_environment_are_named(job):
+    job.ranks[6] = {'NCCL_ALGO': 'Ring'}
+    text, ranks = only(job.run()[2], 'variable', 'yellow')
+    assert 'Ring on rank 6' in text and '(not set) on ranks 0-5,7' in text
+
+
+# --- planted faults: the network
+
+
+def test_wrong_interface_name(job):
+    job.env['NCCL_SOCKET_IFNAME'] = 'hsn'
+    assert 'no interface hsn (it has eth0, lo)' in only(job.run()[2], 'interface')[0]
+
+
+def test_gloo_takes_whole_names_and_nccl_prefixes(job):
+    job.files.update({'sys/class/net/hsn0/operstate': 'up', 'sys/class/net/hsn1/operstate': 'up'})
+    job.env.update(GLOO_SOCKET_IFNAME='hsn', NCCL_SOCKET_IFNAME='hsn')
+    found = job.run()[2]
+    assert only(found, 'interface')[0].startswith('GLOO_SOCKET_IFNAME=hsn')
+
+
+def test_port_taken(job):
+    with socket.socket() as other:
+        other.bind(('', job.port))
+        other.listen()
+        _, _, found = job.run()
+    text, ranks = only(found, 'port')
+    assert 'MASTER_PORT=%d' % job.port in text and 'process %d' % os.getpid() in text and ranks == [0]
+    assert found['ranks'] == EIGHT     # the others were heard all the same
+
+
+def test_one_node_of_two_is_unreachable(job):
+    job.left_out, job.env['SLINGTORCH_CHECK_SECONDS'] = (4, 5, 6, 7), 2
+    text, ranks = only(job.run()[2], 'no-answer')
+    assert 'Nothing came from nid2' in text and ranks == [4, 5, 6, 7]
+
+
+def test_master_addr_of_another_job(job):
+    job.nodes = ('localhost', 'nid2')
+    job.env.update(MASTER_ADDR='192.0.2.1')
+    _, _, found = job.run()
+    assert '192.0.2.1' in only(found, 'master')[0] and found['ranks'] == EIGHT
+
+
+def test_ranks_with_different_rendezvous(job):
+    job.ranks[5] = {'MASTER_PORT': '29500'}
+    assert '29500 on rank 5' in only(job.run()[2], 'master')[0]
+
+
+def test_a_name_with_ipv6_only():
+    report = findings.Report(0)
+    look.look_at_master(look.Machine({'MASTER_ADDR': '::1'}), report)
+    [(level, name, text, remedy, _)] = report.sorted()
+    assert (level, name) == ('yellow', 'master') and 'IPv6' in text and 'AF_INET6' in remedy
+
+
+def test_clock_skew(job):
+    job.clocks[1] = lambda: time.time() + 100
+    text, ranks = only(job.run()[2], 'clock', 'yellow')
+    assert 'the clock of nid2 differs by 100 s' in text and ranks == [4]
+
+
+def test_a_node_ten_times_slower():
+    report = findings.Report()
+    for rank in range(8):
+        report.ranks |= 1 << rank
+        report.fact('seconds import', '20' if rank in (4, 5, 6, 7) and rank > 5 else '2', 1 << rank)
+    main.check_times(report)
+    [(level, name, text, _, mask)] = report.sorted()
+    assert (level, name) == ('yellow', 'slow') and findings.ranks_of(mask) == [6, 7] and 'import' in text
+
+
+# --- planted faults: ranks
+
+
+def test_world_size_that_lies(job):
+    job.env.update(WORLD_SIZE='12', SLURM_STEP_NUM_TASKS='8', SLINGTORCH_CHECK_SECONDS='2')
+    _, _, found = job.run()
+    assert 'Slurm started 8 tasks' in named(found, 'world-size')[0][0]
+    assert 'no answer from ranks 8-11 of 12' in named(found, 'no-answer')[0][0]
+
+
+class Dies(look.Machine):
+    """A machine on which rank 5 is killed while it looks at its interfaces."""
+
+    def list(self, name):
+        if name == 'sys/class/net' and self.environ['RANK'] == '5':
+            os._exit(9)
+        return super().list(name)
+
+
+def test_a_rank_that_dies_during_the_check(job):
+    job.machine = Dies
+    statuses, _, found = job.run()
+    text, ranks = only(found, 'ended')
+    assert 'on nid2' in text and ranks == [5]
+    assert {rank: status for rank, status in statuses.items() if status != 1} == {5: 9}
+
+
+def test_the_first_rank_of_a_node_dies(job):
+    job.machine = type('Dies4', (look.Machine,), {'list': lambda self, name: os._exit(9) if (
+        name == 'sys/class/net' and self.environ['RANK'] == '4') else look.Machine.list(self, name)})
+    job.env['SLINGTORCH_CHECK_SECONDS'] = 2
+    statuses, text, found = job.run()
+    assert only(found, 'no-answer')[1] == [4, 5, 6, 7] and statuses[5] == 1
+    assert 'socket' in (job.dir / 'out-5').read_text() or 'lost' in (job.dir / 'out-5').read_text()
+
+
+def test_two_ranks_on_one_core(job):
+    job.cpus = lambda local_rank: str(local_rank // 2)
+    entries = named(job.run()[2], 'cores')
+    assert [text for text, _ in entries] == ['2 ranks of the node share one core (%d)' % core for core in (0, 1)]
+    assert entries[0][1] == [0, 1, 4, 5]
+
+
+def test_ranks_that_are_not_bound_are_no_red_line(job):
+    job.cpus = lambda local_rank: '0-15'
+    assert 'not bound' in only(job.run()[2], 'cores', 'yellow')[0]
+    job.cpus, job.files['sys/devices/system/cpu/online'] = (lambda local_rank: '0-1'), '0-1'
+    _, text, found = job.run()
+    assert not red(found) and 'share its 2 cores' in only(found, 'cores', 'yellow')[0]
+
+
+def gpu_files(count, cpus='0-3 4-7 8-11 12-15'):
+    files = {}
+    for number in range(count):
+        where = 'sys/bus/pci/devices/0000:%02x:00.0/' % (number + 1)
+        files.update({where + 'vendor': '0x10de\n', where + 'class': '0x030200\n', 'dev/nvidia%d' % number: '',
+                      where + 'local_cpulist': cpus.split()[number] + '\n'})
+    return files
+
+
+def test_two_ranks_on_one_gpu(job):
+    job.files.update(gpu_files(4))
+    job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(rank % 4 // 2)} for rank in EIGHT})
+    entries = named(job.run()[2], 'gpus')
+    assert ('2 ranks of the node share one GPU', EIGHT) in entries
+
+
+def test_each_rank_with_its_own_gpu(job):
+    job.files.update(gpu_files(4))
+    job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(rank % 4)} for rank in EIGHT})
+    _, _, found = job.run()
+    assert not red(found)
+    assert {text for text, _ in named(found, 'gpus', 'good')} == {
+        'each rank sees one GPU, which no other rank has', 'each rank runs on cores beside its GPU'}
+
+
+def test_cores_far_from_the_gpu_and_no_gpu_at_all(job):
+    job.files.update(gpu_files(4))
+    job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(3 - rank % 4)} for rank in EIGHT})
+    job.ranks[7] = {'CUDA_VISIBLE_DEVICES': '9'}
+    _, _, found = job.run()
+    assert only(found, 'gpus')[1] == [7]
+    assert named(found, 'gpus', 'yellow') == [('the cores of the rank are not those beside its GPU', EIGHT[:-1])]
+
+
+def test_a_container_without_its_gpus(job):
+    job.files.update(gpu_files(4))
+    job.files = {name: text for name, text in job.files.items() if not name.startswith('dev/')}
+    assert not red(job.run()[2])    # perhaps none is wanted
+    job.env['SLURM_GPUS_ON_NODE'] = '4'
+    text, ranks = only(job.run()[2], 'gpus')
+    assert 'sees no GPU of the 4' in text and ranks == EIGHT
+
+
+# --- planted faults: caches and packages
+
+
+def test_cache_owned_by_another(job, tmp_path):
+    other = '/usr'
+    if os.geteuid() == 0:
+        other = tmp_path / 'others'
+        other.mkdir()
+        os.chown(other, 65534, 65534)
+    job.env['TRITON_CACHE_DIR'] = other
+    assert 'TRITON_CACHE_DIR=%s belongs to user id' % other in only(job.run()[2], 'cache')[0]
+
+
+def test_cache_that_others_can_write(job, tmp_path):
+    (tmp_path / 'cache').mkdir()
+    (tmp_path / 'cache').chmod(0o777)
+    assert all('written by others (mode 777)' in text for text, _ in named(job.run()[2], 'cache'))
+
+
+def test_cache_on_a_parallel_file_system(tmp_path):
+    (tmp_path / 'mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
+    report = findings.Report(0)
+    env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
+    look.look_at_caches(look.Machine(env, mounts=str(tmp_path / 'mounts')), report)
+    assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('red', 'cache'), ('yellow', 'cache')]
+    assert 'lustre' in report.sorted()[0][2]
+
+
+def torch_of(directory, version, cuda="'12.4'"):
+    """A torch package that says its release."""
+    package = directory / 'torch'
+    package.mkdir(parents=True)
+    (package / 'version.py').write_text("__version__ = '%s'\ncuda: str = %s\nhip: str = None\n" % (version, cuda))
+    return str(package)
+
+
+def test_mixed_torch_versions(job, tmp_path):
+    old, new = torch_of(tmp_path / 'old', '2.3.1'), torch_of(tmp_path / 'new', '2.4.0')
+    job.torch = {rank: old if rank == 6 else new for rank in EIGHT}
+    text, ranks = only(job.run()[2], 'versions')
+    assert text == 'torch differs: 2.4.0 on ranks 0-5,7; 2.3.1 on rank 6'
+
+
+def test_torch_of_the_home_directory(tmp_path):
+    report = findings.Report(0)
+    home = tmp_path / '.local/lib'
+    look.look_at_torch(look.Machine({}), report, torch_of(home, '2.4.0'), str(home))
+    [(level, name, text, remedy, _)] = report.sorted()
+    assert (level, name) == ('red', 'torch') and 'home directory' in text and 'PYTHONNOUSERSITE' in remedy
+
+
+def library(path, code, *options):
+    """A library of this C code."""
+    command = ['gcc', '-shared', '-fPIC', '-o', path, '-x', 'c', '-', '-x', 'none', *options]
+    subprocess.run(command, input=code, text=True, check=True)
+    return str(path)
+
+
+NCCL = 'const char *version = "NCCL version 2.27.7+cuda12.9", *debug = "NCCL_DEBUG";'
+
+
+@pytest.mark.parametrize('symbols, runtime, level, says', [
+    ((4, 5), '12', 'red', 'has the interface v4 to v5, and NCCL 2.27.7'),
+    ((9, 10), '11', 'red', 'wants libcudart.so.11, and torch is for libcudart 12'),
+    ((9, 10), '12', 'good', 'has an interface that NCCL 2.27.7 loads'),
+])
+def test_plugin_of_another_major(tmp_path, symbols, runtime, level, says):
+    cudart = library(tmp_path / 'libcudart.so', 'int cudart;', '-Wl,-soname,libcudart.so.' + runtime)
+    plugin = library(tmp_path / 'libnccl-net.so', ''.join('int ncclNetPlugin_v%d;' % api for api in symbols) +
+                     'extern int cudart; int *use = &cudart;', cudart)
+    nccl = library(tmp_path / 'libnccl.so.2', NCCL)
+    report = findings.Report(0)
+    node.check_plugin(report, plugin, [nccl], ('libcudart', '12'))
+    assert level in [entry[0] for entry in report.sorted()]
+    assert says in report.sorted()[0][2]
+
+
+def test_plugin_missing(job):
+    job.env['NCCL_NET'] = 'AWS Libfabric'
+    text, _ = only(job.run()[2], 'plugin')
+    assert 'missing: no libnccl-net.so in LD_LIBRARY_PATH' in text
+    job.env.update(NCCL_NET_PLUGIN='/nowhere/libnccl-net.so')
+    assert 'missing: no /nowhere/libnccl-net.so' in only(job.run()[2], 'plugin')[0]
+
+
+def test_plugin_missing_where_there_is_slingshot(job):
+    job.files.update({'sys/class/net/hsn0/operstate': 'up', **gpu_files(4)})
+    job.env.update(NCCL_SOCKET_IFNAME='hsn')
+    job.ranks.update({rank: {'CUDA_VISIBLE_DEVICES': str(rank % 4)} for rank in EIGHT})
+    assert 'NCCL takes TCP' in only(job.run()[2], 'plugin')[0]
+
+
+def test_two_libnccl_in_a_process_and_two_mpis(job, tmp_path):
+    job.torch = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0'))
+    job.answer = {'maps': ['/a/libnccl.so.2', '/b/libnccl.so.2', '/a/libmpi.so.40', '/b/libmpich.so.12']}
+    entries = named(job.run()[2], 'libraries')
+    assert entries == [('one process maps 2 MPI: /a/libmpi.so.40 and /b/libmpich.so.12', EIGHT),
+                       ('one process maps 2 libnccl: /a/libnccl.so.2 and /b/libnccl.so.2', EIGHT)]
+
+
+def probed(answer, env=(), files=(), tmp_path=None):
+    for name, text in dict(files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    report = findings.Report(0)
+    whole = {'facts': {}, 'seconds': {}, 'phase': 'collective', 'maps': [], **answer}
+    node.check_probe(report, whole, look.Machine(dict(env), str(tmp_path or '/nowhere')), True, None)
+    return [entry[:3] for entry in report.sorted()]
+
+
+def test_gpu_support_without_its_library():
+    found = probed({'maps': ['/opt/cray/pe/lib64/libmpi_gnu_123.so.12']}, {'MPICH_GPU_SUPPORT_ENABLED': '1'})
+    assert found[0][:2] == ('red', 'libraries') and 'libmpi_gtl' in found[0][2]
+
+
+def test_sockets_are_red_where_there_is_slingshot(tmp_path):
+    found = probed({'network': 'Socket'}, files={'sys/class/net/hsn0/operstate': 'up'}, tmp_path=tmp_path)
+    assert found[0][:2] == ('red', 'network') and 'sockets (TCP)' in found[0][2]
+    found = probed({'network': 'AWS Libfabric', 'provider': 'cxi'})
+    assert ('good', 'network', "NCCL runs over AWS Libfabric, libfabric's provider cxi") in found
+
+
+def test_a_collective_that_failed_is_red():
+    found = probed({'error': 'the first all_reduce failed: RuntimeError: no route'})
+    assert found[0] == ('red', 'collective', 'the first all_reduce failed: RuntimeError: no route')
+
+
+@pytest.mark.parametrize('driver, level', [('550.54.15', 'red'), ('520.61.05', 'yellow'), (None, 'yellow')])
+def test_cuda_compat_in_front(tmp_path, driver, level):
+    compat = tmp_path / 'cuda/compat'
+    compat.mkdir(parents=True)
+    (compat / 'libcuda.so.535.104.05').touch()
+    (compat / 'libcuda.so.1').symlink_to('libcuda.so.535.104.05')
+    if driver:
+        (tmp_path / 'proc/driver/nvidia').mkdir(parents=True)
+        (tmp_path / 'proc/driver/nvidia/version').write_text(
+            'NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Tue Mar 5\nGCC version: 12\n' % driver)
+    report = findings.Report(0)
+    look.look_at_compat(look.Machine({'LD_LIBRARY_PATH': '/lib:%s' % compat}, str(tmp_path)), report)
+    [entry] = report.sorted()
+    assert entry[:2] == (level, 'cuda-compat')
+
+
+def test_a_plugin_for_efa(tmp_path, monkeypatch):
+    monkeypatch.setattr(look, 'plugin_path', lambda machine: ('/opt/amazon/ofi-nccl/lib/libnccl-net.so', ''))
+    (tmp_path / 'sys/class/cxi/cxi0').mkdir(parents=True)
+    report = findings.Report(0)
+    look.look_at_plugin(look.Machine({}, str(tmp_path)), report, True)
+    assert report.sorted()[0][:2] == ('red', 'plugin')
+
+
+# --- the process with PyTorch
+
+
+@pytest.mark.parametrize('code, says', [
+    ('raise ImportError("libmkl.so is missing")', 'import torch failed: ImportError: libmkl.so is missing'),
+    ('import os, signal; os.kill(os.getpid(), signal.SIGSEGV)', 'import torch ended the process with status -11'),
+    ('import select; select.select([], [], [])', 'import torch did not end within 1 s'),
+])
+def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
+    (tmp_path / 'torch.py').write_text(code)
+    late = 'did not end' in says
+    probe = main.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 1 if late else 60)
+    probe.go()
+    result = probe.result()
+    assert says in result['error'] and result['phase'] == 'import'
+    assert result.get('level') == ('yellow' if late else None)
+
+
+# --- vetting
+
+
+@pytest.mark.parametrize('nodes', [2, 3, 8, 11])
+def test_every_pair_meets_once(nodes):
+    met = []
+    for turn in range(nodes - 1 + nodes % 2):
+        for number in range(nodes):
+            other = vet.partner(number, turn, nodes)
+            assert other is None or vet.partner(other, turn, nodes) == number
+            met += [(number, other)] if other is not None and number < other else []
+    assert sorted(met) == [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
+
+
+def speeds(nodes, slow=(), failing=()):
+    """What `nodes` nodes measure in all rounds."""
+    return {(one, other): 'refused' if {one, other} & set(failing) else 1e9 if {one, other} & set(slow) else 10e9
+            for one in range(nodes) for other in range(nodes) if one != other}
+
+
+def test_slow_and_failing_nodes_are_named_as_vetnode_does():
+    names = ['n%d' % number for number in range(6)]
+    good, wrong, median = vet.judge(names, speeds(6, [2], [4]))
+    assert good == [0, 1, 3, 5] and median == 10e9
+    lines = vet.table_text(names, good, wrong, ['n6']).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith('Vetted:')] == ['n0', 'n1', 'n3', 'n5']
+    assert [line.split()[1] for line in lines if line.startswith('Cordon:')] == ['n2', 'n4', 'n6']
+    assert 'slow: best pair 1.00 GB/s, median 10.00 GB/s' in lines[4]
+    assert 'fails: no pair of it worked (refused)' in lines[5]
+
+
+def test_one_direction_is_enough_to_be_slow():
+    found = speeds(4)
+    found.update({(2, other): 1e9 for other in (0, 1, 3)})
+    assert vet.judge(list('abcd'), found)[0] == [0, 1, 3]
+
+
+def test_nodes_are_measured(job, tmp_path, monkeypatch):
+    job.per_node, job.nodes, job.left_out = 1, ['n%d' % i for i in range(5)], (3,)
+    job.env['SLINGTORCH_CHECK_SECONDS'] = 3
+    monkeypatch.setattr(vet, 'MEASURE', 0.01)
+    monkeypatch.setattr(vet, 'SLOW', 0)     # a busy machine
+    monkeypatch.setattr(main, 'run', lambda machine, out, *_: vet.run(machine, out, prefix=str(tmp_path / 'vet')))
+    (tmp_path / 'found.json').write_text('{}')
+    statuses, text, _ = job.run()
+    assert set(statuses.values()) == {1}
+    assert text.startswith('slingtorch vet: 5 nodes, 3 rounds')
+    assert sorted(re.findall(r'^Vetted: (\S+)$', text, re.M)) == ['n0', 'n1', 'n2', 'n4']
+    assert (tmp_path / 'vet.cordon').read_text() == 'n3\n'
+    assert sorted((tmp_path / 'vet.vetted').read_text().split()) == ['n0', 'n1', 'n2', 'n4']
+
+
+@pytest.mark.parametrize('args, says', [
+    (['1'], 'how many nodes are spare'), (['x', 'srun', 'a'], 'how many nodes are spare'),
+    (['2', 'srun', 'a'], 'leave none of the 2'), (['1', 'srun', '-N2', 'a'], '-N2: how many nodes'),
+])
+def test_spares_that_cannot_be(args, says):
+    env = {'SLURM_JOB_NUM_NODES': '2', 'PATH': '/nowhere'}
+    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env,
+                          stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and says in done.stderr
+
+
+# --- data, and others' data
+
+
+def test_the_windows_are_those_of_the_easyblock():
+    text = (ROOT / 'easyblocks/generic/_nccl.py').read_text()
+    theirs = re.search(r'^NCCL_APIS = (\[.*?\]\n)', text, re.M | re.S).group(1)
+    assert eval(theirs) == node.NCCL_APIS
+
+
+@pytest.mark.parametrize('data', [b'', b'x', b'{}', b'[1]',
+                                  b'{"ranks": "1", "findings": [["blue", "", "", "", "1"]], "facts": {}}'])
+def test_what_is_no_report_is_refused(data):
+    with pytest.raises(ValueError):
+        findings.Report.load(findings.zlib.compress(data))
+    with pytest.raises(ValueError):
+        findings.Report.load(data)
+
+
+def test_text_of_others_cannot_steer_the_terminal():
+    report = findings.Report(0)
+    report.add('red', 'x', 'a\x1b[2Jb\nc')
+    assert '\x1b' not in report.text('h') and 'a [2Jb c' in report.text('h')
+
+
+def test_a_report_of_4096_ranks_stays_small():
+    whole = findings.Report()
+    for rank in range(4096):
+        report = findings.Report(rank)
+        for number in range(40):
+            report.add('yellow', 'cores', 'finding %d of local rank %d' % (number, rank % 8))
+        whole.merge(report)
+    assert len(whole.findings) == 320 and len(whole.dump()) < 50000
+    assert findings.Report.load(whole.dump()).findings == whole.findings
+    assert findings.ranks_text(whole.sorted()[0][4]) == 'ranks 0,8,16,24,32,40,48,56,... (512 ranks)'
+
+
+def test_elf_refuses_what_it_cannot_read(tmp_path):
+    for data in (b'', b'\x7fELF' + b'\1' * 100, b'\x7fELF\x02\x01' + b'\xff' * 100):
+        (tmp_path / 'x').write_bytes(data)
+        with pytest.raises(ValueError):
+            elf.Library(tmp_path / 'x')
+
+
+@pytest.mark.parametrize('text, hosts', [
+    ('nid[001-003,7],a1', ['nid001', 'nid002', 'nid003', 'nid7', 'a1']), ('', []),
+    ('r[1-2]n[01-02]', ['r1n01', 'r1n02', 'r2n01', 'r2n02']),
+])
+def test_lists_of_hosts(text, hosts):
+    assert tree.expand_hosts(text) == hosts
+
+
+def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
+    for name in main.NEEDED:
+        monkeypatch.delenv(name, raising=False)
+    assert main.main([]) == 2
+    assert 'conda-python-distributed' in capsys.readouterr().err
+
+
+# --- the runscript
+
+
+def test_every_file_is_installed():
+    text = (ROOT / 'easyblocks/generic/runscripts.py').read_text()
+    installed = set(re.findall(r"'(lib/check/[^']+)'", text))
+    assert installed == {'lib/check/' + path.name for path in CHECK.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize('status, trained', [(0, True), (1, False)])
+def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, trained):
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/bash\necho "$@"\n[[ $2 != */lib/check ]] || exit %d\n' % status)
+    python.chmod(0o755)
+    for args in (['train.py', '--epochs', '1'], []):
+        env = {'PATH': '%s:/usr/bin:/bin' % tmp_path, 'TMPDIR': str(tmp_path)}
+        done = subprocess.run([ROOT / 'runscripts/conda-python-distributed', '--check', *args], text=True,
+                              stdout=subprocess.PIPE, env=env)
+        assert done.returncode == (status if not (args and trained) else 0)
+        lines = done.stdout.splitlines()
+        assert re.match(r'-B \S+/lib/check( --stderr)?$', lines[0])
+        assert lines[1:] == (['train.py --epochs 1'] if args and trained else [])
