@@ -465,7 +465,7 @@ def make_parser():
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.set_defaults(function=run_lock)
 
-    actions = commands.add_parser('site', help="write the file of a new site").add_subparsers(dest='action', metavar='new')
+    actions = commands.add_parser('site', help="write a new site's file").add_subparsers(dest='action', metavar='new')
     actions.required = True     # no argument of it before Python 3.7
     new = actions.add_parser('new', help="look at this machine", description="""
         Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
