@@ -507,8 +507,9 @@ def make_parser():
                                  "PyTorch's flight recorder")
     explaining.add_argument('--json', action='store_true', help="print JSON")
     explaining.set_defaults(function=run_explain)
-    new = commands.add_parser('site', help="write the file of a new site").add_subparsers(
-        dest='action', metavar='new', required=True).add_parser('new', help="look at this machine", description="""
+    actions = commands.add_parser('site', help="write a new site's file").add_subparsers(dest='action', metavar='new')
+    actions.required = True     # no argument of it before Python 3.7
+    new = actions.add_parser('new', help="look at this machine", description="""
         Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
         its reason, and what could not be seen is said. It overwrites nothing. A login node does not show everything:
         'srun slingtorch site new --complete NAME' adds the rest, and leaves alone what you have edited.""")

@@ -571,7 +571,7 @@ class Draft:
         proxies, left_out = OrderedDict(), []
         for variable, _, value in (line.partition('=') for line in self.evidence['environment'].text.splitlines()):
             # a file is shown to others; and Python's httpx refuses socks://
-            if variable.lower() in PROXIES and (re.search(r'//.*@|%\(', value) or value.startswith('socks://')):
+            if variable.lower() in PROXIES and (re.search(r'@|%\(', value) or value.startswith('socks://')):
                 left_out.append(variable)
             elif variable.lower() in PROXIES:
                 proxies.setdefault(variable.lower(), value)

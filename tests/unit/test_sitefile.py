@@ -149,6 +149,13 @@ def test_what_is_said_besides_values(person):
         person.directory / 'other.cfg').read_text()
 
 
+@pytest.mark.parametrize('value', ['http://me:secret@proxy:1', 'me:secret@proxy:1', 'socks://proxy:1', 'http://p%(x)s'])
+def test_proxy_that_is_left_out(value, person):
+    out = person.new(without(environment=('HTTPS_PROXY=%s\nno_proxy=localhost\n' % value, None)))
+    assert 'not seen: proxy: HTTPS_PROXY is left out' in out and not person.site().groups
+    assert 'secret' not in out + person.path.read_text()
+
+
 def test_site_shows_it_and_is_recognised(person):
     """By 'slingtorch sites', on the login nodes and in jobs."""
     person.new(recorded('roce-h100'), host='login1.lab')
