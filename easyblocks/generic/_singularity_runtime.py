@@ -25,8 +25,8 @@ REGISTRY_PROBLEMS = [
     FULL,
     (r'digest.*(mismatch|match|verif)|(mismatch|verif).*digest|unexpected digest|got "?sha256:.*want',
      "what the registry delivered does not have the digest of the address. Do not use it; ask who published it"),
-    (r'unauthorized|(?<!permission )denied|\b40[13]\b', "the registry refuses. Log in with 'apptainer registry login' "
-     "or 'singularity remote login', or correct the address"),
+    (r'unauthorized|authentication required|(?<!permission )denied|\b40[13]\b', "the registry refuses. Log in with "
+     "'apptainer registry login' or 'singularity remote login', or correct the address"),
     (r'manifest unknown|manifest_unknown|name unknown|name_unknown|not found|\b404\b', "the registry has no such "
      "image. Compare address and digest with what the publisher says; images can be deleted"),
     (r'no such host|connection re(fused|set)|timeout|timed out|unreachable|dial tcp|tls|certificate|\b50\d\b',

@@ -310,8 +310,8 @@ class Singularity(RunScripts):
     def pull(self, path):
         """Pull the image from its registry to a file."""
         address, directories = self.cfg['image_address'], self.runtime_directories()
-        print_msg("pulling %s..., keeping the download in %s", address, directories['CACHEDIR'] or
-                  "the runtime's cache in your home directory (elsewhere: export APPTAINER_CACHEDIR=DIRECTORY)",
+        print_msg("pulling %s (the download is kept in %s)...", address, directories['CACHEDIR'] or
+                  "your home directory; for another: export APPTAINER_CACHEDIR=DIRECTORY",
                   log=self.log, silent=self.silent)
         # the runtime takes a digest without a tag only
         pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories, self.log)

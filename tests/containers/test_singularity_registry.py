@@ -198,6 +198,10 @@ def test_mirror(site, docker, registry):
     conf.write_text(f'[[registry]]\nlocation = "docker.io"\n[[registry.mirror]]\nlocation = "{registry.host}"\n'
                     'insecure = true\n')
     site.env['HOME'] = str(site.directory / 'home')
+    registry.account = 'me:secret'
+    out = site.fails(image_address=docker.replace(registry.host, 'docker.io/library'))
+    assert 'the registry refuses. Log in' in out
+    registry.account = None
     registry.requests.clear()
     site.eb(image_address=docker.replace(registry.host, 'docker.io/library'))
     assert any('/blobs/' in request for request in registry.requests)
@@ -214,11 +218,11 @@ def test_cache_off_the_home_directory(site, docker):
     site.env['HOME'] = str(site.directory / 'home')
     out = site.eb(image_address=docker, **wanted)
     cache, = scratch.glob('*/cache')
-    assert f'keeping the download in {cache}' in out
+    assert f'the download is kept in {cache}' in out
     assert list(cache.rglob('*')) and not (site.directory / 'home').exists()
     assert cache.stat().st_mode & 0o777 == 0o700 and (cache.parent / 'tmp').is_dir()
     site.env['SINGULARITY_CACHEDIR'] = str(site.directory / 'mine')
-    assert f'keeping the download in {site.directory}/mine' in site.eb('--rebuild', image_address=docker, **wanted)
+    assert f'the download is kept in {site.directory}/mine' in site.eb('--rebuild', image_address=docker, **wanted)
     assert list((site.directory / 'mine').rglob('*'))
 
 
