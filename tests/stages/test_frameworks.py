@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""docs/launchers.md: its programs and its lines of srun, as they stand there, on two nodes, with the real frameworks.
+
+A stage of its own: downloads and starts of the frameworks take long. They are installed once for each lock file.
+"""
+import hashlib
+import re
+import shutil
+
+import pytest
+
+import testbed
+from testbed import ROOT, parse_env0, run
+
+LOCK = ROOT / 'tests/stages/frameworks.lock'
+PAGE = (ROOT / 'docs/launchers.md').read_text()
+
+
+@pytest.fixture(scope='module')
+def frameworks(installed_pytorch, lmod, tmp_path_factory):
+    """Environment (dictionary) of a shell that has activated a user's environment with the frameworks."""
+    home = testbed.DIR / 'frameworks'
+    venv = home / hashlib.sha256(LOCK.read_bytes() + str(installed_pytorch.python.resolve()).encode()).hexdigest()[:12]
+    with testbed.locked('frameworks'):
+        for earlier in home.glob('*'):
+            if earlier != venv:
+                shutil.rmtree(earlier)
+        # the installation below may be another one than at the last time
+        extend = '' if venv.exists() else f'python -m venv --system-site-packages --without-pip {venv}\n'
+        lmod.bash(f'set -e\nmodule load {installed_pytorch.module}\n{extend}extend-venv-activate {venv}',
+                  modulepath=[installed_pytorch.modulepath])
+        if not (venv / 'whole').exists():
+            run([installed_pytorch.python, '-m', 'pip', '--python', venv / 'bin/python', 'install', '--quiet', '--no-deps',
+                 '--require-hashes', '--requirement', LOCK], timeout=400)
+            (venv / 'whole').touch()
+    done = lmod.bash(f'set -e\nsource {venv}/bin/activate\nenv -0')
+    return {**parse_env0(done.stdout), 'GLOO_SOCKET_IFNAME': 'lo',
+            'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': str(tmp_path_factory.mktemp('caches'))}
+
+
+@pytest.fixture
+def start(frameworks, slurm, tmp_path):
+    """A function: run the lines of the page that start this program, or other lines; what the ranks print."""
+    def started(framework, command=None):
+        name = f'{framework}_program.py'
+        program = re.search(rf'^```python\n# {name}\n(.*?)^```\n', PAGE, re.M | re.S).group(1)
+        (tmp_path / name).write_text(program)
+        after = PAGE.partition(f'# {name}\n')[2].partition('After')[2]
+        block = re.search(r'(?:^    \S.*\n)+', after, re.M).group(0)
+        env = slurm.environ({key: value for key, value in frameworks.items() if not key.startswith('SLURM')})
+        done = run(['bash', '-ec', command or block], env=env, cwd=tmp_path, timeout=400)
+        return sorted(re.findall(r'^rank \d+ of \d+: .*$', done.stdout, re.M))
+    return started
+
+
+@pytest.mark.parametrize('framework, steps', [('lightning', 16), ('accelerate', 8), ('trainer', 24)])
+def test_four_ranks(start, framework, steps):
+    assert start(framework) == [f'rank {rank} of 4: {steps} steps' for rank in range(4)]
+
+
+def test_accelerate_by_srun_alone(start):
+    """What the page warns of."""
+    assert start('accelerate', 'srun -N2 --ntasks-per-node=2 python accelerate_program.py') == ['rank 0 of 1: 32 steps'] * 4
+
+
+def test_directory_of_images(frameworks, tmp_path):
+    """Reading images needs Pillow, which the module does not have."""
+    code = f'''
+import sys
+sys.path.insert(0, {str(ROOT / 'examples/training')!r})
+import common
+from PIL import Image
+for label, name in enumerate(['cats/a.png', 'dogs/more/b.jpg']):
+    Image.new('RGB', (20, 30), (255, 255 * label, 0)).save(name)
+data = common.load_data('.')
+images, labels = data[[1, 0]]
+assert len(data) == data.classes == 2 and labels.tolist() == [1, 0] and images.shape == (2, 3, 64, 64)
+assert images[1, :, 5, 5].tolist() == [2, -2, -2]
+assert data[[]][0].shape == (0, 3, 64, 64)
+common.make_network(data)(images)
+'''
+    for directory in ('cats', 'dogs/more'):
+        (tmp_path / directory).mkdir(parents=True)
+    run(['python', '-c', code], env=frameworks, cwd=tmp_path)
