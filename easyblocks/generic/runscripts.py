@@ -15,7 +15,7 @@ RUNSCRIPTS_DIR = 'runscripts'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'lib/caches.bash',
                       'lib/gpus.bash', 'lib/master.bash', 'lib/network.bash', 'lib/pals.bash', 'lib/ranks.bash',
-                      'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py']
+                      'lib/recorder.bash', 'lib/stage.bash', 'lib/torchrun.bash', 'lib/tree_copy.py']
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
 

@@ -86,7 +86,7 @@ def test_results_at_first_sight_are_the_documented_ones():
     assert "3, 4 and 5 of 10" in (ROOT / 'docs/explain.md').read_text(encoding='utf-8')
 
 
-# what the documents name that the rules come from: HPE's and CSCS' pages of NCCL on Slingshot, OLCF's, NCAR's and LUMI's
+# what the documents name that the rules come from: HPE's and CSCS' on NCCL on Slingshot, OLCF's, NCAR's and LUMI's
 @pytest.mark.parametrize('text, expected', [
     ('NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).', 'plugin-not-loaded'),
     ('NCCL INFO NET/Plugin : No plugin found (librccl-net.so), using internal implementation', 'plugin-not-loaded'),
