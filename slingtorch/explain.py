@@ -434,7 +434,9 @@ def process_groups(dumps):
             key = next((key for key in groups if key[0] == name and rank in key[1]),
                        next((key for key in groups if key[0] in (name, 'default_pg') and name in (key[0], 'default_pg')
                              and rank in key[1]), (name, ())))
-            groups.setdefault(key, {}).setdefault(rank, {})[int(entry.get('collective_seq_id') or 0)] = entry
+            # before version 2.2 of the format it is seq_id
+            number = int(entry.get('collective_seq_id', entry.get('seq_id')) or 0)
+            groups.setdefault(key, {}).setdefault(rank, {})[number] = entry
     return groups
 
 
@@ -481,6 +483,10 @@ def explain_dumps(dumps):
         missing = sorted(set(members) - set(dumps))
         if missing:
             said.append("group %s: %s left no file: ended before, or could not write it" % (name, ranks_text(missing)))
+    for rank, dump in sorted(dumps.items()):
+        waiting = next((entry for entry in dump['entries'] if entry.get('is_p2p') and not finished(entry)), None)
+        if waiting:
+            said.append("rank %d waits in a send or receive: %s" % (rank, call_text(waiting)))
     return list(OrderedDict.fromkeys(said))
 
 

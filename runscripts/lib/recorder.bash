@@ -15,8 +15,8 @@ _set_recorder() {
         where=$cache_dir
     fi
 
-    # Two names for one value: whoever sets either has set it. TORCH_FR_BUFFER_SIZE is read from PyTorch 2.8 on, which warns of
-    # the older name on every rank (c10d/FlightRecorder.hpp).
+    # Two names for one value: whoever sets either has set it. Since pytorch pull request 152563 (May 2025) the first is read,
+    # and each rank warns of the older one (c10d/Utils.hpp), which is set only for a PyTorch that may want it.
     if [[ -z ${TORCH_FR_BUFFER_SIZE-}${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]]; then
         export TORCH_FR_BUFFER_SIZE=2000
         hash python 2> /dev/null  # without a process, unlike $(type -P)

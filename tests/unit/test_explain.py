@@ -86,6 +86,39 @@ def test_results_at_first_sight_are_the_documented_ones():
     assert "3, 4 and 5 of 10" in (ROOT / 'docs/explain.md').read_text(encoding='utf-8')
 
 
+# what the documents name that the rules come from: HPE's and CSCS' on NCCL on Slingshot, OLCF's, NCAR's and LUMI's
+@pytest.mark.parametrize('text, expected', [
+    ('NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).', 'plugin-not-loaded'),
+    ('NCCL INFO NET/Plugin : No plugin found (librccl-net.so), using internal implementation', 'plugin-not-loaded'),
+    ('NCCL INFO NET/Plugin: Could not find: libnccl-net.so.', 'plugin-not-loaded'),
+    ('NCCL INFO NET/Plugin: Could not find: ofi libnccl-net-ofi.so. Using internal network plugin.',
+     'plugin-not-loaded'),
+    ('NCCL WARN Error: network AWS Libfabric not found.', 'network-not-found'),
+    ('NCCL INFO NET/IB : No device found.\nNCCL INFO Using network Socket', 'tcp-on-slingshot'),
+    ('NCCL INFO NET/OFI Selected Provider is sockets (found 1 nics)', 'wrong-provider'),
+    ('MPIDI_CRAY_init: GPU_SUPPORT_ENABLED is requested, but GTL library is not linked', 'gtl-missing'),
+    ('(GTL DEBUG: 0) cuIpcGetMemHandle: invalid argument', 'gtl-managed-memory'),
+    ('Unable to find address for: hsn', 'no-interface'),
+    ('Default TX size invalid. Setting to 512', 'cxi-tx-size'),
+    ('Cassini Event Queue overflow detected.', 'cxi-event-queue'),
+    ('IndexError: map::at', 'mpi-data-type'),
+    ('DistStoreError: Timed out after 601 seconds waiting for clients. 2016/2048 clients joined.', 'store-incomplete'),
+    ('(errno: 97 - Address family not supported by protocol).', 'errno-97'),
+    ('Internal error while accessing SQLite database: locking protocol', 'miopen-database'),
+    ('Internal error while accessing SQLite database: disk I/O error', 'miopen-database'),
+    ('NCCL INFO Connected all rings\n*** JOB 1 ON n CANCELLED AT 2026 DUE TO TIME LIMIT ***', 'tree-stall'),
+    ('NET/OFI Initializing aws-ofi-nccl 1.18.0\nNCCL INFO Connected all rings\n*** JOB 1 DUE TO TIME LIMIT ***',
+     'time-limit'),
+    ('export FI_CXI_RDV_PROTO=alt_read', 'misspelt'),
+    ('NCCL_NET_GDR_LEVEL=PBH', 'misspelt'),
+    ('RuntimeError: CUDA error: invalid device ordinal', 'gpu-number'),
+    ('# Out of bounds values : 951005 FAILED', 'wrong-values'),
+    ('ImportError: libcuda.so.1: cannot open shared object file: No such file or directory', 'missing-library'),
+])
+def test_lines_that_the_documents_name(text, expected):
+    assert names(text + '\n', ['slingshot'])[:1] == [expected]
+
+
 @pytest.mark.parametrize('text, words', [
     ('[a]\nlevel = cause\n', 'missing: has, pattern, sample, source, cause, remedy'),
     ('[a]\nlevel = fact\nhas = x\npattern = (\nsample = x\nsource = x\n', 'no regular expression'),
@@ -318,6 +351,8 @@ def test_flight_recorder_names_the_rank_that_is_missing(tmp_path):
      'all ranks with a file came, and it did not end'),
     ({0: dump([entry(1, state='started')], '[0, 1]')}, 'rank 1 left no file'),
     ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([], '[0, 1]')}, 'rank 1 had begun none'),
+    ({0: dump([entry(1), entry(1, 'nccl:recv 0<-1', 'started', 30, is_p2p=True)], '[0]')},
+     'rank 0 waits in a send or receive: nccl:recv 0<-1 [[3]] at /home/me/train.py:30'),
 ])
 def test_flight_recorder_says(tmp_path, dumps, words):
     write(tmp_path, dumps)

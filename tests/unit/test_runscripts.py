@@ -202,6 +202,12 @@ def test_nothing_that_bash_4_2_lacks(name):
     )
 
 
+def test_every_file_of_the_library_is_installed():
+    """The easyblock names them one by one."""
+    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
+    assert sorted(re.findall(r"'(lib/[\w.]+)'", text)) == LIBRARY
+
+
 def test_the_table_of_launchers_is_the_documented_one():
     program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo $row; done'
     rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True).stdout.decode()
@@ -856,6 +862,11 @@ def test_flight_recorder_files_of_the_user(job, tmp_path):
 
 def test_flight_recorder_is_for_several_ranks(job):
     assert recorder(job.rank(cwd=job.dir)) == ((None, None, None), (None, None))
+    # a node of its own is one task, but torchrun starts several ranks there
+    status = job.dir / "status"
+    status.write_text("Cpus_allowed_list:\t0-7\n")
+    env = job.rank({**slurm(0, "1"), "_proc_status": status}, args=("--torchrun=2", "train.py"), cwd=job.dir)
+    assert recorder(env)[0][0] == "2000"
 
 
 # ---------------------------------------------------------------------------------------------------- caches
