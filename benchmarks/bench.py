@@ -9,7 +9,8 @@ To be run with a PyTorch that has mpi4py; where it has the backend mpi too, that
 
 Baselines: a loop of mpi4py calls, and a C program compiled with mpicc; the same ranks, sizes and numbers of
 repetitions, a barrier before each. Time is that of the slowest rank, the median of a round; then the median of
-all rounds' ratios. Processor time is that of rank 0, barriers included: on a machine with other work it says more than the clock.
+all rounds' ratios. Processor time is that of rank 0, barriers included: on a machine with other work it says more than
+the clock.
 Goals: bench takes at most 1.02 of the mpi4py loop; mpi has at least 0.8 of plain MPI's bandwidth from 1 MB, and more
 than gloo's from 64 kB.
 """
