@@ -9,8 +9,8 @@ To be run with a PyTorch that has mpi4py; where it has the backend mpi too, that
 
 Baselines: a loop of mpi4py calls, and a C program compiled with mpicc; the same ranks, sizes and numbers of
 repetitions, a barrier before each. Time is that of the slowest rank, the median of a round; then the median of
-all rounds' ratios. Processor time is that of rank 0, barriers included: on a machine with other work it says more
-than the clock.
+all rounds' ratios. On a machine with other work the median says little, and the fastest repetition of each side counts:
+that one was not disturbed. Processor time is that of rank 0, barriers included.
 Goals: bench takes at most 1.02 of the mpi4py loop; mpi has at least 0.8 of plain MPI's bandwidth from 1 MB, and more
 than gloo's from 64 kB.
 """
@@ -76,7 +76,7 @@ int main(int argc, char **argv)      /* OPERATION, then SIZE REPEATS in turn */
         MPI_Allreduce(MPI_IN_PLACE, times, repeats, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         qsort(times, repeats, sizeof(double), by_value);
         if (rank == 0)
-            printf("RESULT %d %.9f %.9f\n", 4 * count, times[repeats / 2], begin / repeats);
+            printf("RESULT %d %.9f %.9f %.9f\n", 4 * count, times[repeats / 2], begin / repeats, times[0]);
         free(out); free(in); free(times);
     }
     MPI_Finalize();
@@ -109,7 +109,7 @@ for size, repeats in zip(map(int, sys.argv[2::2]), map(int, sys.argv[3::2])):
     processor = time.process_time() - begin
     slowest = [max(column) for column in zip(*comm.allgather(times))]
     if rank == 0:
-        print('RESULT', size, '%.9f' % statistics.median(slowest), '%.9f' % (processor / repeats), flush=True)
+        print('RESULT', size, *('%.9f' % one for one in (statistics.median(slowest), processor / repeats, min(slowest))))
 """
 
 
@@ -124,8 +124,8 @@ def run(command, env=None):
 
 
 def baseline(command):
-    """{bytes: (seconds, processor seconds)} of a program that prints RESULT lines."""
-    return {int(words[1]): (float(words[2]), float(words[3]))
+    """{bytes: (seconds, processor seconds, fastest)} of a program that prints RESULT lines."""
+    return {int(words[1]): tuple(map(float, words[2:]))
             for words in (line.split() for line in run(command).splitlines()) if words[:1] == ['RESULT']}
 
 
@@ -169,7 +169,7 @@ def collect(options):
                 for size, row in found['plain-mpi'].items():
                     entry = rows.setdefault((operation, size), [])
                     entry.append({
-                        'bench': (row['seconds'], row['processor_seconds']),
+                        'bench': (row['seconds'], row['processor_seconds'], row['fastest']),
                         **{name: other[size] for name, other in others.items()},
                         **{name: (found[name][size]['seconds'],) for name in ('mpi', 'gloo') if name in found}})
     version = run([sys.executable, '-c', 'from mpi4py import MPI; print(MPI.Get_library_version())'])
@@ -187,23 +187,29 @@ def ratio(row, one, other, place=0):
     return statistics.median(entry[one][place] / entry[other][place] for entry in row['rounds'])
 
 
+def fastest(row):
+    """bench / mpi4py of the fastest repetitions of all rounds."""
+    return min(entry['bench'][2] for entry in row['rounds']) / min(entry['mpi4py'][2] for entry in row['rounds'])
+
+
 def report(record):
     """Print the table; whether the goals are met."""
     print('%(mpi)s, PyTorch %(torch)s, mpi4py %(mpi4py)s, %(ranks)s ranks on %(cpus)s processors, load %(load).1f, '
           '%(rounds)s rounds' % record)
-    form = '%14s %10s %12s %14s %14s %14s %16s'
-    print(form % ('', 'bytes', 'mpi4py, us', 'bench adds, us', 'bench/mpi4py', 'bench/C', 'processor time'))
+    form = '%14s %10s %12s %14s %14s %14s %12s %16s'
+    print(form % ('', 'bytes', 'mpi4py, us', 'bench adds, us', 'bench/mpi4py', 'bench/C', 'fastest', 'processor time'))
     for row in record['rows']:
         print(form % (row['operation'], row['bytes'],
                       '%.2f' % (1e6 * statistics.median(entry['mpi4py'][0] for entry in row['rounds'])),
                       '%.2f' % (1e6 * statistics.median(entry['bench'][0] - entry['mpi4py'][0]
                                                         for entry in row['rounds'])),
                       *('%.3f' % ratio(row, 'bench', other) for other in ('mpi4py', 'C')),
-                      '%.3f' % ratio(row, 'bench', 'mpi4py', 1)))
-    clock, processor = (statistics.median(ratio(row, 'bench', 'mpi4py', place) for row in record['rows'])
-                        for place in (0, 1))
-    print('median: %.3f by the clock, %.3f by processor time; goal %.2f' % (clock, processor, GOAL_OVERHEAD))
-    missed = [] if min(clock, processor) <= GOAL_OVERHEAD else ['bench takes more than %.2f' % GOAL_OVERHEAD]
+                      '%.3f' % fastest(row), '%.3f' % ratio(row, 'bench', 'mpi4py', 1)))
+    quiet = record['load'] < 0.75 * record['cpus'] + record['ranks']
+    found = statistics.median(ratio(row, 'bench', 'mpi4py') if quiet else fastest(row) for row in record['rows'])
+    print('bench/mpi4py, median of all sizes: %.3f of %s; goal %.2f'
+          % (found, 'the median times' if quiet else 'the fastest times (there was other work)', GOAL_OVERHEAD))
+    missed = [] if found <= GOAL_OVERHEAD else ['bench takes more than %.2f' % GOAL_OVERHEAD]
     rows = [row for row in record['rows'] if 'mpi' in row['rounds'][0] and row['operation'] == 'all_reduce']
     for row in rows:
         plain, gloo = ratio(row, 'bench', 'mpi'), ratio(row, 'gloo', 'mpi')
