@@ -247,7 +247,8 @@ def check_same(report):
 def check_times(report):
     """Ranks that needed much longer than the others."""
     for fact, values in sorted(report.facts.items()):
-        if not fact.startswith('seconds '):
+        # in the rendezvous and in a collective all wait for the slowest
+        if not re.match('seconds (import|until)', fact):
             continue
         times = [float(value) for value, mask in values.items() for _ in range(bin(mask).count('1'))]
         median = statistics.median_low(times)
@@ -290,11 +291,7 @@ def check_job(report, machine, root):
             report.add('yellow', *key[1:], ranks=report.findings.pop(key))
     check_same(report)
     check_times(report)
-    skewed = [other for other in root.nodes if abs(other.ahead) > CLOCK_SECONDS]
-    for other in skewed:
-        report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
-            other.node, other.ahead), "tell the centre: time is wrong there", 1 << other.rank)
-    if root.nodes and not skewed:
+    if root.nodes and not any(key[1] == 'clock' for key in report.findings):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if len(report.facts.get('machine', {})) > 1:
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
@@ -414,6 +411,9 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
             report.fact(late, '%.2g' % node.round_up(begin - first), 1)
         else:
             branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
+            if abs(branch.ahead) > CLOCK_SECONDS:
+                report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
+                    machine.node, branch.ahead), "tell the centre: time is wrong there")
             host, words, number, nodes = branch.host, branch.extra, branch.number, branch.nodes
         if probe:
             # a world without some of its nodes would wait for them
