@@ -106,7 +106,7 @@ def calls(count):
     def call():
         for number in range(1, count + 1):
             connections.append(tree.tree_copy.call(
-                '127.0.0.1', port, root.key, f'1 1 {time.time():.3f} {number} nid{number:06d}', 20))
+                '127.0.0.1', port, root.key, f'1 1 {number} nid{number:06d}', 20))
 
     thread = threading.Thread(target=call)
     begin = time.process_time()

@@ -70,7 +70,7 @@ class Probe:
                                         env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.PIPE, pass_fds=[writer])
         os.close(writer)
-        self.errors = []
+        self.errors, self.asked = [], False
         self.readers = [threading.Thread(target=self.read, args=(open(reader, 'rb'), self.lines), daemon=True),
                         threading.Thread(target=self.read, args=(self.process.stderr, self.errors), daemon=True)]
         for thread in self.readers:
@@ -86,6 +86,7 @@ class Probe:
 
     def go(self, words=''):
         """Let it take part in the collective, or end."""
+        self.asked = bool(words)
         try:
             self.process.stdin.write(words.encode() + b'\n')
             self.process.stdin.close()
@@ -116,6 +117,7 @@ class Probe:
                 pass
         if killed and found['seconds'] and found['phase'] == 'import':
             found['phase'] = 'rendezvous'       # it waited for its turn
+            killed = self.asked
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'the first all_reduce')
         if killed:
             found['error'] = "%s did not end within %d s" % (what, self.seconds)
@@ -123,7 +125,7 @@ class Probe:
                                "waits longer")
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
-        elif self.process.returncode:
+        elif self.process.returncode and (self.asked or not found['seconds']):
             last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
             found['error'] = "%s ended the process with status %d%s" % (
                 what, self.process.returncode, ': ' + last[0] if last else '')
@@ -247,13 +249,16 @@ def check_same(report):
 def check_times(report):
     """Ranks that needed much longer than the others."""
     for fact, values in sorted(report.facts.items()):
-        if not fact.startswith('seconds '):
+        # in the rendezvous and in a collective all wait for the slowest
+        if not re.match('seconds (import|starting)', fact):
             continue
         times = [float(value) for value, mask in values.items() for _ in range(bin(mask).count('1'))]
         median = statistics.median_low(times)
         for value, mask in values.items():
             if float(value) > max(SLOW_TIMES * median, median + SLOW_SECONDS):
-                report.add('yellow', 'slow', "%s took about %s s, the median is %s s" % (fact[8:], value, median),
+                where = [name for name, own in sorted(report.facts.get('node', {}).items()) if own & mask]
+                report.add('yellow', 'slow', "%s took about %s s, the median is %s s: %s" % (
+                    fact[8:], value, median, ', '.join(where[:10] + ['...'] * (len(where) > 10))),
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
@@ -290,19 +295,16 @@ def check_job(report, machine, root):
             report.add('yellow', *key[1:], ranks=report.findings.pop(key))
     check_same(report)
     check_times(report)
-    skewed = [other for other in root.nodes if abs(other.ahead) > CLOCK_SECONDS]
-    for other in skewed:
-        report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
-            other.node, other.ahead), "tell the centre: time is wrong there", 1 << other.rank)
-    if root.nodes and not skewed:
+    if root.nodes and not any(key[1] == 'clock' for key in report.findings):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if len(report.facts.get('machine', {})) > 1:
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
             mask = report.facts.get('only loopback ' + variable, {}).get('True')
             if mask:
                 report.add('red', 'interface', "%s=lo, and the job has several machines" % variable, "unset it", mask)
-    if len(report.facts.get('node', {})) == 1:
-        report.add('untested', 'collective', "the network: the job has one node")
+    if 'backend' not in report.facts:
+        report.add('untested', 'collective', "the network: the job has one node" if environ['WORLD_SIZE'] ==
+                   environ['LOCAL_WORLD_SIZE'] else "the network: no all_reduce over the nodes was begun")
 
 
 def header(report, seconds):
@@ -354,7 +356,7 @@ def add_reports(report, machine, local):
         report.add('red', 'ended', "a rank ended while it was checked (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << rank)
     for rank, seconds in local.late.items():
-        report.fact('seconds until the rank was ready', '%.2g' % node.round_up(seconds), 1 << rank)
+        report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << rank)
     return details
 
 
@@ -407,13 +409,16 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
         if rank == 0:
             root.known.wait()
             host, words, number, nodes = 'localhost', root.word, 0, len(root.nodes) + 1
-            late = 'seconds until the node was ready'
+            late = 'seconds starting the node'
             first = min([begin] + [other.heard for other in root.nodes])
             for other in root.nodes:
                 report.fact(late, '%.2g' % node.round_up(other.heard - first), 1 << other.rank)
             report.fact(late, '%.2g' % node.round_up(begin - first), 1)
         else:
             branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
+            if abs(branch.ahead) > CLOCK_SECONDS:
+                report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
+                    machine.node, branch.ahead), "tell the centre: time is wrong there")
             host, words, number, nodes = branch.host, branch.extra, branch.number, branch.nodes
         if probe:
             # a world without some of its nodes would wait for them

@@ -15,7 +15,7 @@ CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_
           'TORCHINDUCTOR_CACHE_DIR': False}
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
 # that differ from rank to rank, or say nothing about the network
-PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',)
+PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
 
 class Machine:

@@ -198,11 +198,11 @@ def places(environ):
 
 
 class Joined:
-    """A node that called rank 0's: its connection, first rank, name, when, and how far its clock is ahead."""
+    """A node that called rank 0's: its connection, first rank, name, and when."""
 
     def __init__(self, words, now):
-        port, ranks, clock, self.rank, self.node = words.split(' ')
-        self.port, self.ranks, self.rank, self.ahead = int(port), int(ranks), int(self.rank), float(clock) - now
+        port, ranks, rank, self.node = words.split(' ')
+        self.port, self.ranks, self.rank = int(port), int(ranks), int(rank)
         self.heard, self.connection = now, None
 
 
@@ -243,9 +243,9 @@ class Root:
             parent = (number - 1) // fanout
             above = self.nodes[parent - 1] if parent else None
             below = max(0, min(len(self.nodes) - fanout * number, fanout))
-            line = '%s %d %d %d %d %d %s\n' % (above.connection.getpeername()[0] if above else '-',
-                                               above.port if above else 0, below, height(number, len(self.nodes)),
-                                               number, len(self.nodes) + 1, word)
+            line = '%s %d %d %d %d %d %s %.3f\n' % (
+                above.connection.getpeername()[0] if above else '-', above.port if above else 0, below,
+                height(number, len(self.nodes)), number, len(self.nodes) + 1, word, self.clock())
             if not above:
                 self.children.append(node.connection)
             try:
@@ -296,6 +296,7 @@ class Branch:
     :ivar host: where rank 0 was found
     :ivar number: of this node, rank 0's is 0
     :ivar nodes: how many there are
+    :ivar ahead: seconds by which this node's clock differs
     :ivar extra: what rank 0's node tells all
     :raises Lost: rank 0 is nowhere to be found
     """
@@ -303,8 +304,8 @@ class Branch:
     def __init__(self, environ, ranks, node, seconds, clock=time.time):
         self.key, self.seconds = start_id(environ), seconds
         self.listener = tree_copy.listen(0)
-        words = '%d %d %.3f %s %s' % (self.listener.getsockname()[1], ranks, clock(), environ['RANK'],
-                                      re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
+        words = '%d %d %s %s' % (self.listener.getsockname()[1], ranks, environ['RANK'],
+                                 re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
         end, self.root, wrong = time.time() + seconds, None, {}
         while self.root is None:
             for host, port in places(environ):
@@ -320,7 +321,8 @@ class Branch:
         try:
             self.root.settimeout(2 * seconds + 60)
             line = tree_copy.read_line(self.root)
-            self.parent, port, below, levels, number, nodes, self.extra = line.split(' ')
+            self.parent, port, below, levels, number, nodes, self.extra, now = line.split(' ')
+            self.ahead = clock() - float(now)
             self.port, self.below, self.levels = int(port), int(below), int(levels)
             self.number, self.nodes = int(number), int(nodes)
         except (OSError, tree_copy.TreeError, ValueError) as err:
