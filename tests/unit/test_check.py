@@ -712,12 +712,6 @@ def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
 # --- the runscript
 
 
-def test_every_file_is_installed():
-    text = (ROOT / 'easyblocks/generic/runscripts.py').read_text()
-    installed = set(re.findall(r"'(lib/check/[^']+)'", text))
-    assert installed == {'lib/check/' + path.name for path in CHECK.iterdir() if path.is_file()}
-
-
 @pytest.mark.parametrize('status, trained', [(0, True), (1, False)])
 def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, trained):
     python = tmp_path / 'python'
