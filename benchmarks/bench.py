@@ -109,7 +109,8 @@ for size, repeats in zip(map(int, sys.argv[2::2]), map(int, sys.argv[3::2])):
     processor = time.process_time() - begin
     slowest = [max(column) for column in zip(*comm.allgather(times))]
     if rank == 0:
-        print('RESULT', size, *('%.9f' % one for one in (statistics.median(slowest), processor / repeats, min(slowest))))
+        found = statistics.median(slowest), processor / repeats, min(slowest)
+        print('RESULT', size, *('%.9f' % one for one in found))
 """
 
 
