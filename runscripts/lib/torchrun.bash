@@ -50,7 +50,7 @@ _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
         --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-nojob}}-$MASTER_PORT")  # of this start alone, also for another --rdzv-backend
     # each worker to the cores next to its GPU, where this PyTorch can do that and knows GPUs
     own=$(type -P python) || own=''
-    own=${own%/bin/python}/lib/python3*/site-packages/torch
+    own="${own%/bin/python}/lib/python3*/site-packages/torch"
     if ((gpu_count)) && [[ " $* " != *' --numa-binding'* ]] && compgen -G "$own/numa/binding.py" > /dev/null &&
         compgen -G "$own/lib/libtorch_[ch][ui][dp]*.so" > /dev/null; then  # libtorch_cuda or libtorch_hip
         torchrun_args+=(--numa-binding=exclusive)
