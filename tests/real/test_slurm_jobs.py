@@ -3,10 +3,11 @@
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 
-from testbed import ROOT, images, run, stagedenv
+from testbed import ROOT, images, missing, run, stagedenv
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -107,6 +108,11 @@ def test_modules_of_the_submitting_shell_stay_out(job, image_env, lmod, tmp_path
     # srun passes on what sbatch did
     done = job('--export=EASYBUILD_PREFIX,MODULE,OTHER', OTHER='mine')
     assert sorted(done.output.splitlines()[1:]) == [f'{rank}|{image_env.module}|mine|None' for rank in range(4)], done.output
+
+
+def test_shellcheck():
+    checker = shutil.which('shellcheck') or missing('shellcheck')
+    run([checker, '-x', *JOBS.glob('*.job')], cwd=ROOT)
 
 
 def test_unknown_partition_and_constraint(slurm):
