@@ -504,6 +504,19 @@ def test_plugin_missing(job):
     assert 'missing: no /nowhere/libnccl-net.so' in only(job.run()[2], 'plugin')[0]
 
 
+def test_plugin_where_the_system_has_its_libraries(tmp_path):
+    (tmp_path / 'etc').mkdir()
+    (tmp_path / 'etc/ld.so.cache').write_bytes(b'glibc-ld.so.cache1.1\0libnccl-net.so\0/usr/lib64/libnccl-net.so\0')
+    assert look.plugin_path(look.Machine({}, str(tmp_path)))[0] == '/usr/lib64/libnccl-net.so'
+
+
+def test_an_mpiexec_inside_a_job_is_no_srun():
+    env = {'SLURM_STEP_ID': '4294967291', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'first', 'MASTER_PORT': '1'}
+    addresses = {tree.local_address({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank})
+                 for rank in '01'}
+    assert len(addresses) == 1 and 'first' not in addresses.pop()
+
+
 def test_plugin_missing_where_there_is_slingshot(job):
     job.files.update({'sys/class/net/hsn0/operstate': 'up', **gpu_files(4)})
     job.env.update(NCCL_SOCKET_IFNAME='hsn')

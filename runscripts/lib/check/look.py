@@ -9,6 +9,8 @@ import socket
 import stat
 import time
 
+from tree import by_srun
+
 PARALLEL = {'lustre', 'gpfs', 'beegfs', 'panfs', 'wekafs', 'ceph', 'pvfs2', 'nfs', 'nfs4', 'dvs', 'cifs', 'fhgfs'}
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
@@ -54,7 +56,7 @@ class Machine:
     def node(self):
         """Name of the node, as in conda-python-distributed."""
         own = self.environ.get('SLURMD_NODENAME')
-        if own and self.environ.get('SLURM_PROCID') == self.environ.get('RANK'):
+        if own and by_srun(self.environ):
             return own
         return self.read('proc/sys/kernel/hostname').strip() or socket.gethostname()
 
@@ -276,7 +278,7 @@ def look_at_ranks(machine, report):
     if rank >= world:
         report.add('red', 'world-size', "rank %d is not below WORLD_SIZE=%d" % (rank, world),
                    "unset WORLD_SIZE and RANK in the job script")
-    if env.get('TORCHELASTIC_RUN_ID') or env.get('SLURM_PROCID') != env.get('RANK'):
+    if env.get('TORCHELASTIC_RUN_ID') or not by_srun(env):
         return
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
@@ -310,13 +312,14 @@ def look_at_torch(machine, report, directory, home=None):
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
-def find_library(machine, name):
-    """The first file of this name in LD_LIBRARY_PATH, or None."""
+def find_library(machine, name, cache=False):
+    """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
     for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
         path = os.path.join(directory, name)
         if directory and os.path.exists(path):
             return path
-    return None
+    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache') if cache else '')
+    return found.group(1) if found else None
 
 
 def look_at_compat(machine, report):
@@ -352,8 +355,8 @@ def plugin_path(machine):
         if '/' in name:
             if os.path.exists(name):
                 return name, name
-        elif find_library(machine, name):
-            return find_library(machine, name), name
+        elif find_library(machine, name, cache=True):
+            return find_library(machine, name, cache=True), name
     return None, names[-1] if wanted and '/' not in wanted else names[0]
 
 
@@ -370,7 +373,7 @@ def look_at_plugin(machine, report, several):
                        "put the plugin of this system in front in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
     elif demanded:
         report.add('red', 'plugin', "NCCL's network plugin is missing: no %s%s (NCCL_NET=%s)" % (
-            name, '' if '/' in name else ' in LD_LIBRARY_PATH', wanted or '(not set)'),
+            name, '' if '/' in name else ' in LD_LIBRARY_PATH or the system\'s directories', wanted or '(not set)'),
             "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
     elif several and machine.slingshot() and gpus(machine):
         report.add('red', 'plugin', "NCCL's network plugin is missing on nodes with Slingshot: NCCL takes TCP",

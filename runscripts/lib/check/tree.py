@@ -30,12 +30,16 @@ class Lost(Exception):
     """The other end is gone, or said nothing in time."""
 
 
+def by_srun(environ):
+    """Whether srun started this rank: an mpiexec inside a job passes on Slurm's variables of its own process."""
+    return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
+
+
 def start_id(environ):
     """A word that is the same on all ranks of this start, and of no other one on these nodes."""
-    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'PALS_APID',
-                                               'PMIX_NAMESPACE', 'TORCHELASTIC_RUN_ID')]
-    if not any(step):
-        step = [environ.get('MASTER_ADDR', ''), environ.get('MASTER_PORT', '')]
+    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
+    if not by_srun(environ):
+        step.append(environ.get('MASTER_PORT', ''))
     return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
 
 
@@ -69,7 +73,7 @@ def receive_message(connection, end):
 def local_address(environ):
     """The abstract socket of this start's first rank on this node (unix(7))."""
     # nodes that are emulated on one machine share its sockets
-    node = environ.get('SLURMD_NODENAME', '') if environ.get('SLURM_PROCID') == environ.get('RANK') else ''
+    node = environ.get('SLURMD_NODENAME', '') if by_srun(environ) else ''
     return '\0slingtorch-%s-%s' % (start_id(environ), node)
 
 
@@ -192,7 +196,7 @@ def places(environ):
     port = int(environ['MASTER_PORT'])
     second = port + SECOND_PORT if port + SECOND_PORT <= 65535 else port - SECOND_PORT
     hosts = [environ['MASTER_ADDR']]
-    if environ.get('SLURM_PROCID') == environ.get('RANK'):
+    if by_srun(environ):
         hosts += [host for host in expand_hosts(environ.get('SLURM_STEP_NODELIST'))[:1] if host != hosts[0]]
     return [(host, number) for host in hosts for number in (port, second)]
 
