@@ -491,12 +491,19 @@ class Singularity(RunScripts):
         mkdir(os.path.dirname(path), parents=True)
         write_file(unfinished, '')
         python, wanted = self.cfg['container_python'], self.cfg['preset_venv_packages']
+        # of an image whose Python is in an environment itself, venv shows the packages of the Python below that one
+        program = 'import sys, sysconfig; sys.prefix == sys.base_prefix or print(sysconfig.get_path("purelib"))'
+        packages_of_image = run_shell_cmd(self.command('in-container', python, '-c', program), fail_on_error=False,
+                                          hidden=True, split_stderr=True).output.strip()
         with removed_on_error(path):  # else the next attempt would keep it as the user's own
             self.run_or_fail('Making the virtual environment %s' % name,
                              self.command('in-container', python, '-m', 'venv', '--system-site-packages',
                                           self.venv_inside),
                              "If the disk is not full: the image may have no '%s' or no venv for it. Then set "
                              "container_python, or preset_venv = None" % python)
+            for directory in glob.glob(os.path.join(glob.escape(path), 'lib/python3*/site-packages')):
+                if packages_of_image.startswith('/'):
+                    write_file(os.path.join(directory, 'image.pth'), packages_of_image + '\n')
             if wanted:
                 self.run_or_fail('Installing %s into the virtual environment' % ' '.join(wanted),
                                  self.command('in-container', self.venv_inside + '/bin/python', '-m', 'pip',

@@ -515,6 +515,27 @@ def test_preset_venv_with_packages(tmp_path, lmod, runtime):
     assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
 
 
+def test_preset_venv_on_top_of_the_images_own(tmp_path, lmod, runtime):
+    """The image has its packages in an environment, as LUMI AI Factory's in /opt/venv: they are seen."""
+    (tmp_path / 'image.def').write_text(f'''Bootstrap: localimage
+From: {smallimage.image(runtime)}
+%setup
+    cd $APPTAINER_ROOTFS && version=$(readlink usr/bin/python3)
+    mkdir -p opt/venv/bin opt/venv/lib/$version/site-packages/inside-1.0.dist-info
+    ln -s /usr/bin/python3 opt/venv/bin/python
+    printf 'home = /usr/bin\\ninclude-system-site-packages = false\\n' > opt/venv/pyvenv.cfg
+    cd opt/venv/lib/$version/site-packages && echo > inside.py
+    printf 'Metadata-Version: 2.1\\nName: inside\\nVersion: 1.0\\n' > inside-1.0.dist-info/METADATA
+''')
+    image = tmp_path / 'venv.sif'
+    testbed.run([runtime / 'apptainer', '--quiet', 'build', image, tmp_path / 'image.def'],
+                env={**clean_environ(), 'PATH': f'{runtime}:{os.environ["PATH"]}:/usr/sbin'})
+    small = Installed(tmp_path, lmod, runtime, image=image, preset_venv='mine', container_path=['/opt/venv/bin'],
+                      wrappers=['python'], sanity_check_packages={'inside': '1.0'})
+    done = small('python', '-c', 'import inside, sys; print(sys.prefix, inside.__file__)')
+    assert done.stdout.startswith('/user-software/venv/mine /opt/venv/lib/')
+
+
 def test_interrupted_while_making_preset_venv(tmp_path, lmod, runtime):
     """What SIGKILL leaves is not taken for the user's own."""
     wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
