@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Horovod against DistributedDataParallel: the model of examples/training, the same ranks and batches, by turns in one run.
+Horovod against DistributedDataParallel: examples/training, the same ranks and batches, by turns in one run.
 To be run on processors with a PyTorch that has Horovod:
 
     module load PyTorch/2.13.0-local-cpu-horovod
