@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Horovod against DistributedDataParallel: the digits model of examples/, the same ranks and batches, by turns in one run.
-To be run with a PyTorch that has Horovod; with one that has the backend mpi too, that is compared as well:
+Horovod against DistributedDataParallel: examples/training, the same ranks and batches, by turns in one run.
+To be run on processors with a PyTorch that has Horovod:
 
     module load PyTorch/2.13.0-local-cpu-horovod
     benchmarks/horovod.py --json horovod.json
-    benchmarks/horovod.py --backend gloo --backend mpi
 
 Time per epoch is the difference of a long and a short training, divided by the epochs between them: start and end of a
 job are in neither. Bytes are those that the loopback interface sends meanwhile: gloo uses it, MPI has shared memory
@@ -22,26 +21,23 @@ import sys
 import tempfile
 import time
 
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples'
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples/training'
 SHORT = 2
 
 
 def train(kind, ranks, epochs, launcher):
     """Train once: seconds of the whole job, and bytes that went over the loopback interface meanwhile."""
-    program = [EXAMPLES / 'cirrus/train_horovod.py'] if kind == 'horovod' else \
-        [EXAMPLES / 'digits/train_digits.py', '--backend', kind]
+    program = EXAMPLES / ('horovod_training.py' if kind == 'horovod' else 'ddp_training.py')
     start = pathlib.Path(os.environ['RUNSCRIPTS']) / 'conda-python-distributed'
     with tempfile.TemporaryDirectory() as directory:
-        results = os.path.join(directory, 'results.json')
-        command = [launcher, '-n', str(ranks), start, *program, '--epochs', str(epochs), '--json', results]
+        command = [launcher, '-n', str(ranks), start, program, '--epochs', str(epochs), '--output-dir', directory]
         env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
         before, begin = loopback(), time.time()
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             sys.exit('%s failed:\n%s' % (kind, done.stdout[-2000:]))
         seconds, sent = time.time() - begin, loopback() - before
-        with open(results) as stream:
-            return seconds, sent, json.load(stream)['losses'][-1]
+    return seconds, sent, float(done.stdout.split()[-1])
 
 
 def loopback():
@@ -55,12 +51,11 @@ def main():
     parser.add_argument('--epochs', type=int, default=12, help="of the long training")
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--launcher', default='mpiexec', help="of the MPI that Horovod was built with")
-    parser.add_argument('--backend', action='append', help="of DistributedDataParallel; default: gloo")
     parser.add_argument('--json', metavar='FILE')
     args = parser.parse_args()
     if not os.environ.get('RUNSCRIPTS'):
         sys.exit("benchmarks/horovod.py: $RUNSCRIPTS is not set: load a module of PyTorch that has Horovod")
-    kinds = (args.backend or ['gloo']) + ['horovod']
+    kinds = ['gloo', 'horovod']
     seconds, sent, losses = ({kind: [] for kind in kinds} for _ in range(3))
     for number in range(args.rounds):
         for kind in kinds[number % len(kinds):] + kinds[:number % len(kinds)]:

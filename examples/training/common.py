@@ -195,7 +195,7 @@ def check_loss(loss, epoch, rank=0, barrier=None):
               "the data that are no numbers" % (epoch, loss), file=sys.stderr, flush=True)
     if barrier:
         barrier()
-    sys.exit(1)
+    leave(1)
 
 
 def save(weights, directory):
@@ -205,11 +205,11 @@ def save(weights, directory):
     os.replace(path + '.part', path)
 
 
-def leave():
+def leave(status=0):
     """
     End the process while the model lives, without the destructors of torch's C++ objects.
 
     With torch 2.13 and gloo they now and then wait for ever, or abort (https://github.com/pytorch/pytorch/pull/179291).
     """
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(status)
