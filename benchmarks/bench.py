@@ -230,7 +230,7 @@ def main():
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--seconds', type=float, default=3,
-                        help='how long each size is repeated; with other work on the machine a second or two say nothing')
+                        help='how long each size is repeated; beside other work a second or two say nothing')
     parser.add_argument('--max-bytes', default='32M')
     parser.add_argument('--mpiexec', default='mpiexec')
     parser.add_argument('--mpicc', default='mpicc', help='of the same MPI')
