@@ -228,8 +228,9 @@ def main():
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--seconds', type=float, default=0.5, help='how long each size is repeated')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--seconds', type=float, default=3,
+                        help='how long each size is repeated; beside other work a second or two say nothing')
     parser.add_argument('--max-bytes', default='32M')
     parser.add_argument('--mpiexec', default='mpiexec')
     parser.add_argument('--mpicc', default='mpicc', help='of the same MPI')
