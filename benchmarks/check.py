@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What `conda-python-distributed --check` costs at scale: bringing the findings of all ranks to rank 0.
 
-    benchmarks/check.py [--json FILE] [--ranks 8,64,256] [--per-node 8]
+    benchmarks/check.py [--json FILE] [--ranks 8,64,256] [--per-node 8] [--python PYTHON]
 
 (a) Real processes on this machine, forked so that Python's own start is not counted, no PyTorch: seconds from the first
     fork to the last end, and processor time per rank. All "nodes" share this machine's cores; those of a job do not.
 (b) Processor time of the parts: a node that calls rank 0's (both ends), one merge; the length of a message.
 (c) A model to 4,096 ranks, no measurement: the calls of all nodes at rank 0's, then per level of the tree a round trip
     (0.1 ms assumed) and the merges of 8 children. The calls grow with the number of nodes.
+(d) With a PYTHON that has PyTorch: seconds until 8 ranks on two "nodes" of this machine have imported torch, with
+    --check and without, by turns; the medians of three.
 """
 
 import argparse
@@ -21,11 +23,13 @@ import pathlib
 import platform
 import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
 
-CHECK = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/lib/check'
+RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
+CHECK = RUNSCRIPT.parent / 'lib/check'
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(CHECK))
 import findings  # noqa: E402
@@ -55,7 +59,7 @@ def environment(rank, ranks, per_node, port):
     return {
         'RANK': str(rank), 'WORLD_SIZE': str(ranks), 'LOCAL_RANK': str(rank % per_node), 'PATH': '/nowhere',
         'LOCAL_WORLD_SIZE': str(per_node), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port),
-        'SLURM_JOB_ID': str(port), 'SLURM_PROCID': str(rank), 'SLURM_STEP_NUM_TASKS': str(ranks),
+        'SLURM_JOB_ID': str(port), 'SLURM_STEP_ID': '0', 'SLURM_PROCID': str(rank), 'SLURM_STEP_NUM_TASKS': str(ranks),
         'SLURMD_NODENAME': f'nid{rank // per_node:06d}', 'NCCL_NET_GDR_LEVEL': 'PHB', 'NCCL_CROSS_NIC': '1',
         'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'FI_CXI_DISABLE_HOST_REGISTER': '1', 'FI_MR_CACHE_MONITOR': 'userfaultfd',
     }
@@ -81,6 +85,24 @@ def real(main, ranks, per_node):
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     return time.perf_counter() - begin, used / ranks
+
+
+def start(python, check):
+    """(d): seconds for 8 ranks on two nodes, started by the runscript."""
+    port, processes, begin = free_port(), [], time.perf_counter()
+    for rank in range(8):
+        node = f'nid{rank // 4:06d}'
+        env = {**environment(rank, 8, 4, port), 'PATH': f'{pathlib.Path(python).parent}:/usr/bin:/bin', 'HOME': '/',
+               'SLURM_LOCALID': str(rank % 4), 'SLURM_NODEID': str(rank // 4), 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
+               'SLURM_STEP_NODELIST': 'nid000000,nid000001', 'SLURMD_NODENAME': node, 'GLOO_SOCKET_IFNAME': 'lo',
+               'OMP_NUM_THREADS': '1'}
+        command = [RUNSCRIPT] + ['--check'] * check + ['-c', 'import torch']
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+    for process in processes:
+        errors = process.communicate()[1]
+        if process.returncode:
+            sys.exit(errors.decode(errors='replace'))
+    return time.perf_counter() - begin
 
 
 def report_of(ranks, per_node):
@@ -145,6 +167,7 @@ def main():
     parser.add_argument('--json', metavar='FILE')
     parser.add_argument('--ranks', default='8,64,256', help='real processes, default: %(default)s')
     parser.add_argument('--per-node', type=int, default=8)
+    parser.add_argument('--python', metavar='PYTHON', help='with PyTorch, for (d)')
     args = parser.parse_args()
     program, per_node = load_main(), args.per_node
     rows = []
@@ -168,11 +191,17 @@ def main():
     for row in modelled:
         print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {1000 * row["seconds"]:8.1f}   {row["bytes"]:10}'
               f'             {1000 * row["merge"]:8.2f}')
+    starts = {False: [], True: []}
+    for check in [False, True] * 3 if args.python else []:
+        starts[check].append(start(args.python, check))
+    if args.python:
+        plain, checked = (statistics.median(starts[check]) for check in (False, True))
+        print(f'(d) 8 ranks on 2 nodes import torch: {plain:.1f} s, with --check {checked:.1f} s')
     if args.json:
         with open(args.json, 'w') as stream:
             json.dump({'cores': os.cpu_count(), 'load': os.getloadavg()[0], 'python': platform.python_version(),
                        'per_node': per_node, 'real': rows, 'per_call': per_call, 'model': modelled,
-                       'round_trip': ROUND_TRIP}, stream, indent=1)
+                       'round_trip': ROUND_TRIP, 'starts': [starts[False], starts[True]]}, stream, indent=1)
 
 
 if __name__ == '__main__':
