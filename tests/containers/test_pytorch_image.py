@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from testbed import images
+from testbed import ROOT, images
 
 pytestmark = pytest.mark.real
 
@@ -18,8 +18,8 @@ def eb(eb_env, runtime):
     return eb_env
 
 
-def test_image_as_any_other(eb, lmod, runtime, pytorch_image, tmp_path):
-    """What was built once is installed like an image from elsewhere, and passes the checks of its easyconfig."""
+def test_image_as_any_other(eb, lmod, runtime, pytorch_image, slurm, tmp_path):
+    """What was built once is installed like an image from elsewhere, passes the checks of its easyconfig, and trains."""
     text = images.EASYCONFIG.read_text()
     image = f'{images.EASYCONFIG.stem}.sif'
     (tmp_path / image).symlink_to(pytorch_image)
@@ -43,6 +43,13 @@ ls $EBROOTPYTORCH/share/docker-defs
     assert '2.13.0+cpu True' in done.stdout
     assert 'status 7' in done.stdout
     assert '.def' in done.stdout
+
+    job = slurm.sbatch(ROOT / 'examples/slurm/ddp_pytorch.job', '--ntasks-per-node=1', cwd=tmp_path,
+                       arguments=['--epochs', '1', '--output-dir', tmp_path],
+                       env={'PATH': path, 'USE_CONTAINER': '1', 'CONTAINER_MODULE': MODULE, 'GLOO_SOCKET_IFNAME': 'lo',
+                            'EASYBUILD_PREFIX': eb.modulepath.parents[1], 'SLINGTORCH_CACHE_ROOT': tmp_path})
+    assert job.returncode == 0, job.output
+    assert 'check-container: 2 node(s), one image' in job.output and 'final loss 2.298241' in job.output
 
 
 def test_definition_and_lock_file_are_those_of_the_easyconfig(eb):
