@@ -41,8 +41,18 @@ def frameworks(installed_pytorch, lmod, tmp_path_factory):
 
 def quick_end(directory):
     """PYTHONPATH by which programs end before the destructors of torch's objects, in which gloo hangs now and then."""
-    (directory / 'sitecustomize.py').write_text(
-        'import atexit, os, sys\natexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))\n')
+    (directory / 'sitecustomize.py').write_text('''
+import atexit, os, sys
+
+
+def end():
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(hasattr(sys, 'last_value'))
+
+
+atexit.register(end)
+''')
     return directory
 
 
@@ -57,7 +67,9 @@ def start(frameworks, slurm, tmp_path):
         block = re.search(r'(?:^    \S.*\n)+', after, re.M).group(0)
         env = slurm.environ({key: value for key, value in frameworks.items() if not key.startswith('SLURM')})
         done = run(['bash', '-ec', command or block], env=env, cwd=tmp_path, timeout=400)
-        return sorted(re.findall(r'^rank \d+ of \d+: .*$', done.stdout, re.M))
+        ranks = sorted(re.findall(r'^rank \d+ of \d+: .*$', done.stdout, re.M))
+        assert ranks, done.stdout + done.stderr
+        return ranks
     return started
 
 
