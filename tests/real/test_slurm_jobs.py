@@ -83,6 +83,8 @@ def job(slurm, image_env, tmp_path):
 
 @pytest.mark.parametrize('options,variables,message', [
     ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, torchrun, mpirun'),
+    ([], {'HOROVOD': 'horovod', 'LAUNCHER': 'torchrun'}, 'LAUNCHER=torchrun is none of srun, mpirun'),
+    ([], {'GPUS_PER_RANK': 'two'}, 'GPUS_PER_RANK=two is no number of GPUs'),
     ([], {'TRAIN_SCRIPT': 'nowhere.py'}, "there is no training script 'nowhere.py' (in "),
     ([], {'MODULE': 'PyTorch/99'}, 'module PyTorch/99 cannot be loaded'),
     ([], {'MODULES': 'nompi/1'}, 'module nompi/1 cannot be loaded'),
