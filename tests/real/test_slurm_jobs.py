@@ -82,14 +82,15 @@ def job(slurm, image_env, tmp_path):
 
 
 @pytest.mark.parametrize('options,variables,message', [
-    ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, torchrun, mpirun'),
-    ([], {'HOROVOD': 'horovod', 'LAUNCHER': 'torchrun'}, 'LAUNCHER=torchrun is none of srun, mpirun'),
+    ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, mpirun, torchrun'),
+    ([], {'HOROVOD': 'horovod', 'LAUNCHER': 'torchrun'}, 'LAUNCHER=torchrun is none of srun, mpirun\n'),
     ([], {'GPUS_PER_RANK': 'two'}, 'GPUS_PER_RANK=two is no number of GPUs'),
     ([], {'TRAIN_SCRIPT': 'nowhere.py'}, "there is no training script 'nowhere.py' (in "),
     ([], {'MODULE': 'PyTorch/99'}, 'module PyTorch/99 cannot be loaded'),
     ([], {'MODULES': 'nompi/1'}, 'module nompi/1 cannot be loaded'),
     ([], {'EASYBUILD_PREFIX': '/nowhere'}, 'There is no /nowhere/modules/all: is EASYBUILD_PREFIX the one of the installation?'),
     ([], {'USE_CONTAINER': '1', 'CONTAINER_MODULE': ''}, "CONTAINER_MODULE=NAME, or an image, SIF=FILE (SIF is '')"),
+    ([], {'VENV': 'nowhere'}, 'VENV=nowhere is no environment: there is no nowhere/bin/activate'),
     ([], {'USE_CONTAINER': 'yes'}, 'USE_CONTAINER=yes is neither 1 nor 0'),
     ([], {'SIF': '/some.sif'}, 'this names a container, /some.sif: set USE_CONTAINER=1'),
     ([], {'USE_CONTAINER': '1', 'SIF': '/nowhere.sif'}, "SIF=FILE (SIF is '/nowhere.sif')"),
