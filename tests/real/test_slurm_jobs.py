@@ -195,6 +195,16 @@ def test_build_without_the_bundle(slurm, build):
     assert done.returncode != 0 and 'there is no eb in this job' in done.output
 
 
+@pytest.mark.parametrize('arguments,message', [
+    (['PyTorch-2.14.1'], "'PyTorch-2.14.1' is neither a file NAME.eb nor an option of eb"),
+    (['--rebuild', 'PyTorch-2.14.1.eb'], 'one NAME.eb at a time, and before the options'),
+])
+def test_no_other_software_than_the_named_one_is_built(slurm, eb_env, arguments, message):
+    done = slurm.sbatch(BUILD, arguments=arguments, env={**eb_env.env, 'OVERWRITE': '1'})
+    assert done.returncode != 0 and message in done.output
+    assert not eb_env.prefix.exists() or not list(eb_env.prefix.glob('software/*'))
+
+
 def test_job_of_easybuild(slurm, eb_env, tmp_path):
     """The lines of docs/systems/slurm.md, with another easyconfig."""
     page = (ROOT / 'docs/systems/slurm.md').read_text()
