@@ -82,10 +82,17 @@ def job(slurm, image_env, tmp_path):
 
 
 @pytest.mark.parametrize('options,variables,message', [
-    ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, torchrun, mpirun'),
+    ([], {'LAUNCHER': 'mpiexec'}, 'LAUNCHER=mpiexec is none of srun, mpirun, torchrun'),
+    ([], {'HOROVOD': 'horovod', 'LAUNCHER': 'torchrun'}, 'LAUNCHER=torchrun is none of srun, mpirun\n'),
+    ([], {'GPUS_PER_RANK': 'two'}, 'GPUS_PER_RANK=two is no number of GPUs'),
     ([], {'TRAIN_SCRIPT': 'nowhere.py'}, "there is no training script 'nowhere.py' (in "),
     ([], {'MODULE': 'PyTorch/99'}, 'module PyTorch/99 cannot be loaded'),
     ([], {'MODULES': 'nompi/1'}, 'module nompi/1 cannot be loaded'),
+    ([], {'EASYBUILD_PREFIX': '/nowhere'}, 'There is no /nowhere/modules/all: is EASYBUILD_PREFIX the one of the installation?'),
+    ([], {'USE_CONTAINER': '1', 'CONTAINER_MODULE': ''}, "CONTAINER_MODULE=NAME, or an image, SIF=FILE (SIF is '')"),
+    ([], {'VENV': 'nowhere'}, 'VENV=nowhere is no environment: there is no nowhere/bin/activate'),
+    ([], {'USE_CONTAINER': 'yes'}, 'USE_CONTAINER=yes is neither 1 nor 0'),
+    ([], {'SIF': '/some.sif'}, 'this names a container, /some.sif: set USE_CONTAINER=1'),
     ([], {'USE_CONTAINER': '1', 'SIF': '/nowhere.sif'}, "SIF=FILE (SIF is '/nowhere.sif')"),
     (['--ntasks=3'], {'LAUNCHER': 'torchrun'}, '3 tasks do not fit 2 nodes: sbatch --nodes=2 --ntasks-per-node=N'),
     (['--gpus-per-node=4'], {'LAUNCHER': 'torchrun'}, '2 ranks and 4 GPUs on each node: sbatch --ntasks-per-node=4'),
@@ -95,6 +102,18 @@ def test_what_cannot_be_right_is_said_at_once(job, options, variables, message):
     done = job(*options, **variables)
     assert done.returncode != 0 and message in done.output
     assert '|' not in done.output
+
+
+def test_every_task_of_a_job_array_finds_the_bundle(slurm, tmp_path):
+    """Slurm shows all of them for the number of the last one."""
+    run(['sbatch', '--wait', '--array=1-2', f'--output={tmp_path}/%a.out', DDP, 'nowhere.py'], env=slurm.env, check=False, cwd=tmp_path)
+    for task in (1, 2):
+        assert f'Name yours: sbatch {DDP} train.py\n' in (tmp_path / f'{task}.out').read_text()
+
+
+def test_only_for_batch_jobs(slurm, tmp_path):
+    done = run(['salloc', '-N1', 'bash', DDP], env=slurm.env, check=False, cwd=tmp_path)
+    assert done.returncode != 0 and f'this is no batch job: sbatch {DDP}' in done.stderr
 
 
 def test_modules_of_the_submitting_shell_stay_out(job, image_env, lmod, tmp_path):
@@ -174,6 +193,16 @@ def test_environment_that_a_job_may_be_using_is_not_overwritten(build, eb_env, s
 def test_build_without_the_bundle(slurm, build):
     done = build(PATH='/usr/bin:/bin')
     assert done.returncode != 0 and 'there is no eb in this job' in done.output
+
+
+@pytest.mark.parametrize('arguments,message', [
+    (['PyTorch-2.14.1'], "'PyTorch-2.14.1' is neither a file NAME.eb nor an option of eb"),
+    (['--rebuild', 'PyTorch-2.14.1.eb'], 'one NAME.eb at a time, and before the options'),
+])
+def test_no_other_software_than_the_named_one_is_built(slurm, eb_env, arguments, message):
+    done = slurm.sbatch(BUILD, arguments=arguments, env={**eb_env.env, 'OVERWRITE': '1'})
+    assert done.returncode != 0 and message in done.output
+    assert not eb_env.prefix.exists() or not list(eb_env.prefix.glob('software/*'))
 
 
 def test_job_of_easybuild(slurm, eb_env, tmp_path):
