@@ -11,10 +11,12 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections import OrderedDict, namedtuple
 
@@ -705,6 +707,8 @@ def write(sites, path, text, environ, replace=False):
         os.chmod(temporary, 0o644)
         target, number = path, 0
         while not replace and os.path.lexists(target):
+            if has_text(target, text):
+                return target
             number += 1
             target = '%s.new%s' % (path, number if number > 1 else '')
         os.replace(temporary, os.path.realpath(target))
@@ -714,6 +718,12 @@ def write(sites, path, text, environ, replace=False):
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def has_text(path, text):
+    """Whether a file holds this text already."""
+    with open(path, encoding='utf-8', errors='replace') as stream:
+        return stream.read() == text
 
 
 def run_new(args, sites, environ=None, evidence=None, host=None):
@@ -764,10 +774,12 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
                 print("The file that was there stays. The new one is %s: take from it what you want." % written)
             else:
                 print("Written: %s" % written)
+    # outside an activated environment the shell does not find it
+    program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:
         command = 'srun --nodes=1 --ntasks=1' if draft.site['scheduler'] == 'slurm' else 'in a job:'
         command += ' --partition=' + draft.seen['partition'] if 'partition' in draft.seen else ''
         command += ' --gres=gpu:%d' % draft.gpus_of_job if draft.gpus_of_job else ''
-        print("Now add what only a compute node shows:\n  %s slingtorch site new --complete %s" % (command, name))
-    print("Look at it, and use it:\n  slingtorch sites %s\n  eval \"$(slingtorch env --site %s)\"" % (name, name))
+        print("Now add what only a compute node shows:\n  %s %s site new --complete %s" % (command, program, name))
+    print("Look at it, and use it:\n  %s sites %s\n  eval \"$(%s env --site %s)\"" % (program, name, program, name))
     return 0

@@ -94,6 +94,7 @@ def job(slurm, image_env, tmp_path):
     ([], {'USE_CONTAINER': 'yes'}, 'USE_CONTAINER=yes is neither 1 nor 0'),
     ([], {'SIF': '/some.sif'}, 'this names a container, /some.sif: set USE_CONTAINER=1'),
     ([], {'USE_CONTAINER': '1', 'SIF': '/nowhere.sif'}, "SIF=FILE (SIF is '/nowhere.sif')"),
+    ([], {'USE_CONTAINER': '1', 'SIF': str(DDP)}, 'is no image: it begins neither as SIF nor as squashfs does'),
     (['--ntasks=3'], {'LAUNCHER': 'torchrun'}, '3 tasks do not fit 2 nodes: sbatch --nodes=2 --ntasks-per-node=N'),
     (['--gpus-per-node=4'], {'LAUNCHER': 'torchrun'}, '2 ranks and 4 GPUs on each node: sbatch --ntasks-per-node=4'),
     ([], {'SLINGTORCH_GPU_VISIBILITY': 'CUDA_VISIBLE_DEVICES'}, 'is for GPUs, and this job has none: sbatch --gpus-per-node=N'),

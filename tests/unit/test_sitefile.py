@@ -258,6 +258,7 @@ def test_existing_file_stays(person):
     before = person.path.read_text()
     out = person.new(recorded('ethernet-cpu'))
     assert '-source = my words' in out and '+source = ClusterName' in out and 'mine.cfg.new: take from it' in out
+    assert 'mine.cfg.new: take from it' in person.new(recorded('ethernet-cpu'))     # the same text is there
     person.new(recorded('infiniband-h100'))
     assert person.path.read_text() == before
     assert sorted(path.name for path in person.directory.iterdir()) == ['mine.cfg', 'mine.cfg.new', 'mine.cfg.new2']
