@@ -21,7 +21,7 @@ site_configuration = {
             #   'resources': [{'name': '_rfm_gpu', 'options': ['--gpus-per-node={num_gpus_per_node}']}],
             'prepare_cmds': ['source "$(dirname "$LMOD_CMD")/../init/bash"'],
             'env_vars': [['GLOO_SOCKET_IFNAME', 'lo'], ['OMP_NUM_THREADS', '1']],
-            'max_jobs': 1,
+            'max_jobs': 2,
         }],
     }],
     'environments': [

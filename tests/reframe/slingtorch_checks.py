@@ -12,7 +12,7 @@ import sys
 import reframe as rfm
 import reframe.utility.sanity as sn
 import reframe.utility.typecheck as typ
-from reframe.core.builtins import fixture, parameter, run_after, run_before, sanity_function, variable
+from reframe.core.builtins import fixture, run_after, run_before, sanity_function, variable
 from reframe.core.exceptions import ConfigError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -169,15 +169,16 @@ class ContainerCheck(OnePerNode):
     """The container starts on every node, by the module's commands and by plain `exec`, with one and the same image."""
     descr = 'the container runs on every node'
     valid_prog_environs = ['+' + CONTAINER]
-    start_by = parameter(['in-container', '"$RUNTIME" exec "$SIF"'], fmt=lambda words: words.split()[0].strip('"$'))
 
     def command(self):
         with open(os.path.join(self.stagedir, 'look.py'), 'w') as stream:
             stream.write('import os, torch\nenv = os.environ\nprint("PyTorch", torch.__version__, "in",'
                          ' env.get("APPTAINER_CONTAINER") or env["SINGULARITY_CONTAINER"])\n')
-        self.prerun_cmds = ['RUNTIME=$(command -v singularity || command -v apptainer)',
-                            'check-container ' + self.job.launcher.run_command(self.job)]
-        return [self.start_by, 'python', 'look.py']
+        launcher = self.job.launcher.run_command(self.job)
+        self.prerun_cmds = ['check-container ' + launcher]
+        self.postrun_cmds = ['runtime=$(command -v singularity || command -v apptainer)',
+                             launcher + ' "$runtime" exec "$SIF" python look.py']
+        return ['in-container', 'python', 'look.py']
 
     @sanity_function
     def same_image(self):
@@ -185,8 +186,8 @@ class ContainerCheck(OnePerNode):
         self.expect(re.search(r'^check-container: %d node\(s\), one image: ' % self.nodes, out, re.M),
                     "check-container did not find one image on %d nodes" % self.nodes)
         found = re.findall(r'^PyTorch .*', out, re.M)
-        self.expect(len(found) == self.nodes and len(set(found)) == 1,
-                    "not the same PyTorch and image on %d nodes: %s" % (self.nodes, found))
+        self.expect(len(found) == 2 * self.nodes and len(set(found)) == 1,
+                    "in-container and exec do not find one PyTorch in one image on %d nodes: %s" % (self.nodes, found))
         return True
 
 

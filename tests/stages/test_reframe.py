@@ -15,7 +15,6 @@ RELEASE = '4.10.4'
 CHECKS = ROOT / 'tests/reframe/slingtorch_checks.py'
 SAMPLE = ROOT / 'tests/reframe/emulated.py'
 SMALL = ['-S', 'BandwidthCheck.bench_options=--max,300K,--factor,8,--seconds,0.01']
-ALL = {'ModuleCheck', 'TrainingCheck', 'BandwidthCheck', 'JobCheck', 'NodesCheck'}
 
 
 @pytest.fixture(scope='module')
@@ -47,7 +46,7 @@ def container(lmod, tmp_path_factory):
 
 @pytest.fixture
 def checked(reframe, container, slurm, lmod, installed_pytorch, tmp_path):
-    """Run ReFrame: (CompletedProcess, {(environment, check without its parameters): what is wrong, or None})."""
+    """Run ReFrame: (CompletedProcess, {(environment, check): what is wrong, or None})."""
     def start(settings, *arguments, **env):
         report = tmp_path / 'report.json'
         env = {**slurm.env, **lmod.variables, 'PATH': f'{images.runtime()}:{slurm.env["PATH"]}',
@@ -62,11 +61,19 @@ def checked(reframe, container, slurm, lmod, installed_pytorch, tmp_path):
 
 
 def test_green(checked):
-    done, wrong = checked(SAMPLE)
-    assert done.returncode == 0 and not any(wrong.values())
-    assert {name for environ, name in wrong if environ == 'pytorch'} == {*ALL, 'OneRank'}
-    assert {name for environ, name in wrong if environ == 'pytorch_container'} == {*ALL, 'OneRank', 'ContainerCheck'}
+    done, wrong = checked(SAMPLE, '-p', 'pytorch$')
+    assert done.returncode == 0
+    names = ('ModuleCheck', 'OneRank', 'TrainingCheck', 'BandwidthCheck', 'JobCheck', 'NodesCheck')
+    assert wrong == {('pytorch', name): None for name in names}
     assert 'BandwidthCheck: no reference figure of site local is for what was measured (2 x 2 ranks)' in done.stdout
+
+
+def test_green_in_container(checked):
+    """What is measured and looked at is no other there than without: left out, for the time."""
+    done, wrong = checked(SAMPLE, '-p', 'pytorch_container', '-n', 'ModuleCheck|ContainerCheck|TrainingCheck')
+    assert done.returncode == 0
+    names = ('ModuleCheck', 'ContainerCheck', 'OneRank', 'TrainingCheck')
+    assert wrong == {('pytorch_container', name): None for name in names}
 
 
 # --- planted faults
