@@ -147,7 +147,9 @@ exec {runtime} "$@"
 SETTINGS = """
 partition = site_configuration['systems'][0]['partitions'][0]
 partition['features'] += ['slingtorch_plugin']
-partition['extras']['slingtorch']['site'] = 'planted'
+partition['extras']['slingtorch'] = {{'site': 'planted'}}
+partition['devices'] = [{{'type': 'gpu', 'num_devices': 2}}]
+partition['resources'] = [{{'name': '_rfm_gpu', 'options': ['--gpus-per-node={{num_gpus_per_node}}']}}]
 plain, container = site_configuration['environments']
 plain['env_vars'] = [['PATH', '{bin}:$PATH'], ['NCCL_NET_GDR_LEVEL', 'PBH']]
 container['env_vars'] = [['PATH', '{bin}:$PATH']]
@@ -186,6 +188,17 @@ def test_red(checked, installed_pytorch, tmp_path):
         environ = 'pytorch_container' if name == 'ContainerCheck' else 'pytorch'
         assert words in wrong.pop((environ, name))
     assert wrong == {('pytorch', 'OneRank'): None}
+    # as many ranks as the partition has GPUs, and these GPUs
+    script = (tmp_path / 'stage/emulated/gpu/pytorch/BandwidthCheck/rfm_job.sh').read_text()
+    assert '--ntasks-per-node=2' in script and '--gpus-per-node=2' in script
+
+
+def test_unknown_setting(checked, tmp_path):
+    settings = tmp_path / 'settings.py'
+    settings.write_text(SAMPLE.read_text().replace("'ranks_per_node'", "'ranks'"))
+    done, wrong = checked(settings, '-n', 'ModuleCheck', '-p', 'pytorch$')
+    assert done.returncode != 0
+    assert "'slingtorch' in extras has no ranks; it has nodes, ranks_per_node" in wrong['pytorch', 'ModuleCheck']
 
 
 def test_network_of_nccl(reframe):
