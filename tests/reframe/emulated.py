@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Sample configuration of ReFrame: the two emulated nodes of the tests, of site `local`. Copy the lines marked with an
+arrow into your own (docs/reframe.md). It takes the modules of MODULEPATH.
+"""
+site_configuration = {
+    'systems': [{
+        'name': 'emulated',
+        'hostnames': ['.*'],
+        'modules_system': 'lmod',
+        'partitions': [{
+            'name': 'gpu',
+            'scheduler': 'squeue',      # 'slurm' where there is sacct
+            'launcher': 'srun',
+            'access': ['--partition=gpu'],
+            'environs': ['pytorch', 'pytorch_container'],
+            'features': ['slingtorch'],                                                     # <-- and slingtorch_plugin
+            'extras': {'slingtorch': {'site': 'local', 'nodes': 2, 'ranks_per_node': 2}},   # <--
+            # where the ranks are as many as the GPUs, in place of ranks_per_node:
+            #   'devices': [{'type': 'gpu', 'num_devices': 8}],
+            #   'resources': [{'name': '_rfm_gpu', 'options': ['--gpus-per-node={num_gpus_per_node}']}],
+            'prepare_cmds': ['source "$(dirname "$LMOD_CMD")/../init/bash"'],
+            'env_vars': [['GLOO_SOCKET_IFNAME', 'lo'], ['OMP_NUM_THREADS', '1']],
+            'max_jobs': 2,
+        }],
+    }],
+    'environments': [
+        {
+            'name': 'pytorch',
+            'modules': ['PyTorch/2.13.0-local-cpu'],
+            'features': ['slingtorch'],                                                     # <--
+            'extras': {'slingtorch': {'sets': {'SLINGTORCH_MODULE_PYTORCH': 'PyTorch/2.13.0-local-cpu'}}},
+        },
+        {
+            'name': 'pytorch_container',
+            'modules': ['PyTorch/2.13.0-cpu-python-3.11-singularity-debian12'],
+            'features': ['slingtorch', 'slingtorch_container'],                             # <--
+        },
+    ],
+}

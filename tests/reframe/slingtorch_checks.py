@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/reframe.md.
+
+They know no system. Partitions and environments with the feature `slingtorch` take part; the rest is in `extras`.
+"""
+import json
+import os
+import re
+import sys
+
+import reframe as rfm
+import reframe.utility.sanity as sn
+import reframe.utility.typecheck as typ
+from reframe.core.builtins import fixture, run_after, run_before, sanity_function, variable
+from reframe.core.exceptions import ConfigError
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [ROOT, os.path.join(ROOT, 'hooks')]
+
+import slingshot_sites as sites  # noqa: E402
+from slingtorch import bench  # noqa: E402
+
+CONTAINER = 'slingtorch_container'
+SETTINGS = ('nodes', 'ranks_per_node', 'site', 'network')
+"""Keys below `slingtorch` in the `extras` of a partition."""
+
+LOSS = 1e-5
+"""How far the final losses may be apart; they are printed with six digits."""
+
+
+def other_network(providers, wanted):
+    """
+    What is wrong if NCCL does not use the network that matches; '' if it does.
+
+    :param providers: of a record of `--bench`
+    """
+    found = providers.get('nccl')
+    if not found:
+        return "NCCL was not measured: the job's output says why ('not measured')"
+    if not re.search(wanted, str(found['name'])):
+        return "NCCL uses %s (%s), which does not match '%s'" % (found['name'], found['evidence'], wanted)
+    return ''
+
+
+class Slingtorch(rfm.RunOnlyRegressionTest):
+    """
+    What all checks share: where they run, with how many ranks, and how a rank is started.
+
+    :ivar nodes: number of nodes; else that of the partition, else 2
+    :ivar ranks_per_node: else that of the partition, else the number of its devices of type `gpu`, else 2
+    :ivar site: whose values and reference figures are compared; else that of the partition, else none
+    """
+    nodes = variable(int, type(None), value=None)
+    ranks_per_node = variable(int, type(None), value=None)
+    site = variable(str, type(None), value=None)
+
+    valid_systems = ['+slingtorch']
+    valid_prog_environs = ['+slingtorch']
+    sourcesdir = None
+    waits = False
+    """Whether ranks wait for one that died; --check and --vet have a time limit and say which one it was."""
+    time_limit = '15m'
+    tags = {'slingtorch'}
+
+    def size(self):
+        """(nodes, ranks on each)"""
+        return self.nodes, self.ranks_per_node
+
+    def arguments(self):
+        """Of conda-python-distributed."""
+        raise NotImplementedError
+
+    def command(self):
+        """What the launcher starts; in a container, the runscript that the module has there."""
+        if CONTAINER in self.current_environ.features:
+            return ['in-container', 'conda-python-distributed'] + self.arguments()
+        return ['"$RUNSCRIPTS"/conda-python-distributed'] + self.arguments()
+
+    @run_after('setup')
+    def place(self):
+        """The command line's word, then the partition's."""
+        said = self.current_partition.extras.get('slingtorch', {})
+        unknown = sorted(set(said) - set(SETTINGS))
+        if unknown:
+            raise ConfigError("partition %s: 'slingtorch' in extras has no %s; it has %s" % (
+                self.current_partition.fullname, ', '.join(unknown), ', '.join(SETTINGS)))
+        gpus = sum(device.num_devices for device in self.current_partition.devices if device.device_type == 'gpu')
+        self.nodes = self.nodes or said.get('nodes', 2)
+        self.ranks_per_node = self.ranks_per_node or said.get('ranks_per_node') or gpus or 2
+        self.site = self.site or said.get('site')
+        nodes, self.num_tasks_per_node = self.size()
+        self.num_tasks = nodes * self.num_tasks_per_node
+        self.num_gpus_per_node = gpus or None
+
+    @run_before('run')
+    def start(self):
+        if self.waits and self.job.launcher.registered_name.startswith('srun'):
+            self.job.launcher.options += ['--kill-on-bad-exit']
+        self.executable, *self.executable_opts = self.command()
+
+    def output(self):
+        """What the job wrote to stdout."""
+        with open(os.path.join(self.stagedir, str(sn.evaluate(self.stdout))), errors='replace') as stream:
+            return stream.read()
+
+    def expect(self, condition, text):
+        """Fail with this text unless the condition holds. ReFrame shows the end of the job's output beside it."""
+        sn.evaluate(sn.assert_true(condition, text))
+
+    def json(self, name):
+        """The JSON file of this name that the job was to write."""
+        path = os.path.join(self.stagedir, name)
+        self.expect(os.path.exists(path), "the job wrote no %s" % name)
+        with open(path) as stream:
+            return json.load(stream)
+
+    def say(self, text):
+        """Show it on the terminal: nobody reads the output of a check that passed."""
+        self.logger.warning('%s: %s: %s' % (self.current_partition.fullname, self.name, text))
+
+
+class OnePerNode(Slingtorch):
+    """One task on each node."""
+
+    def size(self):
+        return self.nodes, 1
+
+
+@rfm.simple_test
+class ModuleCheck(OnePerNode):
+    """
+    The module sets on every node what docs/architecture.md says, what the site's file says, and what the environment
+    says in its `extras`: {'slingtorch': {'sets': {VARIABLE: VALUE, or None for any}}}.
+    """
+    descr = 'the module loads and sets what it should'
+
+    def command(self):
+        return ['env']
+
+    def contract(self):
+        """{variable: value, or None for any}. The module of PyTorch is the last one of the environment."""
+        words = self.current_environ.modules[-1].split('/')
+        name = words[-2 if len(words) > 1 else 0].upper().replace('-', 'MIN')
+        wanted = dict.fromkeys(['RUNSCRIPTS', 'RUNSCRIPTS' + name, 'EBROOT' + name])
+        if CONTAINER in self.current_environ.features:
+            wanted.update(dict.fromkeys(['SIF', 'SIF' + name, 'CONTAINERROOT']))
+        if self.site:
+            wanted.update((value.name, value.value) for value in sites.load(self.site).env_values().values()
+                          if not value.when and not value.easyblocks)
+        wanted.update(self.current_environ.extras.get('slingtorch', {}).get('sets', {}))
+        return wanted
+
+    @sanity_function
+    def sets_it(self):
+        found, wrong = re.findall(r'^(\w+)=(.*)$', self.output(), re.M), []
+        for name, wanted in sorted(self.contract().items()):
+            values = [value for key, value in found if key == name]
+            if len(values) < self.nodes:
+                wrong.append('%s is set on %d of %d nodes' % (name, len(values), self.nodes))
+            elif wanted is not None and set(values) != {wanted}:
+                wrong.append('%s is %s and should be %s' % (name, ' / '.join(sorted(set(values))), wanted))
+        self.expect(not wrong, '; '.join(wrong))
+        return True
+
+
+@rfm.simple_test
+class ContainerCheck(OnePerNode):
+    """The container starts on every node, by the module's commands and by plain `exec`, with one and the same image."""
+    descr = 'the container runs on every node'
+    valid_prog_environs = ['+' + CONTAINER]
+
+    def command(self):
+        with open(os.path.join(self.stagedir, 'look.py'), 'w') as stream:
+            stream.write('import os, torch\nenv = os.environ\nprint("PyTorch", torch.__version__, "in",'
+                         ' env.get("APPTAINER_CONTAINER") or env["SINGULARITY_CONTAINER"])\n')
+        launcher = self.job.launcher.run_command(self.job)
+        self.prerun_cmds = ['check-container ' + launcher]
+        self.postrun_cmds = ['runtime=$(command -v singularity || command -v apptainer)',
+                             launcher + ' "$runtime" exec "$SIF" python look.py']
+        return ['in-container', 'python', 'look.py']
+
+    @sanity_function
+    def same_image(self):
+        out = self.output()
+        self.expect(re.search(r'^check-container: %d node\(s\), one image: ' % self.nodes, out, re.M),
+                    "check-container did not find one image on %d nodes" % self.nodes)
+        found = re.findall(r'^PyTorch .*', out, re.M)
+        self.expect(len(found) == 2 * self.nodes and len(set(found)) == 1,
+                    "in-container and exec do not find one PyTorch in one image on %d nodes: %s" % (self.nodes, found))
+        return True
+
+
+class Training(Slingtorch):
+    """examples/training/ddp_training.py, which draws its data itself."""
+    sourcesdir = os.path.join(ROOT, 'examples', 'training')
+    waits = True
+    program = variable(str, value='ddp_training.py')
+
+    def arguments(self):
+        return [self.program, '--epochs', '2', '--batch-size', '64']
+
+    def loss(self):
+        """The final loss. Ranks that do not see each other print one each."""
+        losses = re.findall(r'^final loss (\S+)$', self.output(), re.M)
+        self.expect(len(losses) == 1, "%d final losses were printed, and not one" % len(losses))
+        return float(losses[0])
+
+
+class OneRank(Training):
+    """What one rank learns."""
+
+    def size(self):
+        return 1, 1
+
+    @sanity_function
+    def ends(self):
+        return self.loss() > 0
+
+
+@rfm.simple_test
+class TrainingCheck(Training):
+    """DistributedDataParallel learns on all ranks what it learns on one."""
+    descr = 'the final loss of N ranks is that of one'
+    one = fixture(OneRank, scope='environment')
+
+    @sanity_function
+    def same_loss(self):
+        one, many = self.one.loss(), self.loss()
+        self.expect(abs(one - many) <= LOSS, "the final loss is %g with one rank, and %g with %d" % (
+            one, many, self.num_tasks))
+        return True
+
+
+class Bench(Slingtorch):
+    """
+    What `--bench` measures.
+
+    :ivar bench_options: of `--bench`
+    """
+    bench_options = variable(typ.List[str], value=['--min', '1M', '--max', '1G'])
+    waits = True
+
+    def arguments(self):
+        return ['--bench', '--json', 'bench.json'] + self.bench_options
+
+    def measured(self):
+        """(the record, the module that measured it); fails unless it is whole and right."""
+        self.json('bench.json')
+        measuring = bench.program(ROOT)
+        record = bench.read(os.path.join(self.stagedir, 'bench.json'), measuring)
+        self.expect(record['complete'] and record['results'], "the measurement is not complete")
+        self.expect((record['nodes'], record['ranks_per_node']) == self.size(), "measured were %d x %d ranks" % (
+            record['nodes'], record['ranks_per_node']))
+        wrong = measuring.wrong_values(record)
+        self.expect(not wrong, '; '.join(wrong))
+        return record, measuring
+
+
+@rfm.simple_test
+class BandwidthCheck(Bench):
+    """Bandwidth of the largest size of each operation, and of what the site has reference figures for."""
+    descr = "bandwidth, against the site's reference figures"
+
+    @sanity_function
+    def is_right(self):
+        return bool(self.measured())
+
+    @run_before('performance')
+    def compare(self):
+        record, measuring = self.measured()
+        rows = {row[:2]: row for row in sorted(bench.index(record))}
+        chosen, references = set(rows.values()), {}
+        for each in sites.load(self.site).references if self.site else []:
+            key = each.backend, each.operation, measuring.parse_size(each.size)
+            if (int(each.nodes), int(each.ranks_per_node)) == self.size() and key in bench.index(record):
+                chosen.add(key)
+                references[self.figure(key, measuring)] = (
+                    float(each.bus_bandwidth), -float(each.tolerance), None, 'GB/s')
+        self.perf_variables = {
+            self.figure(key, measuring): sn.make_performance_function(
+                lambda key=key: bench.index(record)[key]['bus_bandwidth'], 'GB/s') for key in sorted(chosen)}
+        self.reference = {self.current_partition.fullname: references}
+        if not references:
+            self.say("no reference figure of site %s is for what was measured (%d x %d ranks): nothing says whether "
+                     "it is fast enough. See docs/bench.md" % ((self.site or '(none named)',) + self.size()))
+
+    @staticmethod
+    def figure(key, measuring):
+        """Name of a performance variable."""
+        return '%s_%s_%s' % (key[0].replace('-', '_'), key[1], measuring.show_size(key[2]).replace(' ', ''))
+
+
+@rfm.simple_test
+class PluginCheck(Bench):
+    """NCCL or RCCL goes through the plugin: `network` in the partition's `extras` is a regular expression for it."""
+    descr = 'NCCL or RCCL uses the plugin'
+    valid_systems = ['+slingtorch +slingtorch_plugin']
+    bench_options = ['--operations', 'all_reduce', '--max', '1M']
+
+    @sanity_function
+    def is_used(self):
+        wanted = self.current_partition.extras['slingtorch'].get('network', 'OFI|Libfabric')
+        wrong = other_network(self.measured()[0]['providers'], wanted)
+        self.expect(not wrong, wrong)
+        return True
+
+
+@rfm.simple_test
+class JobCheck(Slingtorch):
+    """`--check` has no red line."""
+    descr = 'check finds nothing red'
+    env_vars = {'SLINGTORCH_CHECK_JSON': 'check.json'}
+
+    def arguments(self):
+        return ['--check']
+
+    @sanity_function
+    def nothing_is_red(self):
+        found = self.json('check.json')
+        red = ['%(name)s: %(text)s' % each for each in found['findings'] if each['level'] == 'red']
+        self.expect(not red, 'red: ' + '; '.join(red))
+        self.expect((len(found['facts']['node']), len(found['ranks'])) == (self.nodes, self.num_tasks),
+                    "%d ranks on %d nodes answered" % (len(found['ranks']), len(found['facts']['node'])))
+        return True
+
+
+@rfm.simple_test
+class NodesCheck(OnePerNode):
+    """`--vet` finds no slow or failing node."""
+    descr = 'vet finds all nodes good'
+
+    def arguments(self):
+        self.skip_if(self.nodes < 2, 'one node has no other one to measure with')
+        return ['--vet']
+
+    @sanity_function
+    def all_are_good(self):
+        out = self.output()
+        bad = re.findall(r'^Cordon: .*', out, re.M)
+        self.expect(not bad, '; '.join(bad))
+        self.expect(len(re.findall(r'^Vetted: ', out, re.M)) == self.nodes, "not all %d nodes were vetted" % self.nodes)
+        return True
