@@ -13,7 +13,13 @@ FIRST = [
     'tests/stages/test_pytorch_source.py',
     'tests/containers/test_lumi_document.py',
     'tests/quickstart/test_quickstart.py',
+    'tests/easyblocks/test_pytorch_cray.py',
     'tests/easyblocks/test_pythonvenv.py',
+    'tests/easyblocks/test_pytorch_cray_input.py',
+    'tests/modules/test_cirrus.py',
+    'tests/real/test_slurm_jobs.py',
+    'tests/real/test_frontier_example.py',
+    'tests/modules/test_activation.py',
 ]
 """Files that take longest, so that no worker is left alone with one of them at the end."""
 
