@@ -10,7 +10,7 @@ pytestmark = pytest.mark.real
 START = testbed.ROOT / 'runscripts/conda-python-distributed'
 
 # no mpi4py: it would have to be there once for each MPI
-PROGRAM = """import ctypes, sys
+PROGRAM = """import ctypes, os, sys
 mpi = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 mpi.MPI_Init(None, None)
 world = ctypes.c_int(0x44000000)
@@ -18,7 +18,8 @@ if 'mpich' not in sys.argv[1]:
     world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, 'ompi_mpi_comm_world')))
 size = ctypes.c_int()
 mpi.MPI_Comm_size(world, ctypes.byref(size))
-print('size', size.value)
+# one write: a launcher may mix the lines of two ranks otherwise
+os.write(1, b'size %d\\n' % size.value)
 mpi.MPI_Finalize()
 """
 LIBRARIES = {'openmpi': 'libmpi.so.40', 'mpich': 'libmpich.so.12'}
