@@ -91,9 +91,10 @@ class RunScripts(EasyBlock):
             'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        commands = ['bash -n "%s"' % os.path.join(self.installdir, path) for path in self.scripts()
-                    if not path.endswith(('.py', '.cfg'))]
-        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+        scripts = [path for path in self.scripts() if not path.endswith(('.py', '.cfg'))]
+        command = 'cd "%s" && for script in %s; do bash -n "$script" || exit; done' % (
+            self.installdir, ' '.join('"%s"' % path for path in scripts))
+        super().sanity_check_step(custom_paths=paths, custom_commands=[command] + (custom_commands or []), **kwargs)
 
     def make_module_extra(self, *args, **kwargs):
         """Set the variables of the runscripts (docs/architecture.md, 'From a module to a runscript')."""

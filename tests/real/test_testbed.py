@@ -157,7 +157,7 @@ def test_forked_eb_is_eb(lmod, tmp_path):
     """Whether it works or not: the same output, status and files; and nothing of one run is left for the next."""
     path = toy(tmp_path, SHOW)
     both = easybuild.EasyBuild(tmp_path / 'fork', lmod), easybuild.EasyBuild(tmp_path / 'real', lmod, fresh=True)
-    both[1].env['PATH'] = both[0].env['PATH']
+    both[1].env.update({name: both[0].env[name] for name in ('PATH', 'SETUPTOOLS_USE_DISTUTILS')})
     home = tmp_path / 'home'
     (home / '.config/easybuild').mkdir(parents=True)
     (home / '.config/easybuild/config.cfg').write_text('[override]\nmax-parallel = 24\n')
