@@ -57,7 +57,7 @@ def job(tmp_path, slurm, installed_pytorch, lmod):
 
 
 def test_killed_job_goes_on_to_the_same_loss(job):
-    """Killed and resumed from the nodes' own storage, then trained at once without; other numbers of ranks are refused."""
+    """Killed and resumed from the nodes' own storage, then trained without; another number of ranks is refused."""
     staged = os.geteuid() == 0      # who gives each emulated node storage of its own
     if staged:
         job.env.update(SLINGTORCH_STAGE_NODES='2', SLINGTORCH_STAGE_DIR=str(job.cluster.local))
