@@ -50,7 +50,8 @@ UNKNOWN = 'python-exception'
 DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
 BAR = re.compile(r'(\d+)%\|.*\[([\d:]+)<([\d:]+),')
 EXCEPTION = re.compile(r'\b[A-Z]\w*(?:Error|Exception)\b|\bException: ')
-FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>\S+))?')
+# Python's own form, and that of rich (in a frame of lines)
+FRAME = re.compile(r'(?:\bFile "|│ (?=/))(?P<file>[^":]+)(?:", line |:)(?P<line>\d+)(?:,? in (?P<name>\S+))?')
 LABEL = re.compile(r'^\s*(?:\[[^\]]*\](?:<\w+>)?:?\s*|\d+:\s+)*')
 NOT_OWN = re.compile(r'/(?:site|dist)-packages/|/lib(?:64)?/python\d|/torch/|^<|/bin/(?:torchrun|accelerate)$')
 NO_EXCEPTION = re.compile(r'^(?:Exception|Error) ignored in|^Exception in thread .*\(daemon\)')
@@ -441,8 +442,8 @@ def own_frame(before, line):
             code = LABEL.sub('', readable(above[number + 1])) if number + 1 < len(above) else ''
             frame = 'the last line of the program itself: %s:%s%s%s' % (
                 match.group('file'), match.group('line'), ' in ' + match.group('name') if match.group('name') else '',
-                ': ' + code[:SHOWN] if code and not FRAME.search(code) else '')
-        elif 'Traceback (most recent call last)' in text:
+                ': ' + code[:SHOWN] if code and code[0] != '│' and not FRAME.search(code) else '')
+        elif 'Traceback (most recent call last' in text:
             if number and NO_EXCEPTION.search(LABEL.sub('', readable(above[number - 1]))):
                 return None
             break
