@@ -114,8 +114,9 @@ class Finding:
 
     def cause(self):
         """The cause, with what the pattern's groups found in it."""
-        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '', self.rule.cause)
-        text = re.sub(r'\(\s*\)', '', re.sub(r'\s+([),.;:]|$)', r'\1', text))
+        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '\0', self.rule.cause)
+        # a group that found nothing leaves neither its blank nor its brackets
+        text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text))
         return re.sub(r'\s+', ' ', text).strip(' :,')
 
     def data(self):
