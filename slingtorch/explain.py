@@ -26,12 +26,15 @@ LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
 TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times')
+OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'lines')
 
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
 MANY = 100000           # ranks and nodes that are remembered per rule
+EXCEPTIONS = 1000       # different ones that are remembered
+BEFORE = 1 << 14        # bytes before an exception that are looked at for its traceback
+KINDS = 1 << 22         # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
 LARGEST_DUMP = 1 << 28  # bytes
 
@@ -43,7 +46,15 @@ RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d
 # NCCL, Cray MPICH, libfabric, Slurm
 NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
+UNKNOWN = 'python-exception'
 DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
+BAR = re.compile(r'(\d+)%\|.*\[([\d:]+)<([\d:]+),')
+EXCEPTION = re.compile(r'\b[A-Z]\w*(?:Error|Exception)\b|\bException: ')
+# Python's own form, and that of rich (in a frame of lines)
+FRAME = re.compile(r'(?:\bFile "|│ (?=/))(?P<file>[^":]+)(?:", line |:)(?P<line>\d+)(?:,? in (?P<name>\S+))?')
+LABEL = re.compile(r'^\s*(?:\[[^\]]*\](?:<\w+>)?:?\s*|\d+:\s+)*')
+NOT_OWN = re.compile(r'/(?:site|dist)-packages/|/lib(?:64)?/python\d|/torch/|^<|/bin/(?:torchrun|accelerate)$')
+NO_EXCEPTION = re.compile(r'^(?:Exception|Error) ignored in|^Exception in thread .*\(daemon\)')
 
 
 class ExplainError(RuntimeError):
@@ -62,12 +73,12 @@ class Rule:
             raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s"
                                % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level,
                                   ', '.join(LEVELS)))
-        # each text, and what is left of it where VARYING is left out
-        self.has = [(text.encode(), text.encode().translate(None, VARYING)) for text in lines(keys['has'])]
+        self.has = [text.encode() for text in lines(keys['has'])]
         self.sample = lines(keys['sample'])
         self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
         self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
-        self.distinct, self.times = keys.get('distinct', '').split(), int(keys.get('times', '1'))
+        self.distinct = keys.get('distinct', '').split()
+        self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
         try:
             self.pattern = re.compile(keys['pattern'])
             self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
@@ -84,6 +95,7 @@ class Finding:
         self.place = self.line = None   # (file, number), the first line
         self.groups = {}                # what the pattern's groups are there
         self.ranks, self.nodes, self.distinct = set(), set(), set()
+        self.first = []                 # the ranks of the first line
         self.details = []
 
     def add(self, place, text, match):
@@ -91,7 +103,7 @@ class Finding:
         groups = match.groupdict()
         ranks, nodes = who(text, groups)
         if not self.count:
-            self.place, self.line, self.groups = place, text, groups
+            self.place, self.line, self.groups, self.first = place, text, groups, ranks
         self.count += 1
         for kept, new in ((self.ranks, ranks), (self.nodes, nodes)):
             if len(kept) < MANY:
@@ -102,7 +114,9 @@ class Finding:
 
     def cause(self):
         """The cause, with what the pattern's groups found in it."""
-        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '', self.rule.cause)
+        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '\0', self.rule.cause)
+        # a group that found nothing leaves neither its blank nor its brackets
+        text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text))
         return re.sub(r'\s+', ' ', text).strip(' :,')
 
     def data(self):
@@ -198,6 +212,14 @@ class Log:
         self.timeouts = {}   # rank: (number, operation) of the first collective that it waited for in vain
         self.works = {}      # rank: (group, number, last one that it had begun)
         self.size = 0        # ranks of the job, as far as the logs say
+        self.exceptions = OrderedDict()     # {short form: Finding} of those that no rule knows
+        # each text of a rule, and its longest word where VARYING is left out: few words of a log are new in a block
+        self.texts = {text: max(text.translate(None, VARYING).split(), key=len, default=b'')
+                      for rule in rules.values() for text in rule.has}
+        # short forms of lines, and their words, that were seen; texts whose word, and whose short form, was seen
+        self.kinds, self.kinds_size, self.words, self.likely, self.possible = set(), 0, set(), set(), set()
+        self.before = b''    # the end of the block before
+        self.root = None     # the rank that failed first, as torchrun says
 
     def read(self, name, stream):
         """Read one log from a binary stream; name is what the report calls it."""
@@ -214,6 +236,7 @@ class Log:
                 end = next((place + 1 for place in (block.rfind(mark) for mark in (b'\n', b'\r', b' ')) if place >= 0),
                            len(block))
             self.search(name, block[:end], number)
+            self.before = block[max(0, end - BEFORE):end]
             number += block.count(b'\n', 0, end)
             rest = block[end:]
             if error or not data:
@@ -224,45 +247,81 @@ class Log:
     def search(self, name, block, number):
         """Search a block, whose first line has this number."""
         known = set()
-        # what is not in this short form of the block is not in the block
-        kinds = b'\n'.join(set(block.translate(None, VARYING).split(b'\n')))
+        # what is not in this short form of the block is not in the block; most lines are alike those of blocks before
+        kinds = set(block.translate(None, VARYING).split(b'\n')) - self.kinds
+        if self.kinds_size < KINDS:
+            self.kinds |= kinds
+            self.kinds_size += sum(map(len, kinds))
+        kinds = b'\n'.join(kinds)
+        words = set(kinds.split()) - self.words
+        if self.kinds_size < KINDS:
+            self.words |= words
+        words = b' '.join(words)
+        self.likely.update(text for text, word in self.texts.items() if word in words)
+        self.possible.update(text for text in self.likely if text.translate(None, VARYING) in kinds)
         # a line that another rule explains is no exception that nobody knows
         for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
-            finding = self.findings.get(rule.name)
-            if rule.level == 'fact' and finding and rule.name != 'collective-timeout-group':
+            if rule.level == 'fact' and rule.name in self.findings and rule.name != 'collective-timeout-group':
                 continue
             seen = set()
-            for text, short in rule.has:
-                place = block.find(text) if short in kinds else -1
+            for text in rule.has:
+                place = block.find(text) if text in self.possible else -1
                 while place >= 0:
                     start, end = line_around(block, place)
                     if start not in seen and not (rule.level == 'unknown' and start in known):
                         seen.add(start)
                         line = readable(block[start:end])
-                        match = rule.pattern.search(line)
+                        text_of_rule = line
+                        if rule.lines > 1:
+                            text_of_rule = readable(b'\n'.join(block[start:start + LINE].split(b'\n', rule.lines)[:-1]))
+                        match = rule.pattern.search(text_of_rule)
                         if match and not (rule.absent_line and rule.absent_line.search(line)):
                             if rule.level != 'note':
                                 known.add(start)
-                            if not finding:
-                                finding = self.findings[rule.name] = Finding(rule)
-                            where = None
-                            if not finding.count:
-                                where = (name, number + block.count(b'\n', 0, start))
-                            finding.add(where, line, match)
-                            self.remember(rule.name, finding, match)
+                            self.keep(rule, name, block, start, line, number, match)
                             if rule.level == 'fact' and rule.name != 'collective-timeout-group':
                                 break
                     place = block.find(text, max(end, place + 1))
+
+    def keep(self, rule, name, block, start, line, number, match):
+        """Keep what a rule found in the line that starts there."""
+        kept, key = self.findings, rule.name
+        if rule.name == UNKNOWN:
+            message = match.group('exception') + (match.group('message') or '')[:80]
+            kept, key = self.exceptions, re.sub(r'[\d\W]+', '', message)
+        finding, place = kept.get(key), None
+        if not finding:
+            frame = own_frame(self.before + block[:start], line) if rule.level in ('cause', 'unknown') else ''
+            if frame is None or len(kept) > EXCEPTIONS:
+                return
+            place = (name, number + block.count(b'\n', 0, start))
+            finding = kept[key] = Finding(rule)
+            finding.details = [frame] if frame else []
+            if rule.name == 'collective-timeout':
+                self.progress(finding, block[:start])
+            self.findings.setdefault(rule.name, finding)
+        finding.add(place, line, match)
+        self.remember(rule.name, finding, match)
+
+    def progress(self, finding, before):
+        """Note a progress bar that stood right before the watchdog's first line."""
+        match = BAR.search(readable((self.before + before)[-LINE:].rstrip().split(b'\n')[-1].split(b'\r')[-1]))
+        if match:
+            finding.details.append("right before it, a progress bar stood at %s %% after %s, with %s left: if that was "
+                                   "the preparation of data or a checkpoint on a rank, it only needs a longer timeout "
+                                   "(init_process_group(timeout=...)), or to be done before" % match.groups())
 
     def remember(self, name, finding, match):
         """Who waits for what, of PyTorch's watchdog."""
         ranks, _ = who(match.string, match.groupdict())
         for rank in ranks[:1]:
-            if name == 'collective-timeout' and len(self.timeouts) < MANY:
+            if name == 'collective-timeout' and match.group('seq') and len(self.timeouts) < MANY:
                 self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
             elif name == 'collective-timeout-group' and len(self.works) < MANY:
                 self.works.setdefault(rank, (match.group('group'), int(match.group('seq')),
                                              int(match.group('enqueued'))))
+        if name == 'first-failed' and match.group('rank') and self.root is None:
+            self.root = int(match.group('rank'))
         size = re.search(r'\bn[Rr]anks (\d+)', match.string)
         if size:
             self.size = max(self.size, int(size.group(1)))
@@ -274,6 +333,7 @@ class Log:
         :param facts: names of rules that hold without a line, such as 'slingshot' on a site with that network
         """
         true = set(self.findings).union(facts)
+        self.choose_exception()
         found = []
         for rule in self.rules.values():
             finding = self.findings.get(rule.name)
@@ -281,8 +341,25 @@ class Log:
                 if not rule.distinct or len(finding.distinct) >= rule.times:
                     found.append(finding)
         self.compare_ranks(found)
-        order = list(self.rules)
+        order, told = list(self.rules), set()
+        for finding in list(found):
+            # where a special rule and a general one found the same lines, the special one stands first
+            if finding.rule.level in ('cause', 'unknown'):
+                if (finding.place, finding.count) in told:
+                    found.remove(finding)
+                told.add((finding.place, finding.count))
         return sorted(found, key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
+
+    def choose_exception(self):
+        """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
+        all_of_them = list(self.exceptions.values())
+        if all_of_them:
+            chosen = next((one for one in all_of_them if self.root in one.ranks), all_of_them[0])
+            others = [one for one in all_of_them if one is not chosen]
+            # the first ones and the last
+            for one in others[:2] + others[2:][-1:]:
+                chosen.details.append("also, in line %d: %s" % (one.place[1], one.line.strip()[:SHOWN]))
+            self.findings[UNKNOWN] = chosen
 
     def compare_ranks(self, found):
         """From the watchdogs of the ranks: who is missing, who is behind, who called something else."""
@@ -345,6 +422,33 @@ class Log:
 def ranks_text(ranks):
     """'rank 3' or 'ranks 1,4-6'."""
     return 'rank%s %s' % ('s' if len(ranks) > 1 else '', shorten(ranks))
+
+
+def own_frame(before, line):
+    """
+    Where in the program an exception arose, from the traceback before its line.
+
+    :return: the last frame outside Python and its packages, or ''; None for an exception that Python ignored
+    """
+    if not EXCEPTION.search(line):
+        return ''
+    above, frame = before[-BEFORE:].split(b'\n'), ''
+    ranks = who(line, {})[0]
+    for number in reversed(range(len(above))):
+        text = readable(above[number])
+        if who(text, {})[0] != ranks:
+            continue
+        match = FRAME.search(text)
+        if match and not frame and not NOT_OWN.search(match.group('file')):
+            code = LABEL.sub('', readable(above[number + 1])) if number + 1 < len(above) else ''
+            frame = 'the last line of the program itself: %s:%s%s%s' % (
+                match.group('file'), match.group('line'), ' in ' + match.group('name') if match.group('name') else '',
+                ': ' + code[:SHOWN] if code and code[0] != '│' and not FRAME.search(code) else '')
+        elif 'Traceback (most recent call last' in text:
+            if number and NO_EXCEPTION.search(LABEL.sub('', readable(above[number - 1]))):
+                return None
+            break
+    return frame
 
 
 def line_around(block, place):
@@ -519,7 +623,8 @@ def print_finding(number, finding):
     if finding.count > 1:
         seen.append('%d lines' % finding.count)
     if finding.ranks:
-        seen.append(ranks_text(finding.ranks))
+        first = ' (first in the log: %d)' % finding.first[0] if 0 < len(finding.first) < len(finding.ranks) else ''
+        seen.append(ranks_text(finding.ranks) + first)
     if finding.nodes:
         names = sorted(finding.nodes)
         seen.append('%s %s' % ('nodes' if len(names) > 1 else 'node', ','.join(names[:8])

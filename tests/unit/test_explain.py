@@ -65,7 +65,8 @@ def test_a_rule_finds_its_sample_and_no_other_comes_before_it(name):
 @pytest.mark.parametrize('name', RULES)
 def test_each_line_of_a_sample_is_needed_by_some_rule(name):
     """A sample holds no line that proves nothing."""
-    for line in RULES[name].sample:
+    rule = RULES[name]
+    for line in rule.sample if rule.lines == 1 else ['\n'.join(rule.sample)]:
         log = explain.Log(RULES)
         log.read('line', io.BytesIO(line.encode() + b'\n'))
         assert log.findings, line
@@ -79,7 +80,7 @@ def test_public_logs(name):
 
 def test_results_at_first_sight_are_the_documented_ones():
     """docs/explain.md says how many were explained before a rule was changed because of them."""
-    sections = [SAMPLES[name] for name in SAMPLES.sections()]
+    sections = [SAMPLES[name] for name in SAMPLES.sections()][:30]
     right = [section['expect'] == section['first'] for section in sections]
     counts = [sum(right[start:start + 10]) for start in (0, 10, 20)]
     assert len(sections) == 30 and counts == [3, 4, 5]
@@ -180,6 +181,45 @@ def test_an_exception_that_nobody_knows_stands_before_what_follows():
     assert [finding.rule.name for finding in findings] == ['python-exception', 'collective-timeout',
                                                            'other-ranks-ended']
     assert findings[0].ranks == {1} and 'ValueError' in findings[0].cause()
+
+
+TRACEBACK = """[rank{0}]: Traceback (most recent call last):
+[rank{0}]:   File "/home/me/train.py", line {1}, in main
+[rank{0}]:     loss = step(batch)
+[rank{0}]:   File "/env/lib/python3.12/site-packages/torch/nn/functional.py", line 30, in cross_entropy
+[rank{0}]:     return torch._C._nn.cross_entropy_loss(input)
+[rank{0}]: ValueError: {2}
+"""
+ROOT_CAUSE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-06-16_02:08:15
+  host      : nid001002
+  rank      : {0} (local_rank: 1)
+  exitcode  : 1 (pid: 4711)
+"""
+
+
+def test_the_last_line_of_the_program_itself_and_the_rank_that_failed_first():
+    log = TRACEBACK.format(3, 250, 'shapes differ') + TRACEBACK.format(5, 99, 'file is empty')
+    findings, _ = read(log)
+    assert findings[0].details == ["the last line of the program itself: /home/me/train.py:250 in main: "
+                                   "loss = step(batch)", "also, in line 12: [rank5]: ValueError: file is empty"]
+    # torchrun knows better which rank was first
+    findings, _ = read(log + ROOT_CAUSE.format(5))
+    assert [finding.rule.name for finding in findings] == ['python-exception', 'first-failed', 'other-ranks-ended']
+    assert 'file is empty' in findings[0].cause() and 'train.py:99' in findings[0].details[0]
+    assert findings[1].cause() == 'torchrun saw rank 5 on nid001002 fail first, with status 1'
+
+
+def test_an_exception_that_python_ignored_is_none():
+    ignored = 'Exception ignored in: <function Adam.__del__ at 0x7f30>\n'
+    assert names(ignored + TRACEBACK.replace('[rank{0}]: ', '')) == []
+
+
+def test_the_progress_bar_before_a_timeout_is_told():
+    bar = ' 34%|###  | 73/208 [29:59<57:14, 3MB/s]\r 35%|###  | 74/208 [30:01<57:12, 3MB/s]\n'
+    assert 'stood at 35 % after 30:01' in read(bar + TIMEOUT.format(6, 1, 'ALLREDUCE'))[0][0].details[0]
 
 
 def test_tcp_is_a_fault_on_slingshot_only():
