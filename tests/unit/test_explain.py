@@ -21,7 +21,7 @@ SAMPLES = configparser.ConfigParser(interpolation=None, delimiters=('=',), comme
 SAMPLES.read(pathlib.Path(__file__).with_name('explain_samples.cfg'), encoding='utf-8')
 
 TIMEOUT = ("[rank{0}]:[E626 06:24:44.903 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "
-           "timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 "
+           "timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600020 "
            "milliseconds before timing out.\n")
 STATE = ("[rank{0}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception "
          "(either an error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed "
