@@ -253,8 +253,8 @@ def test_singletons_are_several_processes_without_a_larger_world():
     'nid001:1:1 [0] NCCL INFO Using network AWS Libfabric\nnid001:1:1 [0] NCCL INFO Connected all rings\n'
     'nid001:1:1 [0] NCCL INFO Connected all trees\n',
     # what looks like a failure, and is none
-    "W dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'; dlerror: libnvinfer.so.7: cannot open shared "
-    "object file: No such file or directory\n"
+    "W dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'; dlerror: libnvinfer.so.7: cannot open "
+    "shared object file: No such file or directory\n"
     "libibverbs: Warning: couldn't load driver 'libefa-rdmav34.so': libefa-rdmav34.so: cannot open shared object file: "
     "No such file or directory\n"
     "A matching Triton is not available. Error caught was: No module named 'triton'\n"
