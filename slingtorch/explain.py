@@ -26,7 +26,7 @@ LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
 TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'lines')
+OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
 
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
@@ -77,7 +77,7 @@ class Rule:
         self.sample = lines(keys['sample'])
         self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
         self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
-        self.distinct = keys.get('distinct', '').split()
+        self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
         try:
             self.pattern = re.compile(keys['pattern'])
@@ -299,6 +299,10 @@ class Log:
             finding.details = [frame] if frame else []
             if rule.name == 'collective-timeout':
                 self.progress(finding, block[:start])
+                if match.group('op') == 'ALLREDUCE' and match.group('numel') == '1':
+                    finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look "
+                                           "for one that only some ranks reach (a save, a validation or a log entry "
+                                           "under 'if rank == 0')")
             self.findings.setdefault(rule.name, finding)
         finding.add(place, line, match)
         self.remember(rule.name, finding, match)
@@ -338,7 +342,8 @@ class Log:
         for rule in self.rules.values():
             finding = self.findings.get(rule.name)
             if finding and rule.level != 'fact' and true.issuperset(rule.needs) and not true.intersection(rule.absent):
-                if not rule.distinct or len(finding.distinct) >= rule.times:
+                different, size = len(finding.distinct), finding.groups.get(rule.of)
+                if not rule.distinct or (different < int(size) if size else different >= rule.times):
                     found.append(finding)
         self.compare_ranks(found)
         order, told = list(self.rules), set()

@@ -21,7 +21,7 @@ SAMPLES = configparser.ConfigParser(interpolation=None, delimiters=('=',), comme
 SAMPLES.read(pathlib.Path(__file__).with_name('explain_samples.cfg'), encoding='utf-8')
 
 TIMEOUT = ("[rank{0}]:[E626 06:24:44.903 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "
-           "timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600020 "
+           "timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600020 "
            "milliseconds before timing out.\n")
 STATE = ("[rank{0}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception "
          "(either an error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed "
@@ -107,7 +107,10 @@ def test_results_at_first_sight_are_the_documented_ones():
     ('(errno: 97 - Address family not supported by protocol).', 'errno-97'),
     ('Internal error while accessing SQLite database: locking protocol', 'miopen-database'),
     ('Internal error while accessing SQLite database: disk I/O error', 'miopen-database'),
-    ('NCCL INFO Connected all rings\n*** JOB 1 ON n CANCELLED AT 2026 DUE TO TIME LIMIT ***', 'tree-stall'),
+    ('NET/OFI Initializing aws-ofi-nccl 1.19.2\nNCCL INFO Connected all rings\n*** JOB 1 DUE TO TIME LIMIT ***',
+     'tree-stall'),
+    # newer releases of NCCL connect trees later, and say nothing
+    ('NCCL INFO Connected all rings\n*** JOB 1 ON n CANCELLED AT 2026 DUE TO TIME LIMIT ***', 'time-limit'),
     ('NET/OFI Initializing aws-ofi-nccl 1.18.0\nNCCL INFO Connected all rings\n*** JOB 1 DUE TO TIME LIMIT ***',
      'time-limit'),
     ('export FI_CXI_RDV_PROTO=alt_read', 'misspelt'),
@@ -249,6 +252,18 @@ def test_singletons_are_several_processes_without_a_larger_world():
     '', 'epoch 1 loss 0.5\nepoch 2 loss 0.4\n', 'No errors.\nError rate: 0.1\n',
     'nid001:1:1 [0] NCCL INFO Using network AWS Libfabric\nnid001:1:1 [0] NCCL INFO Connected all rings\n'
     'nid001:1:1 [0] NCCL INFO Connected all trees\n',
+    # what looks like a failure, and is none
+    "W dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'; dlerror: libnvinfer.so.7: cannot open "
+    "shared object file: No such file or directory\n"
+    "libibverbs: Warning: couldn't load driver 'libefa-rdmav34.so': libefa-rdmav34.so: cannot open shared object file: "
+    "No such file or directory\n"
+    "A matching Triton is not available. Error caught was: No module named 'triton'\n"
+    'qsub: waiting for job 4711.pbs to start\nqsub: job 4711.pbs ready\n'
+    'srun: Job 1 step creation temporarily disabled, retrying (Requested nodes are busy)\n'
+    'srun: Step created for StepId=1.2\nWorld size: 1\nWorld size: 1\n'
+    'sh: line 1: lspci: command not found\nThe loss is influenced by the batch\nskipped: audio file too short\n'
+    'Request had invalid authentication credentials.\n'
+    'Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2\nInitializing distributed: GLOBAL_RANK: 1, MEMBER: 2/2\n',
 ])
 def test_a_sound_log_gives_nothing(text):
     assert names(text) == []
