@@ -11,6 +11,7 @@ import functools
 import os
 import socket
 import subprocess
+import sys
 import time
 
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
@@ -75,6 +76,7 @@ def wait_for(path, name, silent):
                                      "behind ('fuser -v %s' lists it). Wait until it has ended and try again, or let "
                                      "eb wait: --wait-on-lock-limit=3600", name, holder, path)
             print_msg("%s is being installed by %s, waiting %d seconds..." % (name, holder, interval), silent=silent)
+            sys.stdout.flush()  # into a job's output or a pipe it would come with the next 8 kB
             time.sleep(interval)
             waited += interval
         os.close(fd)

@@ -233,8 +233,8 @@ def test_second_one_may_wait(gate):
     lines = iter(waiting.stdout.readline, '')
     assert any('PyTorch/9.9 is being installed by process %d' % pid in line for line in lines)
     gate.open()
-    out, _ = waiting.communicate(timeout=60)
-    assert waiting.returncode == 0, out
+    out = waiting.stdout.read()     # communicate() would lose what was read ahead with that line
+    assert waiting.wait(timeout=60) == 0, out
     assert gate.module_file.exists()
 
 

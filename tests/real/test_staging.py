@@ -165,7 +165,8 @@ def test_status_input_and_arguments_are_pythons(alone):
 def test_signals_reach_python_and_its_end_is_the_ranks(alone, number):
     handler = ('import os, signal, sys\n'
                'def handle(n, _):\n'
-               '    print("got", n, flush=True); signal.signal(n, signal.SIG_DFL); signal.raise_signal(n)\n'
+               # no print: the signal may come while "running" is printed
+               '    os.write(1, b"got %d\\n" % n); signal.signal(n, signal.SIG_DFL); signal.raise_signal(n)\n'
                f'signal.signal({int(number)}, handle)\n' + WAIT)
     process = alone.popen(handler)
     assert process.stdout.readline() == 'running\n'
