@@ -113,10 +113,14 @@ class Finding:
             self.distinct.add(next(filter(None, map(groups.get, self.rule.distinct[:1])), self.count))
 
     def cause(self):
-        """The cause, with what the pattern's groups found in it."""
-        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '\0', self.rule.cause)
+        """The cause, with what the pattern's groups found in it: {what} is also what2, what3, ... of other forms."""
+        def found(match):
+            name = match.group(1)
+            return self.groups.get(name) or next((text for other, text in sorted(self.groups.items())
+                                                  if text and other.rstrip('0123456789') == name), '\0')
+        text = re.sub(r'\{(\w+)\}', found, self.rule.cause)
         # a group that found nothing leaves neither its blank nor its brackets
-        text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text))
+        text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text.replace('(\0 ', '(')))
         return re.sub(r'\s+', ' ', text).strip(' :,')
 
     def data(self):
