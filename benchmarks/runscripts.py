@@ -31,7 +31,10 @@ def environment(caches, rank):
     """A rank of an 8-rank Slurm step on two nodes, and nothing else of this machine but where Python is."""
     node = rank // 4
     path = f'{pathlib.Path(sys.executable).parent}:/usr/bin:/bin'
+    # a plugin to be found: without one a job of two nodes is not started
+    pathlib.Path(caches, 'libnccl-net.so').touch()
     return {
+        'LD_LIBRARY_PATH': str(caches),
         'PATH': path,
         'SLINGTORCH_CACHE_ROOT': caches,
         'SLINGTORCH_GPU_VISIBILITY': 'CUDA_VISIBLE_DEVICES',
