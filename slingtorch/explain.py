@@ -267,25 +267,32 @@ class Log:
         for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
             if rule.level == 'fact' and rule.name in self.findings and rule.name != 'collective-timeout-group':
                 continue
-            seen = set()
-            for text in rule.has:
-                place = block.find(text) if text in self.possible else -1
-                while place >= 0:
-                    start, end = line_around(block, place)
-                    if start not in seen and not (rule.level == 'unknown' and start in known):
-                        seen.add(start)
-                        line = readable(block[start:end])
-                        text_of_rule = line
-                        if rule.lines > 1:
-                            text_of_rule = readable(b'\n'.join(block[start:start + LINE].split(b'\n', rule.lines)[:-1]))
-                        match = rule.pattern.search(text_of_rule)
-                        if match and not (rule.absent_line and rule.absent_line.search(line)):
-                            if rule.level != 'note':
-                                known.add(start)
-                            self.keep(rule, name, block, start, line, number, match)
-                            if rule.level == 'fact' and rule.name != 'collective-timeout-group':
-                                break
-                    place = block.find(text, max(end, place + 1))
+            for start, end in self.lines_with(rule, block):
+                if rule.level == 'unknown' and start in known:
+                    continue
+                line = seen = readable(block[start:end])
+                if rule.lines > 1:
+                    seen = readable(b'\n'.join(block[start:start + LINE].split(b'\n', rule.lines)[:-1]))
+                match = rule.pattern.search(seen)
+                if not match or (rule.absent_line and rule.absent_line.search(line)):
+                    continue
+                if rule.level != 'note':
+                    known.add(start)
+                self.keep(rule, name, block, start, line, number, match)
+                if rule.level == 'fact' and rule.name != 'collective-timeout-group':
+                    break
+
+    def lines_with(self, rule, block):
+        """Start and end of each line of a block that holds one of a rule's texts."""
+        found = set()
+        for text in rule.has:
+            place = block.find(text) if text in self.possible else -1
+            while place >= 0:
+                start, end = line_around(block, place)
+                if start not in found:
+                    found.add(start)
+                    yield start, end
+                place = block.find(text, max(end, place + 1))
 
     def keep(self, rule, name, block, start, line, number, match):
         """Keep what a rule found in the line that starts there."""
