@@ -20,7 +20,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,13 +40,18 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def load_data(seed):
+def load_data(seed, rank, device):
     """
-    Load the images.
+    Load the images on rank 0, which sends them to all: a shared file system is asked once, also for scikit-learn.
 
     :return: training images, training labels, test images, test labels; images as rows of 64 values from 0 to 1
     """
-    images, labels = load_digits(return_X_y=True)
+    data = [None]
+    if rank == 0:
+        from sklearn.datasets import load_digits
+        data = [load_digits(return_X_y=True)]
+    dist.broadcast_object_list(data, device=device)
+    images, labels = data[0]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(images, dtype=torch.float32)[order] / PIXEL_MAX
     labels = torch.tensor(labels)[order]
@@ -98,7 +102,7 @@ def main():
     # a task that sees one GPU calls it 0, whatever its local rank is
     device = torch.device('cuda', local_rank % torch.cuda.device_count()) if use_gpu else torch.device('cpu')
 
-    images, labels, test_images, test_labels = load_data(args.seed)
+    images, labels, test_images, test_labels = load_data(args.seed, rank, device)
     torch.manual_seed(args.seed)
     network = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 10)).to(device)
     model = DistributedDataParallel(network, device_ids=[device] if use_gpu else None)

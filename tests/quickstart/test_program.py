@@ -4,6 +4,7 @@ import builtins
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from slingtorch import quickstart
-from testbed import ROOT, clean_environ
+from testbed import ROOT, clean_environ, quickvenv
 from testbed.wheels import make_wheel
 
 PYTHON = quickstart.describe_python(sys.executable)
@@ -414,16 +415,30 @@ def wheelhouse(tmp_path_factory):
     return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
 
+def set_up_tools(prefix):
+    """As quickstart does it, but that pip is copied into the environment (testbed.quickvenv)."""
+    python = dict(PYTHON, path=str(quickvenv.python3() / 'python3'))
+    quickstart.set_up_tools(prefix, python, quickstart.clean_environment(os.environ))
+
+
+@pytest.fixture(scope='module')
+def prefix_with_tools(tmp_path_factory):
+    """One prefix for all who use `tools`: what a test breaks in its environment is repaired by the next."""
+    made = quickstart.Prefix(str(tmp_path_factory.mktemp('tools') / 'prefix'))
+    made.claim()
+    return made
+
+
 @pytest.fixture
-def tools(prefix, wheelhouse, monkeypatch):
+def tools(prefix_with_tools, wheelhouse, monkeypatch):
     """set_up_tools, from the wheelhouse; its environment was made."""
     for name, value in wheelhouse.items():
         monkeypatch.setenv(name, value)
 
-    def call(python=PYTHON):
-        again = quickstart.Prefix(prefix.path)
-        again.lock = prefix.lock
-        quickstart.set_up_tools(again, python, quickstart.clean_environment(os.environ))
+    def call():
+        again = quickstart.Prefix(prefix_with_tools.path)
+        again.lock = prefix_with_tools.lock
+        set_up_tools(again)
         return pathlib.Path(again.path)
     call()
     return call
@@ -432,7 +447,7 @@ def tools(prefix, wheelhouse, monkeypatch):
 def test_tools_are_made_once(tools, capsys):
     made = tools()
     assert 'EasyBuild 5.4.1, MPICH 5.0.2' in capsys.readouterr().out
-    (made / 'log/pip.log').unlink()
+    (made / 'log/pip.log').unlink(missing_ok=True)
     tools()
     assert not (made / 'log/pip.log').exists(), 'pip ran again'
 
@@ -470,6 +485,7 @@ def test_tools_recover(tools, capsys):
     assert (made / 'venv.old-1/notes.txt').read_text() == 'mine'
     said = capsys.readouterr().out
     assert 'its Python does not run' in said and 'kept as %s/venv.old-1' % made in said
+    shutil.rmtree(made / 'venv.old-1')
 
 
 def test_interrupted_environment_is_made_anew(tools):
@@ -501,7 +517,7 @@ def test_index_out_of_reach_that_is_not_needed(prefix, wheelhouse, monkeypatch, 
     for name, value in dict(wheelhouse, PIP_INDEX_URL='http://127.0.0.1:9/simple').items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv('PIP_NO_INDEX')
-    quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+    set_up_tools(prefix)
     out, errors = capfd.readouterr()
     assert errors == '' and 'WARNING' not in out and '127.0.0.1' not in out
     assert '127.0.0.1:9' in pathlib.Path(prefix.file('log', 'pip.log')).read_text(), 'it was not asked'
@@ -512,7 +528,7 @@ def test_index_out_of_reach_is_one_line(prefix, monkeypatch, capfd):
     monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
     monkeypatch.delenv('PIP_FIND_LINKS', raising=False)
     with pytest.raises(quickstart.QuickstartError) as err:
-        quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+        set_up_tools(prefix)
     assert err.value.args[0].startswith('pip could not reach http://127.0.0.1:9/simple/')
     assert 'PIP_INDEX_URL' in err.value.args[1]
     out, errors = capfd.readouterr()
@@ -524,7 +540,7 @@ def test_pip_that_cannot_install_shows_its_error_and_no_warnings(prefix, tmp_pat
     monkeypatch.setenv('PIP_NO_INDEX', '1')
     monkeypatch.setenv('PIP_FIND_LINKS', str(tmp_path / 'no such directory'))
     with pytest.raises(quickstart.QuickstartError) as err:
-        quickstart.set_up_tools(prefix, PYTHON, quickstart.clean_environment(os.environ))
+        set_up_tools(prefix)
     assert err.value.args[1].startswith('ERROR: Could not find a version that satisfies the requirement ')
     assert 'PIP_FIND_LINKS=%s/no such directory' % tmp_path in err.value.args[2]
     assert 'PIP_NO_INDEX=1' in err.value.args[2]
@@ -676,6 +692,33 @@ def test_installation_that_is_replaced_is_kept(prefix, capsys):
     assert not own.parent.exists() and (own.parents[1] / (own.parent.name + '.old-1') / 'mine.py').exists()
     assert 'is made anew: it is broken' in capsys.readouterr().out
     quickstart.set_pytorch_aside(prefix, 'it is gone')
+
+
+def test_pytorch_whose_python_is_gone_is_made_anew(prefix, monkeypatch, capfd):
+    """A module file alone is not believed."""
+    module = pathlib.Path(prefix.file('easybuild', 'modules', 'all', quickstart.MODULE + '.lua'))
+    python = pathlib.Path(prefix.file('easybuild', 'software', quickstart.MODULE, 'bin', 'python'))
+    eb = pathlib.Path(prefix.file('venv', 'bin', 'eb'))
+    for directory in (module.parent, python.parent, eb.parent):
+        directory.mkdir(parents=True)
+    module.touch()
+    python.symlink_to(PYTHON['interpreter'])
+    fake_command(eb.parent, eb.name, 'echo "eb $*"')
+    for name, result in (('set_up_packages', (PYTHON, ('Lmod', '/init', 'Lua'))), ('set_up_tools', None),
+                         ('write_configuration', None), ('activated', {}), ('pip_environment', {}), ('train', None)):
+        monkeypatch.setattr(quickstart, name, lambda *_, result=result: result)
+
+    def printed():
+        quickstart.quickstart(quickstart.parse_arguments(['--prefix', prefix.path]), prefix, quickstart.Phases())
+        return capfd.readouterr().out
+
+    text = printed()
+    assert 'eb PyTorch-' in text and '--rebuild' not in text and 'is made anew' not in text
+    python.unlink()
+    python.symlink_to('/nonexistent')
+    text = printed()
+    assert '/software/%s is made anew: its Python does not run' % quickstart.MODULE in text
+    assert re.search(r'^eb PyTorch-\S+\.eb .*--rebuild$', text, re.M)
 
 
 def test_training_that_hangs_is_ended(prefix, monkeypatch):

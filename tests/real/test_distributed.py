@@ -24,6 +24,7 @@ pytestmark = pytest.mark.real
 TRAIN = testbed.ROOT / 'examples/digits/train_digits.py'
 EPOCHS = 2
 TWO_BY_TWO = ('-N2', '--ntasks-per-node=2')
+ONE_BY_ONE = ('-N2', '--ntasks-per-node=1')
 SECONDS_TO_END = 60  # bound for a job of which one rank was killed; the others sleep 600 s
 
 
@@ -125,7 +126,7 @@ def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, o
 
 def test_two_jobs_at_the_same_time_on_the_same_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
     results = [tmp_path / 'a.json', tmp_path / 'b.json']
-    jobs = [slurm.popen(*TWO_BY_TWO, distributed, *training(path), env=pytorch.env) for path in results]
+    jobs = [slurm.popen(*ONE_BY_ONE, distributed, *training(path), env=pytorch.env) for path in results]
     with ended(*jobs):
         slurm_.wait(
             lambda: testbed.run(['squeue', '-h', '-t', 'R', '-o', '%N'], env=slurm.env).stdout.split()
@@ -136,13 +137,13 @@ def test_two_jobs_at_the_same_time_on_the_same_nodes(slurm, pytorch, distributed
         for job in jobs:
             finish(job)
     for path in results:
-        same(path, one_rank, 4, nodes_of(2))
+        same(path, one_rank, 2, nodes_of(1))
 
 
 def test_two_steps_of_a_job_at_the_same_time(slurm, pytorch, distributed, one_rank, tmp_path):
     results = [tmp_path / 'a.json', tmp_path / 'b.json']
-    step = 'srun --exact -N2 -n4 --ntasks-per-node=2 {} &\npids+=($!)\n'
-    script = '#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=4\npids=()\n'
+    step = 'srun --exact -N2 -n2 --ntasks-per-node=1 {} &\npids+=($!)\n'
+    script = '#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\npids=()\n'
     script += ''.join(step.format(shlex.join(map(str, [distributed, *training(path)]))) for path in results)
     script += 'for i in {1..300}; do squeue -h -s -j $SLURM_JOB_ID -o %i > $STEPS\n'
     script += '[[ $(grep -c "\\.[01]$" $STEPS) == 2 ]] && break; sleep 0.1; done\n'
@@ -152,18 +153,18 @@ def test_two_steps_of_a_job_at_the_same_time(slurm, pytorch, distributed, one_ra
     steps = (tmp_path / 'steps').read_text()
     assert f'{batch.jobid}.0' in steps and f'{batch.jobid}.1' in steps, 'the steps did not run together'
     for path in results:
-        same(path, one_rank, 4, nodes_of(2))
+        same(path, one_rank, 2, nodes_of(1))
 
 
 def test_batch_script(slurm, pytorch, distributed, one_rank, tmp_path):
     script = f'''#!/bin/bash
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=2
+#SBATCH --ntasks-per-node=1
 srun $RUNSCRIPTS/conda-python-distributed {shlex.join(map(str, training(tmp_path / "results.json")))}
 '''
     batch = slurm.sbatch(script, env=pytorch.env)
     assert batch.returncode == 0, batch.output
-    same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
+    same(tmp_path / 'results.json', one_rank, 2, nodes_of(1))
 
 
 def test_step_smaller_than_its_job(slurm, pytorch, distributed, one_rank, tmp_path):
@@ -196,9 +197,9 @@ LAUNCHERS = pytest.mark.parametrize('name', ['mpich', 'openmpi', 'torchrun'])
 @LAUNCHERS
 def test_launcher_on_one_node(request, name, pytorch, distributed, one_rank, tmp_path):
     testbed.run(
-        launch(request, name, 4, distributed, *training(tmp_path / 'results.json')), env=pytorch.env, timeout=240
+        launch(request, name, 3, distributed, *training(tmp_path / 'results.json')), env=pytorch.env, timeout=240
     )
-    same(tmp_path / 'results.json', one_rank, 4)
+    same(tmp_path / 'results.json', one_rank, 3)
 
 
 # --- errors

@@ -12,8 +12,8 @@ from testbed import slurm as slurm_
 pytestmark = pytest.mark.real
 
 EXAMPLE = testbed.ROOT / 'examples/frontier'
-# two of eight ranks on a node, one core each: the script's own numbers need Frontier's nodes
-SMALL = ['--partition=gpu', '--ntasks-per-node=2', '--cpus-per-task=1', '--gpu-bind=none']
+# one of eight ranks on a node, on one core: the script's own numbers need Frontier's nodes
+SMALL = ['--partition=gpu', '--ntasks-per-node=1', '--cpus-per-task=1', '--gpu-bind=none']
 
 
 class Job:
@@ -68,7 +68,7 @@ def test_killed_job_goes_on_to_the_same_loss(job):
     resumed = job.run(last + 5)
     assert resumed.returncode == 0, resumed.output
     assert ('staged ' in resumed.output) == staged and 'not staged' not in resumed.output
-    done = int(re.search(r'^4 ranks on cpu, torch \S+: from epoch (\d+) of snapshot.pt$', resumed.output,
+    done = int(re.search(r'^2 ranks on cpu, torch \S+: from epoch (\d+) of snapshot.pt$', resumed.output,
                          re.M).group(1))
     # the last line of a killed job may be missing
     assert last <= done < last + 5 and min(job.losses(resumed.output)) == done + 1
@@ -83,9 +83,9 @@ def test_killed_job_goes_on_to_the_same_loss(job):
     assert float(job.losses(whole.output)[last + 5]) < float(job.losses(whole.output)[1])
 
     (job.dir / 'snapshot.pt').write_bytes(snapshot)
-    other = job.run(last + 9, '--ntasks-per-node=1')
-    assert other.returncode != 0 and 'the snapshot snapshot.pt is of 4 ranks, and this job has 2' in other.output
-    assert 'Start 4 ranks again (srun -n 4)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
+    other = job.run(last + 9, '--nodes=1')
+    assert other.returncode != 0 and 'the snapshot snapshot.pt is of 2 ranks, and this job has 1' in other.output
+    assert 'Start 2 ranks again (srun -n 2)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
 
 
 def test_no_gpu_and_a_snapshot_that_is_none(job):
