@@ -10,6 +10,7 @@ easyconfig also its module name (' module') and its patches (' patches').
 
 import contextlib
 import json
+import logging
 import os
 import sys
 import traceback
@@ -30,6 +31,7 @@ def main(request_path, results_path):
         *request['options'],
     ]
     set_up_configuration(args=options, silent=True)
+    logging.disable(logging.INFO)   # a hundred thousand lines that nobody reads, half of the time
     # they add a parameter to every easyblock
     sys.path.append(request['hooks'])
     import slingshot_hooks  # noqa: F401
