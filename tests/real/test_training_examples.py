@@ -49,7 +49,7 @@ def outs(tmp_path_factory):
 
 
 def test_ddp_on_two_nodes(slurm, pytorch, distributed, base, outs):
-    done = slurm.srun('-N2', '--ntasks-per-node=2', distributed, *trained('ddp_training.py', outs), env=pytorch.env)
+    done = slurm.srun('-N2', '--ntasks-per-node=1', distributed, *trained('ddp_training.py', outs), env=pytorch.env)
     assert done.stdout == base[0]
 
 

@@ -453,7 +453,8 @@ def test_easybuild_takes_it(environ):
     done = bash('eval "$(slingtorch env --site derecho)" && cd / && eb --show-config && eb --search PyTorch-', environ)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ('hooks ', str(ROOT / 'hooks' / 'slingshot_hooks.py'), 'derecho_external_modules_metadata.cfg',
-                 str(ROOT / 'easyconfigs'), str(ROOT / 'runscripts'), '%s/easyconfigs/p/PyTorch' % ROOT):
+                 str(ROOT / 'easyconfigs'), str(ROOT / 'runscripts'), '%s/easyconfigs/p/PyTorch' % ROOT,
+                 'patches/p/PyTorch/PyTorch-2.6.0_process-group-gil.patch'):
         assert text in done.stdout
     # EasyBuild's own easyconfigs are still found
     assert 'PyTorch-2.6.0-foss' in done.stdout
