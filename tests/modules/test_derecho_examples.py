@@ -159,13 +159,14 @@ def test_build_script_fetches_then_builds_in_a_job(login):
 
 
 def test_build_job_gets_the_modules_of_its_generation(login):
-    _, submitted = login.build('PyTorch-2.6.0-derecho-cray-mpich.eb', env={'NCARENV': '24.12'})
+    words = ['--rebuild', 'PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot']
+    _, submitted = login.build(*words[:2], env={'NCARENV': '24.12'})
     script = submitted['script'].replace('\nexec eb', '\nmodule -t list 2>&1\nexec eb')
     # what a shell may have at its start
     script = script.replace('pipefail\n', 'pipefail\nmodule load ncarenv/23.09 libfabric/1.22.0\n', 1)
     done = login.job({**submitted, 'script': script})
     assert done.stdout.split() == ['ncarenv/24.12']
-    assert login.builds[-1] == ['PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot']
+    assert login.builds == [[*words, '--fetch'], words]
 
 
 def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
@@ -174,7 +175,8 @@ def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
     mine.mkdir()
     _, submitted = login.build('PyTorch-2.4.0-derecho-cray-mpich.eb', cwd=mine)
     assert (login.path / 'eb-directory').read_text() == f'{mine}\n'
-    login.job(submitted)
+    # and it ends with the status of eb
+    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
     assert len(login.builds) == 2 and (login.path / 'eb-directory').read_text() == f'{mine}\n'
 
 
@@ -216,9 +218,6 @@ def test_build_script_takes_options(login):
     assert r'module use /glade/work/me/my\ eb/modules/all' in done.stdout
     assert login.environment()['EASYBUILD_SOURCEPATH'].startswith('/glade/work/me/my eb/sources:')
 
-    login.build('--rebuild', 'mine.eb')
-    assert login.builds[-1] == ['--rebuild', 'mine.eb', '--robot', '--fetch']
-
 
 @pytest.mark.parametrize('words', [['--prefix', '/glade/work'], ['PyTorch-2.6.0-derecho-cray-mpich']])
 def test_build_script_refuses_what_is_neither_option_nor_easyconfig(login, words):
@@ -237,11 +236,6 @@ def test_build_job_is_private_and_leaves_no_file(login):
     assert done.returncode == 3 and 'slingtorch-build.o' in done.stderr
     assert (login.path / 'mode').read_text() == '600\n' and list(temporary.glob('slingtorch*')) == []
     assert 'module use' not in done.stdout
-
-
-def test_build_job_ends_with_the_status_of_eb(login):
-    _, submitted = login.build()
-    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
 
 
 def test_build_script_submits_nothing_if_a_download_fails(login):
