@@ -13,8 +13,8 @@ import tempfile
 
 from easybuild.framework.easyblock import get_easyblock_instance
 from easybuild.framework.easyconfig import easyconfig
-from easybuild.tools import hooks, modules
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools import hooks
+from easybuild.tools.build_log import EasyBuildError, stop_logging
 from easybuild.tools.config import Singleton
 from easybuild.tools.filetools import change_dir
 from easybuild.tools.options import set_up_configuration
@@ -23,16 +23,15 @@ from easybuild.tools.toolchain import utilities
 
 
 def configure(job):
-    """Run the steps for one easyconfig."""
+    """Run the steps for one easyconfig. What `module show` said is kept: it goes by $MODULEPATH."""
     Singleton._instances.clear()
     utilities._initial_toolchain_instances.clear()
     easyconfig._easyconfigs_cache.clear()
     easyconfig._easyconfig_files_cache.clear()
     hooks._cached_hooks.clear()
-    modules.reset_module_caches()
     tempfile.tempdir = None
-    set_up_configuration(args=job['options'], silent=True)
-    error, opts, preset = None, '', ''
+    logfile = set_up_configuration(args=job['options'], silent=True)[1][2]
+    error, opts, preset, app = None, '', '', None
     try:
         app = get_easyblock_instance(easyconfig.process_easyconfig(job['easyconfig'])[0])
         app.check_readiness_step()
@@ -51,6 +50,10 @@ def configure(job):
             preset = handle.read()
     except (EasyBuildError, RunShellCmdError) as err:
         error = '%s %s' % (err, getattr(err, 'cmd', ''))
+    # else every line of the jobs that follow is written to this one's logs as well
+    if app:
+        app.close_log()
+    stop_logging(logfile)
     return {'error': error, 'environ': dict(os.environ), 'opts': opts, 'preset': preset}
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -166,8 +167,7 @@ def venv(installed):
     """The same without conda: a virtual environment on the machine's own Python, and nothing in it but the toy."""
     path = installed.eb.prefix / 'PyTorch-2.4.0-derecho-venv.eb'
     text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
-    text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = ['pip', 'setuptools<80', 'wheel']", text,
-                  flags=re.M | re.S)
+    text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = []", text, flags=re.M | re.S)
     text = text.replace("    ('conda/latest', EXTERNAL_MODULE),\n", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
     path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n")
     installed(easyconfig=str(path))
@@ -259,28 +259,39 @@ import json, os, sys
 from easybuild.tools.options import set_up_configuration
 set_up_configuration(args=sys.argv[1:], silent=True)
 from easybuild.easyblocks.generic.pytorchprocess import check_linkage
-process, expected = json.load(sys.stdin)
-json.dump(check_linkage(process, expected), sys.stdout)
+for line in sys.stdin:
+    process, expected, os.environ['LD_LIBRARY_PATH'] = json.loads(line)
+    print(json.dumps(check_linkage(process, expected)), flush=True)
 """
 USE_MPI = 'int MPI_Init(int *, char ***); int use(void) { return MPI_Init(0, 0); }'
 
 
+@pytest.fixture(scope='module')
+def judge(installed, lmod):
+    """A process that judges one after the other, and the environment with the module."""
+    blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
+    with subprocess.Popen([sys.executable, '-c', CHECK, blocks], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          universal_newlines=True, env=installed.eb.env, cwd=installed.eb.prefix) as judge:
+        judge.env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
+        yield judge
+        judge.stdin.close()
+
+
 @pytest.fixture
-def process(installed, lmod, tmp_path):
+def process(installed, judge, tmp_path):
     """What the probe finds in the installed toy, and how to link, expect and judge."""
-    return Process(installed, lmod, tmp_path)
+    return Process(installed, judge, tmp_path)
 
 
 class Process:
     """One copy of the toy's package, to be spoilt."""
 
-    def __init__(self, installed, lmod, tmp_path):
-        self.installed = installed
+    def __init__(self, installed, judge, tmp_path):
+        self.installed, self.judge = installed, judge
         self.tmp_path = tmp_path
         self.modules = []
         self.torch = tmp_path / 'prefix/torch'
         shutil.copytree(next(installed.root.glob('lib/python3*/site-packages/torch')), self.torch)
-        self.env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
         self.flags = installed.built['environ']['LDFLAGS'].split()
         self.expected = {
             'version': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27',
@@ -307,13 +318,12 @@ class Process:
     def wrong(self, env=None):
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
         probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/generic/pytorchprocess.py').read_text(), re.M | re.S)
-        env = {**self.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
+        env = {**self.judge.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
         done = run([self.installed.root / 'bin/python', '-c', probe.group(1), *self.modules], env=env, cwd=self.tmp_path)
         found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
-        options = ['--include-easyblocks=%s/easyblocks/*.py,%s/easyblocks/generic/*.py' % (ROOT, ROOT)]
-        done = run([sys.executable, '-c', CHECK, *options], input=json.dumps([found, self.expected]),
-                   env={**self.installed.eb.env, 'LD_LIBRARY_PATH': env['LD_LIBRARY_PATH']}, cwd=self.tmp_path)
-        return ' '.join(json.loads(done.stdout))
+        self.judge.stdin.write(json.dumps([found, self.expected, env['LD_LIBRARY_PATH']]) + '\n')
+        self.judge.stdin.flush()
+        return ' '.join(json.loads(self.judge.stdout.readline()))
 
 
 def test_right_process(process):
@@ -367,7 +377,7 @@ def test_nccl_of_a_python_package(process):
 
 def test_plugin_of_another_directory(process):
     other = derecho.shared_library(process.tmp_path / 'other/libnccl-net.so')
-    wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.env["LD_LIBRARY_PATH"]}'})
+    wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.judge.env["LD_LIBRARY_PATH"]}'})
     assert f'NCCL would not take the network plugin in {process.installed.plugin} but {other}' in wrong
 
 
@@ -410,56 +420,53 @@ def test_entry_points_are_missing(process):
 
 # --- real eb, when it goes wrong
 
-def test_extension_that_fails_leaves_pytorch(tmp_path, lmod):
-    """The same command goes on with the extensions; PyTorch is not compiled again unless something else has changed."""
+def words(done):
+    return ' '.join((done.stdout + done.stderr).split())
+
+
+def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
+    """The log tells where; what is fixed installs with the same command.
+
+    When an extension fails, the same command goes on with the extensions: PyTorch is not compiled again unless
+    something else has changed.
+    """
     site = Site(tmp_path, lmod)
-    site.sources.write('2.4.0')
-    site.sources.write_extension('mpi4py', '4.0.0', source='int broken(void) { return missing; }')
-    done = site(check=False)
-    said = ' '.join((done.stdout + done.stderr).split())
-    assert done.returncode != 0 and 'failed with exit code 1 in extensions step' in said
-    assert f'An extension failed. PyTorch itself is finished and stays in {site.root}: the same command goes on' in said
-    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
-    built = next(site.root.glob('lib/python3*/site-packages/torch/environment.json'))
-    before = built.stat().st_mtime_ns
+    module, broken = site.eb.modulepath / f'{MODULE}.lua', 'int broken(void) { return missing; }'
+    easyconfig = tmp_path / NAME
+    text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
+    easyconfig.write_text(re.sub(r"    \('torchvision'.*?^    }\),\n", '', text, flags=re.M | re.S))
 
-    # still wrong: it stays
-    assert site(check=False).returncode != 0 and built.stat().st_mtime_ns == before
-    site.sources.write_extension('mpi4py', '4.0.0')
-    done = site()
-    assert 'PyTorch itself is there already, from a run in which an extension failed: not built again' in done.stdout
-    assert built.stat().st_mtime_ns == before and (site.eb.modulepath / f'{MODULE}.lua').exists()
-    # a whole installation is never taken for an unfinished one
-    assert not list(site.root.glob('easybuild/finished*'))
+    def fails(*args):
+        done = site(*args, easyconfig=easyconfig, check=False)
+        assert done.returncode != 0 and not module.exists()
+        return words(done)
 
-
-def test_another_recipe_is_built_from_nothing(tmp_path, lmod):
-    site = Site(tmp_path, lmod)
-    site.sources.write('2.4.0')
-    site.sources.write_extension('mpi4py', '4.0.0', source='int broken(void) { return missing; }')
-    assert site(check=False).returncode != 0
-    site.sources.write_extension('mpi4py', '4.0.0')
-    done = site('--try-amend=version_label=changed')
-    assert 'not built again' not in done.stdout
-    assert '2.4.0+changed' in next(site.root.glob('lib/python3*/site-packages/torch/built.py')).read_text()
-
-
-def test_compile_error_and_wrong_library_leave_no_module(tmp_path, lmod):
-    """The log tells where; what is fixed installs with the same command."""
-    site = Site(tmp_path, lmod)
-    site.sources.write('2.4.0', source='int broken(void) { return missing; }')
-    done = site(check=False)
-    said = ' '.join((done.stdout + done.stderr).split())
-    assert done.returncode != 0 and re.search(r"error: .missing. undeclared", said)
+    site.sources.write('2.4.0', source=broken)
+    said = fails()
+    assert re.search(r"error: .missing. undeclared", said)
     assert 'FAILED: caffe2/CMakeFiles/torch_cpu.dir/libtorch_cpu.so' in said
     assert 'the same command' in said
-    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
 
     site.sources.write('2.4.0', gloo=derecho.openmpi_library())
-    done = site(check=False)
-    assert done.returncode != 0 and 'Another MPI is in the same process' in done.stdout + done.stderr
-    assert not (site.eb.modulepath / f'{MODULE}.lua').exists()
+    assert 'Another MPI is in the same process' in fails()
 
     # what failed the sanity check is not kept
     site.sources.write('2.4.0')
-    assert 'not built again' not in site().stdout
+    site.sources.write_extension('mpi4py', '4.0.0', source=broken)
+    said = fails()
+    assert 'not built again' not in said and 'failed with exit code 1 in extensions step' in said
+    assert f'An extension failed. PyTorch itself is finished and stays in {site.root}: the same command goes on' in said
+
+    # another recipe is built from nothing
+    package = next(site.root.glob('lib/python3*/site-packages/torch'))
+    assert 'not built again' not in fails('--try-amend=version_label=changed')
+    assert '2.4.0+changed' in (package / 'built.py').read_text()
+    before = (package / 'environment.json').stat().st_mtime_ns
+    # still wrong: it stays
+    fails('--try-amend=version_label=changed')
+    site.sources.write_extension('mpi4py', '4.0.0')
+    done = site('--try-amend=version_label=changed', easyconfig=easyconfig)
+    assert 'PyTorch itself is there already, from a run in which an extension failed: not built again' in done.stdout
+    assert (package / 'environment.json').stat().st_mtime_ns == before and module.exists()
+    # a whole installation is never taken for an unfinished one
+    assert not list(site.root.glob('easybuild/finished*'))

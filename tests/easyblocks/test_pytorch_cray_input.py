@@ -92,10 +92,20 @@ def own_site(tmp_path, lmod, worker):
     return Site(tmp_path, lmod, worker)
 
 
-def test_nothing_wrong(site):
-    options, environ = site.works()
+@pytest.fixture(scope='module')
+def plain(site):
+    """Options and environment of the easyconfig as it is, where there is a ccache."""
+    derecho.script(site.path / 'bin/ccache', '#!/bin/sh\nexec "$@"\n')
+    site.with_ccache = {'PATH': f'{site.path}/bin:{site.eb.env["PATH"]}'}
+    return site.works(env=site.with_ccache)
+
+
+def test_nothing_wrong(site, plain):
+    options, environ = plain
     assert options['USE_MPI'] == '1' and options['NCCL_ROOT'] == str(site.nccl)
-    assert environ['LDFLAGS'].startswith('-Wl,--disable-new-dtags')
+    assert environ['LDFLAGS'].startswith('-Wl,--disable-new-dtags') and '-lcudart' in environ['LDFLAGS']
+    assert options['USE_CCACHE'] == '1'
+    assert {options[f'CMAKE_{name}_COMPILER_LAUNCHER'] for name in ('C', 'CXX', 'CUDA')} == {f'{site.path}/bin/ccache'}
 
 
 def test_module_missing_on_the_system(own_site):
@@ -104,12 +114,14 @@ def test_module_missing_on_the_system(own_site):
 
 
 def test_no_transport_layer_variables(own_site):
+    """A transport layer that is named itself needs none; CUDA's libraries are linked where it does not name them."""
     path = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
     path.write_text(re.sub('setenv."PE_MPICH.*\n', '', path.read_text()))
     said = own_site.fails()
     assert '$PE_MPICH_GTL_DIR_nvidia80 not set' in said and 'mpi_gtl_dir' in said
-    gtl = own_site.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib')
-    assert f'-L{gtl} -lmpi_gtl_cuda' in own_site.works(f"mpi_gtl_dir = '{gtl}'")[1]['LDFLAGS']
+    gtl = own_site.derecho.prefix('/opt/cray/pe/mpich/8.1.29/gtl/lib')
+    flags = own_site.works(f"mpi_gtl_dir = '{gtl}'")[1]['LDFLAGS']
+    assert f'-L{gtl} -lmpi_gtl_cuda' in flags and '-lcuda' not in flags
 
 
 def test_transport_layer_not_there(site):
@@ -121,14 +133,11 @@ def test_unknown_transport_layer(site):
         site.fails("mpi_gtl = 'opencl'", drop=['mpi_gtl'])
 
 
-def test_transport_layer_that_names_what_it_needs(site):
-    """Then CUDA's libraries are not linked besides."""
-    gtl = site.derecho.prefix('/opt/cray/pe/mpich/8.1.29/gtl/lib')
-    assert '-lcuda' not in site.works(f"mpi_gtl_dir = '{gtl}'")[1]['LDFLAGS']
+def test_other_mpis_of_the_user(site, tmp_path):
+    """Without an MPI among the dependencies nobody says which of $PATH is meant; with one, that is taken.
 
-
-def test_two_mpis_in_path(site):
-    """Without an MPI among the dependencies nobody says which is meant; with one, that is taken."""
+    And another MPI of the same file name in $LD_LIBRARY_PATH is not what is linked.
+    """
     fake = f'#!/bin/sh\nexec gcc "$@" {derecho.openmpi_library()} -I{site.path}/include\n'
     (site.path / 'include').mkdir()
     (site.path / 'include/mpi.h').write_text('int MPI_Init(int *, char ***);\n')
@@ -139,14 +148,10 @@ def test_two_mpis_in_path(site):
     said = site.fails(drop=["('cray-mpich", 'mpi_gtl'], env=env)
     assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
     assert 'libmpich.so' in said and 'mpi_compilers' in said
-    answer = site.configure(env=env)
-    assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
-
-
-def test_library_path_of_the_user(site, tmp_path):
-    """Another MPI of the same file name in $LD_LIBRARY_PATH is not what is linked."""
     shutil.copy(site.mpich / 'lib/libmpich.so.12', tmp_path)
-    flags = site.works(env={'LD_LIBRARY_PATH': str(tmp_path)})[1]['LDFLAGS']
+    answer = site.configure(env={**env, 'LD_LIBRARY_PATH': str(tmp_path)})
+    assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
+    flags = answer['environ']['LDFLAGS']
     assert f'-Wl,-rpath,{site.mpich}/lib' in flags and str(tmp_path) not in flags
 
 
@@ -202,14 +207,14 @@ def test_cuda_too_old(site):
     assert 'needs CUDA' not in site.fails(replace=[("version = '2.4.0'", "version = '2.13.0'")])
 
 
-def test_cudnn_and_mkl_of_the_environment(site):
+def test_cudnn_and_mkl_of_the_environment(site, plain):
     """Where no module of them is known."""
     options, environ = site.works("extra_packages += ['cudnn=9', 'conda-forge::mkl-devel']", drop=["('mkl/", "('cudnn/"])
     root = site.eb.prefix / 'software/PyTorch/2.4.0-derecho-cray-mpich'
     assert options['BLAS'] == 'MKL' and environ['MKLROOT'] == str(root)
     assert options['USE_CUDNN'] == '1' and options['CUDNN_LIB_DIR'] == f'{root}/lib'
     assert f'-Wl,-rpath,{root}/lib ' in environ['LDFLAGS']
-    assert f'-Wl,-rpath,{root}/lib ' not in site.works()[1]['LDFLAGS']
+    assert f'-Wl,-rpath,{root}/lib ' not in plain[1]['LDFLAGS']
 
 
 def test_no_blas(site):
@@ -259,58 +264,58 @@ def test_parameters(site, line, said):
     assert said in ' '.join(site.fails(line, drop=[line.split()[0]]).split())
 
 
-def test_ccache(site, tmp_path):
-    env = {'PATH': path_without('ccache', tmp_path / 'bin')}
-    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True', env=env)
-    assert site.works(env=env)[0]['USE_CCACHE'] == '0'
-    ccache = derecho.script(site.path / 'bin/ccache', '#!/bin/sh\nexec "$@"\n')
-    env = {'PATH': f'{ccache.parent}:{site.eb.env["PATH"]}'}
-    options = site.works(env=env)[0]
-    assert options['USE_CCACHE'] == '1'
-    assert {options[f'CMAKE_{name}_COMPILER_LAUNCHER'] for name in ('C', 'CXX', 'CUDA')} == {str(ccache)}
-    assert site.works('ccache = False', env=env)[0]['USE_CCACHE'] == '0'
+@pytest.fixture(scope='module')
+def without_ccache(tmp_path_factory):
+    """An environment without ccache."""
+    return {'PATH': path_without('ccache', tmp_path_factory.mktemp('without') / 'bin')}
 
 
-def test_little_memory(site):
-    options = site.works('memory_per_job = 100000')[0]
-    assert options['MAX_JOBS'] == '1'
+def test_ccache_asked_for(site, without_ccache):
+    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True', env=without_ccache)
+
+
+def test_parameters_of_the_user(site, plain):
+    """Custom options win; ccache that is not wanted; memory for one job; more packages."""
+    options = site.works(
+        "custom_opts = ['USE_MPI=0', 'CUDNN_LIB_DIR=/mine']", 'ccache = False', 'memory_per_job = 100000',
+        "extra_packages += ['einops']", drop=['custom_opts'], env=site.with_ccache)[0]
+    assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
+    assert (options['USE_CCACHE'], options['MAX_JOBS']) == ('0', '1')
+    assert site.derecho.conda_calls[-1].endswith(' einops')
 
 
 MEMORY = """
 import sys
 from easybuild.tools.options import set_up_configuration
-set_up_configuration(args=sys.argv[3:], silent=True)
+set_up_configuration(args=sys.argv[2:], silent=True)
 from easybuild.easyblocks.pytorch_cray import available_memory
-print(available_memory(sys.argv[1], sys.argv[2]))
+for number in range(int(sys.argv[1])):
+    print(number, available_memory(f'{number}/proc', f'{number}/cgroup'))
 """
 
 
-@pytest.mark.parametrize('own, limits, expected', [
-    # what the machine has left, and not what it has
-    ('0::/', {}, 8),
-    # a limit of the login session is one of a group above
-    ('0::/user.slice/user-1.slice/session-3.scope',
-     {'user.slice/user-1.slice/session-3.scope/memory.max': 'max', 'user.slice/user-1.slice/memory.max': 4 << 30}, 4),
-    # the older form of control groups
-    ('9:memory:/slurm/job_7\n1:cpu:/', {'memory/slurm/memory.limit_in_bytes': 2 << 30}, 2),
-    ('0::/one', {'one/memory.max': 64 << 30}, 8),
-])
-def test_memory_that_is_available(tmp_path, site, own, limits, expected):
-    (tmp_path / 'self').mkdir()
-    (tmp_path / 'meminfo').write_text('MemTotal:  536870912 kB\nMemFree:  1048576 kB\nMemAvailable:  8388608 kB\n')
-    (tmp_path / 'self/cgroup').write_text(own + '\n')
-    for name, value in limits.items():
-        path = tmp_path / 'cgroup' / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'{value}\n')
+def test_memory_that_is_available(tmp_path, site):
+    cases = [
+        # what the machine has left, and not what it has
+        ('0::/', {}, 8),
+        # a limit of the login session is one of a group above
+        ('0::/user.slice/user-1.slice/session-3.scope',
+         {'user.slice/user-1.slice/session-3.scope/memory.max': 'max', 'user.slice/user-1.slice/memory.max': 4 << 30}, 4),
+        # the older form of control groups
+        ('9:memory:/slurm/job_7\n1:cpu:/', {'memory/slurm/memory.limit_in_bytes': 2 << 30}, 2),
+        ('0::/one', {'one/memory.max': 64 << 30}, 8),
+    ]
+    for number, (own, limits, _) in enumerate(cases):
+        files = {f'cgroup/{name}': value for name, value in limits.items()}
+        files['proc/meminfo'] = 'MemTotal:  536870912 kB\nMemFree:  1048576 kB\nMemAvailable:  8388608 kB'
+        files['proc/self/cgroup'] = own
+        for name, value in files.items():
+            path = tmp_path / str(number) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f'{value}\n')
     blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
-    done = run([sys.executable, '-c', MEMORY, tmp_path, tmp_path / 'cgroup', blocks], env=site.eb.env, cwd=tmp_path)
-    assert float(done.stdout.splitlines()[-1]) == expected
-
-
-def test_custom_opts_win(site):
-    options = site.works("custom_opts = ['USE_MPI=0', 'CUDNN_LIB_DIR=/mine']", drop=['custom_opts'])[0]
-    assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
+    done = run([sys.executable, '-c', MEMORY, str(len(cases)), blocks], env=site.eb.env, cwd=tmp_path)
+    assert done.stdout.splitlines()[-4:] == [f'{number} {float(case[2])}' for number, case in enumerate(cases)]
 
 
 def test_no_conda(own_site):
@@ -326,17 +331,13 @@ def test_conda_without_network(own_site):
     assert 'CondaHTTPError' in said
 
 
-def test_extra_packages(site):
-    site.works("extra_packages += ['einops']")
-    assert site.derecho.conda_calls[-1].endswith(' einops')
-
-
 # --- other flavours
 
-def test_processors_alone(site):
-    options, environ = site.works(drop=NO_GPU)
-    assert {name: options[name] for name in ('USE_CUDA', 'USE_NCCL', 'USE_CUDNN', 'USE_MPI', 'USE_ROCM')} == {
-        'USE_CUDA': '0', 'USE_NCCL': '0', 'USE_CUDNN': '0', 'USE_MPI': '1', 'USE_ROCM': '0'}
+def test_processors_alone(site, without_ccache):
+    """And without ccache."""
+    options, environ = site.works(drop=NO_GPU, env=without_ccache)
+    expected = {'USE_CUDA': '0', 'USE_NCCL': '0', 'USE_CUDNN': '0', 'USE_MPI': '1', 'USE_ROCM': '0', 'USE_CCACHE': '0'}
+    assert {name: options[name] for name in expected} == expected
     assert 'gtl' not in environ['LDFLAGS']
 
 

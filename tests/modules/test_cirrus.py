@@ -3,14 +3,14 @@
 import json
 import os
 import re
+import sys
 
 import pytest
 
-from testbed import ROOT, cirrus, derecho, wheels
+from testbed import ROOT, cirrus, derecho, run, wheels
 from testbed.easybuild import EasyBuild
 from testbed.sitewheels import Wheels
 
-EASYCONFIGS = ['PyTorch-2.3.1-cirrus-gpu.eb', 'PyTorch-2.3.1-cirrus-cpu.eb']
 EX = 'PyTorch-2.15.0-cirrus-ex-cpu.eb'
 
 
@@ -18,17 +18,45 @@ def said(done):
     return ' '.join((done.stdout + done.stderr).split())
 
 
-@pytest.fixture(scope='module', params=EASYCONFIGS)
-def installed(request, tmp_path_factory, lmod):
-    made = Wheels(tmp_path_factory.mktemp('cirrus'), lmod, request.param)
-    made.done = made.install()
-    made.built = json.loads(next(made.root.glob('lib/python3*/site-packages/horovod/built.json')).read_text())
+def built(made):
+    return json.loads(next(made.root.glob('lib/python3*/site-packages/horovod/built.json')).read_text())
+
+
+# its own check has status 0 for all of these
+WRONG = [("mpi, nccl = environ.get('HOROVOD_WITH_MPI') == '1'", 'mpi, nccl = False'),
+         ("TensorFlow=environ.get('HOROVOD_WITHOUT_TENSORFLOW') != '1'", 'TensorFlow=True'),
+         ("HOROVOD_NCCL_LINK') == 'SHARED'", "HOROVOD_NCCL_LINK') == 'STATIC'")]
+
+
+@pytest.fixture(scope='module')
+def gpu(tmp_path_factory, lmod):
+    """The former machine, where Horovod was at first not built as it was asked for."""
+    made = Wheels(tmp_path_factory.mktemp('gpu'), lmod, 'PyTorch-2.3.1-cirrus-gpu.eb')
+    made.slingtorch('lock', made.easyconfig)
+    sources = derecho.ToySources(made.path / 'sources')
+    sources.write_extension('horovod', '0.28.1', replace=WRONG)
+    made.first = made.eb(made.easyconfig, '--ignore-checksums', check=False)
+    made.first_module = list(made.eb.modulepath.rglob('*cirrus-gpu*'))
+    sources.write_extension('horovod', '0.28.1')
+    made.eb(made.easyconfig, '--ignore-checksums')
     return made
+
+
+@pytest.fixture(scope='module')
+def cpu(tmp_path_factory, lmod):
+    made = Wheels(tmp_path_factory.mktemp('cpu'), lmod, 'PyTorch-2.3.1-cirrus-cpu.eb')
+    made.install()
+    return made
+
+
+@pytest.fixture(params=['gpu', 'cpu'])
+def installed(request):
+    return request.getfixturevalue(request.param)
 
 
 def test_options_of_horovod(installed):
     """Those of EPCC's document, without the two that do nothing, and NCCL shared."""
-    environ, tree = installed.built['environ'], installed.tree
+    environ, tree = built(installed)['environ'], installed.tree
     options = {name: value for name, value in environ.items() if name.startswith('HOROVOD_')}
     expected = {
         'HOROVOD_CMAKE': f'{tree.path}/cmake/bin/cmake',
@@ -51,7 +79,7 @@ def test_options_of_horovod(installed):
         assert not os.path.exists(stubs) or os.path.basename(os.readlink(f'{stubs}/libcuda.so.1')) == 'libcuda.so'
     assert options == expected
     assert (environ['CC'], environ['CXX']) == (f'{tree.mpich}/bin/mpicc', f'{tree.mpich}/bin/mpicxx')
-    assert re.match(r'-j\d+$', environ['MAKEFLAGS']) and installed.built['python'] == str(installed.root / 'bin/python')
+    assert re.match(r'-j\d+$', environ['MAKEFLAGS']) and built(installed)['python'] == str(installed.root / 'bin/python')
 
 
 def test_nothing_of_the_build_is_in_the_module(installed):
@@ -65,84 +93,119 @@ def test_nothing_of_the_build_is_in_the_module(installed):
     assert 'include-system-site-packages = true' in text
 
 
-def test_fetching_and_the_module_alone(installed):
+def test_fetching_and_the_module_alone(gpu):
     """Neither builds anything, and the module comes out the same."""
-    module = installed.eb.modulepath / f'{installed.module}.lua'
+    module = gpu.eb.modulepath / f'{gpu.module}.lua'
     before, nowhere = module.read_text(), {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
     for options in (['--fetch'], ['--module-only', '--force'], ['--sanity-check-only']):
-        done = installed.eb(installed.easyconfig, '--ignore-checksums', *options, env=nowhere)
+        done = gpu.eb(gpu.easyconfig, '--ignore-checksums', *options, env=nowhere)
         assert 'pip install' not in done.stdout
     assert module.read_text() == before
 
 
-@pytest.fixture(scope='module')
-def gpu(tmp_path_factory, lmod):
-    """The former machine, before anything is installed, with the lock file at hand."""
-    made = Wheels(tmp_path_factory.mktemp('gpu'), lmod, EASYCONFIGS[0])
-    made.slingtorch('lock', made.easyconfig)
-    return made
+# an installation's steps until Horovod is to be built, once for each easyconfig that is named
+CONFIGURE = """
+import json, os, sys
+from easybuild.framework.easyblock import get_easyblock_instance
+from easybuild.framework.easyconfig.easyconfig import process_easyconfig
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.options import set_up_configuration
+set_up_configuration(args=sys.argv[1:], silent=True)
+environ, cwd, said = dict(os.environ), os.getcwd(), {}
+for path in json.load(sys.stdin):
+    app = get_easyblock_instance(process_easyconfig(path)[0])
+    try:
+        app.make_builddir()
+        app.set_parallel()
+        app.prepare_step()
+        app.exts = app.collect_exts_file_info(fetch_files=False, verify_checksums=False)
+        app.init_ext_instances()
+        app.ext_instances[0].configure_step()
+    except EasyBuildError as err:
+        said[path] = ' '.join(str(err).split())
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+print(json.dumps(said))
+"""
 
 
-@pytest.mark.parametrize('change, words', [
-    (("'nccl_home': '$NVHPC_ROOT/comm_libs/nccl'", "'nccl_home': '$NVHPC_ROOT/cuda'"),
-     'There is no libnccl.so in .*/nvhpc/cuda/lib or lib64. Horovod would link a static NCCL'),
-    (("'cuda_home': '$NVHPC_ROOT/cuda/12.4'", "'cuda_home': '$NVHPC_ROOT/cuda/11.8'"),
-     'needs CUDA, and there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
-    (("'gpu_operations': 'NCCL'", "'gpu_operations': None"),
-     "is for CUDA, and Horovod's gpu_operations is None: set it to 'NCCL'"),
-    (("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'"), "gpu_operations 'NCCL' or None; they are 'MPI' and 'DDL'"),
-    (("cuda_compute_capabilities = ['7.0']", ''), 'List of CUDA compute capabilities must be specified'),
-    (("builddependencies = [('cmake/3.25.2', EXTERNAL_MODULE)]", "builddependencies = [('cmake/3.10', EXTERNAL_MODULE)]"),
-     'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 3.10'),
-    (("builddependencies = [('cmake/3.25.2', EXTERNAL_MODULE)]", "builddependencies = [('cmake/5.1', EXTERNAL_MODULE)]"),
-     'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 5.1'),
-    (("'modulename'", "'mpicxx': 'mpic++.missing', 'modulename'"), "MPI's compiler 'mpic\\+\\+.missing', and there is none"),
-    (("'modulename'", "'mpicc': 'gcc', 'modulename'"), "MPI's compiler 'gcc', and it links no MPI"),
-])
-def test_horovod_that_cannot_be_right_is_not_built(gpu, change, words):
+def configure(made, directory, easyconfigs):
+    """The errors with which these easyconfigs end, {path: text}, and what was printed besides."""
+    blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
+    done = run([sys.executable, '-c', CONFIGURE, blocks], env=made.eb.env, cwd=directory,
+               input=json.dumps([str(path) for path in easyconfigs]))
+    return json.loads(done.stdout.splitlines()[-1]), ' '.join(done.stderr.split())
+
+
+CMAKE = "builddependencies = [('cmake/3.25.2', EXTERNAL_MODULE)]"
+
+
+def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
     for version in ('3.10', '5.1'):
         directory = derecho.script(gpu.tree.path / f'cmake{version}/cmake', f'#!/bin/sh\necho cmake version {version}\n').parent
         gpu.tree.module(gpu.tree.modulepath, f'cmake/{version}', f'prepend_path("PATH", "{directory}")')
-    other = gpu.path / 'other' / gpu.name
-    other.parent.mkdir(exist_ok=True)
+    cases = [
+        ("'nccl_home': '$NVHPC_ROOT/comm_libs/nccl'", "'nccl_home': '$NVHPC_ROOT/cuda'",
+         'There is no libnccl.so in .*/nvhpc/cuda/lib or lib64. Horovod would link a static NCCL'),
+        ("'cuda_home': '$NVHPC_ROOT/cuda/12.4'", "'cuda_home': '$NVHPC_ROOT/cuda/11.8'",
+         'needs CUDA, and there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
+        ("'gpu_operations': 'NCCL'", "'gpu_operations': None",
+         "is for CUDA, and Horovod's gpu_operations is None: set it to 'NCCL'"),
+        ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations 'NCCL' or None; they are 'MPI' and 'DDL'"),
+        ("cuda_compute_capabilities = ['7.0']", '', 'List of CUDA compute capabilities must be specified'),
+        (CMAKE, CMAKE.replace('3.25.2', '3.10'), 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 3.10'),
+        (CMAKE, CMAKE.replace('3.25.2', '5.1'), 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 5.1'),
+        ("'modulename'", "'mpicxx': 'mpic++.missing', 'modulename'", "MPI's compiler 'mpic\\+\\+.missing', and there is none"),
+        ("'modulename'", "'mpicc': 'gcc', 'modulename'", "MPI's compiler 'gcc', and it links no MPI"),
+    ]
+    easyconfigs = [tmp_path / str(number) / gpu.name for number in range(len(cases))]
     text = gpu.easyconfig.read_text()
-    assert change[0] in text
-    other.write_text(text.replace(*change))
-    other.with_suffix('.lock').write_text(gpu.easyconfig.with_suffix('.lock').read_text())
-    done = gpu.eb(other, '--ignore-checksums', check=False)
-    assert done.returncode != 0 and re.search(words, said(done)), said(done)
+    for path, (old, new, _) in zip(easyconfigs, cases):
+        assert old in text
+        path.parent.mkdir()
+        path.write_text(text.replace(old, new))
+    errors, _ = configure(gpu, tmp_path, easyconfigs)
+    for path, (_, _, words) in zip(easyconfigs, cases):
+        assert re.search(words, errors[str(path)]), errors
 
 
-@pytest.mark.parametrize('replace, words', [
-    (("mpi, nccl = environ.get('HOROVOD_WITH_MPI') == '1'", 'mpi, nccl = False'),
-     'Horovod was to have Gloo, MPI \\(Available Controllers\\), and has Gloo; .*was to have Gloo, MPI, NCCL '),
-    (("TensorFlow=environ.get('HOROVOD_WITHOUT_TENSORFLOW') != '1'", 'TensorFlow=True'),
-     'was to have PyTorch \\(Available Frameworks\\), and has PyTorch, TensorFlow'),
-    (("print('Horovod v0.28.1:", "raise SystemExit('no libcuda"), "did not print its table: no libcuda"),
-    (("HOROVOD_NCCL_LINK') == 'SHARED'", "HOROVOD_NCCL_LINK') == 'STATIC'"), 'not linked with a shared NCCL'),
-])
-def test_horovod_that_was_not_built_as_asked_for(gpu, replace, words):
+def test_horovod_that_was_not_built_as_asked_for(gpu):
     """Its own check has status 0 for all of these."""
-    sources = derecho.ToySources(gpu.path / 'sources')
-    sources.write_extension('horovod', '0.28.1', replace=[replace])
+    assert gpu.first.returncode != 0 and not gpu.first_module
+    for words in ('Horovod was to have Gloo, MPI \\(Available Controllers\\), and has Gloo; .*was to have Gloo, MPI, NCCL ',
+                  'was to have PyTorch \\(Available Frameworks\\), and has PyTorch, TensorFlow',
+                  'not linked with a shared NCCL'):
+        assert re.search(words, said(gpu.first)), said(gpu.first)
+
+
+def test_horovod_that_cannot_say_how_it_was_built(gpu):
+    horovodrun = gpu.root / 'bin/horovodrun'
+    text = horovodrun.read_text()
+    horovodrun.write_text(text.replace("print('Horovod v0.28.1:", "raise SystemExit('no libcuda"))
     try:
-        done = gpu.eb(gpu.easyconfig, '--ignore-checksums', '--rebuild', check=False)
+        done = gpu.eb(gpu.easyconfig, '--ignore-checksums', '--sanity-check-only', check=False)
     finally:
-        sources.write_extension('horovod', '0.28.1')
-    assert done.returncode != 0 and re.search(words, said(done)), said(done)
-    assert not (gpu.eb.modulepath / f'{gpu.module}.lua').exists()
+        horovodrun.write_text(text)
+    assert done.returncode != 0 and 'did not print its table: no libcuda' in said(done), said(done)
 
 
-@pytest.mark.parametrize('version, words, fails', [
-    ('2.14.0+cpu', 'Horovod 0.28.1 was tried with PyTorch 2.3.1 to 2.13.0, and this is 2.14.0: it may not compile', False),
-    ('2.6.0+rocm6.4', 'Horovod 0.28.1 cannot be built for ROCm: .* Leave it out: torch.distributed with RCCL', True),
+@pytest.mark.parametrize('old, new, words, fails', [
+    ("'2.3.1+cu121'", "'2.14.0+cu121'",
+     'Horovod 0.28.1 was tried with PyTorch 2.3.1 to 2.13.0, and this is 2.14.0: it may not compile', False),
+    ('hip = None', "hip = '6.4.52802'",
+     'Horovod 0.28.1 cannot be built for ROCm: .* Leave it out: torch.distributed with RCCL', True),
 ])
-def test_pytorch_that_horovod_does_not_know(tmp_path, lmod, version, words, fails):
-    made = Wheels(tmp_path, lmod, EASYCONFIGS[1], [('torch==%(version)s+cpu', 'torch==' + version),
-                                                   ("'torch': '%(version)s+cpu'", f"'torch': '{version}'")])
-    made.slingtorch('lock', made.easyconfig)
-    done = made.eb(made.easyconfig, '--ignore-checksums', check=False)
-    assert bool(done.returncode) == fails and re.search(words, said(done)), said(done)
+def test_pytorch_that_horovod_does_not_know(gpu, tmp_path, old, new, words, fails):
+    version = next(gpu.root.glob('lib/python3*/site-packages/torch/version.py'))
+    text = version.read_text()
+    assert old in text
+    version.write_text(text.replace(old, new))
+    try:
+        errors, warnings = configure(gpu, tmp_path, [gpu.easyconfig])
+    finally:
+        version.write_text(text)
+    assert bool(errors) == fails and re.search(words, errors[str(gpu.easyconfig)] if fails else warnings), (errors, warnings)
 
 
 def test_todays_machine(tmp_path, lmod):
@@ -152,15 +215,14 @@ def test_todays_machine(tmp_path, lmod):
     eb.env.update(tree.env)
     sources = derecho.ToySources(tmp_path / 'sources')
     sources.write('2.15.0')
-    # what pip would download: MKL comes with the environment
+    # MKL comes with the environment; the toy needs none of the other packages
     text = (ROOT / 'easyconfigs/p/PyTorch' / EX).read_text()
     easyconfig = tmp_path / EX
-    easyconfig.write_text(re.sub('^extra_packages = .*$', "python_packages = ['pip', 'setuptools<80', 'wheel', 'mkl-devel']",
-                                 text, flags=re.M))
-    store = sources.directory / 'p/PyTorch/wheels'
-    wheels.make_wheel(store, 'mkl_devel', '2025.3.0', files={'mkl_devel.py': ''})
+    easyconfig.write_text(re.sub('^extra_packages = .*$', "python_packages = ['mkl-devel']", text, flags=re.M))
+    wheel = wheels.make_wheel(tmp_path / 'files', 'mkl_devel', '2025.3.0', files={'mkl_devel.py': ''})
     eb(easyconfig, '--ignore-checksums', f'--sourcepath={sources.directory}:{ROOT}/patches:{ROOT}/runscripts',
-       env={'PIP_FIND_LINKS': str(store)})
+       env={'PIP_INDEX_URL': wheels.make_index(tmp_path / 'index', [wheel])})
+    assert (sources.directory / 'p/PyTorch/wheels' / wheel.name).exists()
     root = eb.prefix / 'software/PyTorch/2.15.0-cirrus-ex-cpu'
     environ = json.loads(next(root.glob('lib/python3*/site-packages/torch/environment.json')).read_text())['environ']
     expected = {'CC': 'cc', 'CXX': 'CC', 'USE_CUDA': '0', 'USE_MPI': '1', 'USE_NCCL': '0', 'USE_ROCM': '0',

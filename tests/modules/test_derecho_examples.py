@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from testbed import ROOT, derecho, forkedeb, parse_env0, run
+from testbed.slurm import free_ports
 
 EXAMPLES = ROOT / 'examples/derecho'
 EASYCONFIGS = {path.name: path for path in (ROOT / 'easyconfigs').rglob('*derecho*.eb')}
@@ -158,13 +159,14 @@ def test_build_script_fetches_then_builds_in_a_job(login):
 
 
 def test_build_job_gets_the_modules_of_its_generation(login):
-    _, submitted = login.build('PyTorch-2.6.0-derecho-cray-mpich.eb', env={'NCARENV': '24.12'})
+    words = ['--rebuild', 'PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot']
+    _, submitted = login.build(*words[:2], env={'NCARENV': '24.12'})
     script = submitted['script'].replace('\nexec eb', '\nmodule -t list 2>&1\nexec eb')
     # what a shell may have at its start
     script = script.replace('pipefail\n', 'pipefail\nmodule load ncarenv/23.09 libfabric/1.22.0\n', 1)
     done = login.job({**submitted, 'script': script})
     assert done.stdout.split() == ['ncarenv/24.12']
-    assert login.builds[-1] == ['PyTorch-2.6.0-derecho-cray-mpich.eb', '--robot']
+    assert login.builds == [[*words, '--fetch'], words]
 
 
 def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
@@ -173,7 +175,8 @@ def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
     mine.mkdir()
     _, submitted = login.build('PyTorch-2.4.0-derecho-cray-mpich.eb', cwd=mine)
     assert (login.path / 'eb-directory').read_text() == f'{mine}\n'
-    login.job(submitted)
+    # and it ends with the status of eb
+    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
     assert len(login.builds) == 2 and (login.path / 'eb-directory').read_text() == f'{mine}\n'
 
 
@@ -215,9 +218,6 @@ def test_build_script_takes_options(login):
     assert r'module use /glade/work/me/my\ eb/modules/all' in done.stdout
     assert login.environment()['EASYBUILD_SOURCEPATH'].startswith('/glade/work/me/my eb/sources:')
 
-    login.build('--rebuild', 'mine.eb')
-    assert login.builds[-1] == ['--rebuild', 'mine.eb', '--robot', '--fetch']
-
 
 @pytest.mark.parametrize('words', [['--prefix', '/glade/work'], ['PyTorch-2.6.0-derecho-cray-mpich']])
 def test_build_script_refuses_what_is_neither_option_nor_easyconfig(login, words):
@@ -236,11 +236,6 @@ def test_build_job_is_private_and_leaves_no_file(login):
     assert done.returncode == 3 and 'slingtorch-build.o' in done.stderr
     assert (login.path / 'mode').read_text() == '600\n' and list(temporary.glob('slingtorch*')) == []
     assert 'module use' not in done.stdout
-
-
-def test_build_job_ends_with_the_status_of_eb(login):
-    _, submitted = login.build()
-    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
 
 
 def test_build_script_submits_nothing_if_a_download_fails(login):
@@ -377,86 +372,90 @@ def ranks(mpich, installed, number, program, *args, env=None, **kwargs):
                      env={**installed.env, 'OMP_NUM_THREADS': '1', **(env or {})}, **kwargs)
 
 
-def test_values(installed_pytorch, mpich):
-    done = ranks(mpich, installed_pytorch, 3, 'test_backend.py', '--backend', 'gloo')
-    assert 'All values are right: backend gloo, 3 ranks, cpu' in done.stdout
+# several programs with their settings and arguments, each rank in a fork: PyTorch is imported once
+FORKS = """
+import json, os, runpy, sys, torch.distributed
+for number, (settings, program, *arguments) in enumerate(json.loads(sys.argv[1])):
+    children = []
+    for rank in [os.environ['RANK']] if 'RANK' in os.environ else range(int(settings.get('WORLD_SIZE', 1))):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ.update(settings, RANK=str(rank), MASTER_PORT=str(int(os.environ['MASTER_PORT']) + number))
+            if 'WITHOUT_ALL_REDUCE' in settings:
+                torch.distributed.all_reduce = lambda *args, **kwargs: None
+            sys.argv = [program, *arguments]
+            runpy.run_path(program, run_name='__main__')
+            sys.exit()
+    status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(f'{number} ended with {status}', file=sys.stderr, flush=True)
+"""
 
 
-def test_bandwidth(installed_pytorch, mpich, tmp_path):
-    done = ranks(mpich, installed_pytorch, 2, 'all_reduce_test.py', '--backend', 'gloo', '--max-bytes', '262144',
-                 '--repeat', '5', '--json', tmp_path / 'result.json')
+def forks(installed, cases, **env):
+    """Run them in the environment of an installation: what was printed on stdout; on stderr, and the statuses, of each."""
+    done = run([installed.python, '-c', FORKS, json.dumps(cases)], env={
+        **installed.env, 'PYTHONPATH': EXAMPLES, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_ports(len(cases))[0]),
+        'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1', **env})
+    found = re.findall(r'(.*?)^\d+ ended with ([^\n]*)$', done.stderr, flags=re.M | re.S)
+    assert len(found) == len(cases), done.stderr
+    return done.stdout, found
+
+
+def test_values_and_bandwidth(installed_pytorch, mpich, tmp_path):
+    cases = [({}, str(EXAMPLES / 'test_backend.py'), '--backend', 'gloo'),
+             ({}, str(EXAMPLES / 'all_reduce_test.py'), '--backend', 'gloo', '--max-bytes', '262144', '--repeat', '5',
+              '--json', str(tmp_path / 'result.json'))]
+    done = mpich.run(3, installed_pytorch.runscripts / 'conda-python-distributed', '-c', FORKS, json.dumps(cases),
+                     env={**installed_pytorch.env, 'PYTHONPATH': EXAMPLES, 'OMP_NUM_THREADS': '1'})
+    assert all(done.stderr.count(f'{number} ended with [0]') == 3 for number in range(len(cases))), done.stderr
+    values, *lines = done.stdout.splitlines()
+    assert values == 'All values are right: backend gloo, 3 ranks, cpu'
     result = json.loads((tmp_path / 'result.json').read_text())
     sizes = [1024, 4096, 16384, 65536, 262144]
     assert [entry['bytes'] for entry in result['operations']] == sizes * 2
-    assert (result['backend'], result['ranks'], result['device']) == ('gloo', 2, 'cpu')
+    assert (result['backend'], result['ranks'], result['device']) == ('gloo', 3, 'cpu')
     for entry in result['operations']:
         assert entry['bandwidth_gb_per_s'] == pytest.approx(entry['bytes'] / entry['seconds'] / 1e9)
-        # with 2 ranks 2 (n - 1) / n is 1
-        assert entry['bus_bandwidth_gb_per_s'] == pytest.approx(entry['bandwidth_gb_per_s'])
-    lines = done.stdout.splitlines()
+        # 2 (n - 1) / n
+        factor = {'all_reduce': 4 / 3, 'broadcast': 1}[entry['operation']]
+        assert entry['bus_bandwidth_gb_per_s'] == pytest.approx(entry['bandwidth_gb_per_s'] * factor)
     assert lines[1].split() == ['operation', 'bytes', 'time', 'us', 'GB/s', 'bus', 'GB/s']
     assert len(lines) == 2 + len(result['operations'])
 
 
-# a program with several command lines, each in a fork: PyTorch is imported once
-FORKS = """
-import os, runpy, sys, torch.distributed
-program = sys.argv[1]
-for arguments in sys.argv[2:]:
-    if os.fork() == 0:
-        sys.argv = [program, *arguments.split()]
-        runpy.run_path(program, run_name='__main__')
-        sys.exit()
-    print(f'{arguments}: status {os.waitstatus_to_exitcode(os.wait()[1])}', file=sys.stderr)
-"""
-
-
-def test_bandwidth_of_nothing(installed_pytorch):
-    messages = {
-        '--min-bytes 4096 --max-bytes 1024': '--max-bytes 1024 is less than --min-bytes 4096',
-        '--max-bytes 4096 --min-bytes 6': '--min-bytes 6',
-        '--max-bytes 4096 --min-bytes 0': '--min-bytes 0',
-        '--max-bytes 4096 --factor 1': '--factor 1',
-        '--max-bytes 4096 --repeat 0': '--repeat 0',
+def test_programs_say_what_is_wrong(installed_pytorch, tmp_path):
+    """Sizes that make no sense; a wheel without MPI; and without a launcher the local rank is not guessed."""
+    (tmp_path / 'local.py').write_text('import ranks; ranks.local_rank()')
+    cases = {
+        'all_reduce_test.py --min-bytes 4096 --max-bytes 1024': (2, 'error: --max-bytes 1024 is less than --min-bytes 4096'),
+        'all_reduce_test.py --max-bytes 4096 --min-bytes 6': (2, 'error: --min-bytes 6'),
+        'all_reduce_test.py --max-bytes 4096 --min-bytes 0': (2, 'error: --min-bytes 0'),
+        'all_reduce_test.py --max-bytes 4096 --factor 1': (2, 'error: --factor 1'),
+        'all_reduce_test.py --max-bytes 4096 --repeat 0': (2, 'error: --repeat 0'),
+        'test_imports.py --without-cuda': (1, 'torch.distributed: expected MPI, found none'),
+        f'{tmp_path}/local.py': (1, 'No launcher says which rank of its node this is'),
     }
-    cases = [f'--backend gloo --device cpu {arguments}' for arguments in messages]
-    done = run([installed_pytorch.python, '-c', FORKS, EXAMPLES / 'all_reduce_test.py', *cases], env={
-        **installed_pytorch.env, 'PYTHONPATH': EXAMPLES, 'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1',
-        'MASTER_PORT': '0'})
-    for case, message in zip(cases, messages.values()):
-        assert re.search(f'error: .*{message}.*\n{case}: status 2\n', done.stderr), done.stderr
+    commands = [case.split() for case in cases]
+    stdout, found = forks(installed_pytorch, [[{}, str(EXAMPLES / command[0]), *command[1:]] for command in commands])
+    for (status, message), (stderr, statuses) in zip(cases.values(), found):
+        assert message in stderr and statuses == f'[{status}]', stderr
+    assert 'All is there' not in stdout
 
 
-@pytest.mark.parametrize('program, args, message', [
-    ('test_backend.py', [], 'all_reduce of torch.float32: expected 3 in all 1000000 elements, found 1000000 others'),
-    ('all_reduce_test.py', ['--max-bytes', '1024'], 'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
-])
-def test_wrong_values_are_found(installed_pytorch, mpich, tmp_path, program, args, message):
-    """The checks are real ones: with an all_reduce that does nothing they fail, although Python is to optimize."""
-    (tmp_path / 'sitecustomize.py').write_text(
-        'import torch.distributed\ntorch.distributed.all_reduce = lambda *args, **kwargs: None\n')
-    done = ranks(mpich, installed_pytorch, 2, program, '--backend', 'gloo', *args, check=False,
-                 env={'PYTHONPATH': str(tmp_path), 'PYTHONOPTIMIZE': '1'})
-    assert done.returncode != 0 and message in done.stderr
-
-
-def test_imports_tells_what_is_missing(installed_pytorch):
-    """The wheel has no MPI."""
-    done = run([installed_pytorch.python, EXAMPLES / 'test_imports.py', '--without-cuda'], check=False,
-               env={**installed_pytorch.env, 'PYTHONOPTIMIZE': '1'})
-    assert done.returncode != 0 and 'All is there' not in done.stdout
-    assert 'torch.distributed: expected MPI, found none' in done.stderr
-
-
-@pytest.mark.parametrize('enabled, message', [('1', 'MPICH_GPU_SUPPORT_ENABLED=0'), ('0', 'expected a GPU, found cpu')])
-def test_refusal_needs_its_conditions(installed_pytorch, mpich, enabled, message):
-    done = ranks(mpich, installed_pytorch, 1, 'test_refusal.py', '--backend', 'gloo', '--device', 'cpu', check=False,
-                 env={'PYTHONOPTIMIZE': '1', 'MPICH_GPU_SUPPORT_ENABLED': enabled})
-    assert done.returncode != 0 and message in done.stderr and 'are refused' not in done.stdout
-
-
-def test_local_rank_is_not_guessed(installed_pytorch):
-    code = 'import ranks; ranks.local_rank()'
-    done = run([installed_pytorch.python, '-c', code], env={**installed_pytorch.env, 'PYTHONPATH': str(EXAMPLES)},
-               check=False)
-    assert done.returncode == 1 and 'No launcher says which rank of its node this is' in done.stderr
+def test_checks_are_real(installed_pytorch):
+    """They fail, although Python is to optimize: with an all_reduce that does nothing, and with a refusal that is none."""
+    two = {'WORLD_SIZE': '2', 'WITHOUT_ALL_REDUCE': '1'}
+    one = {'WORLD_SIZE': '1', 'MPICH_GPU_SUPPORT_ENABLED': '1'}
+    cases = [
+        (two, ['test_backend.py'], 'all_reduce of torch.float32: expected 3 in all 1000000 elements, found 1000000 others'),
+        (two, ['all_reduce_test.py', '--max-bytes', '1024'],
+         'all_reduce: expected 3.0 in all 256 elements, found 256 others'),
+        (one, ['test_refusal.py', '--device', 'cpu'], 'MPICH_GPU_SUPPORT_ENABLED=0'),
+        ({**one, 'MPICH_GPU_SUPPORT_ENABLED': '0'}, ['test_refusal.py', '--device', 'cpu'], 'expected a GPU, found cpu'),
+    ]
+    stdout, found = forks(installed_pytorch, [
+        [settings, str(EXAMPLES / program), '--backend', 'gloo', *args] for settings, (program, *args), _ in cases],
+        PYTHONOPTIMIZE='1')
+    for (settings, _, message), (stderr, statuses) in zip(cases, found):
+        assert message in stderr and '0' not in statuses, stderr
+    assert 'are right' not in stdout and 'are refused' not in stdout
