@@ -116,7 +116,7 @@ def test_image_is_read_once_and_written_once(site):
     strace = shutil.which('strace') or missing('strace')
     site.image = smallimage.fake_sif(site.image, 40_000_000)
     trace = site.directory / 'trace'
-    site.eb(wrap=[strace, '-f', '-qq', '-y', '-e', 'trace=read,write,fsync,rename', '-o', trace],
+    site.eb(wrap=[strace, '-f', '--seccomp-bpf', '-qq', '-y', '-e', 'trace=read,write,fsync,rename', '-o', trace],
             checksums=[smallimage.sha256(site.image)])
     counts, order, pending = {'read': 0, 'write': 0, 'fsync': 0, 'rename': 0}, [], {}
     for line in trace.read_text().splitlines():
@@ -143,7 +143,7 @@ def test_progress_bar_moves(site, monkeypatch):
     env = {key: value for key, value in {**site.eb_.env, **site.env}.items() if value is not None}
     site.env = {}
     site.eb_.env = {key: value for key, value in env.items() if key != 'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR'}
-    site.image = smallimage.fake_sif(site.image, GIGABYTE, holes=True)
+    site.image = smallimage.fake_sif(site.image, GIGABYTE // 4, holes=True)
     script = shutil.which('script') or missing('script (package bsdutils)')
     command = f'{easybuild.BIN}/eb {site.easyconfig()}'
     done = subprocess.run([script, '-qefc', command, '/dev/null'], env={**site.eb_.env, 'TERM': 'xterm'},
@@ -322,7 +322,7 @@ def test_disk_full_when_it_is_written(site):
     before = site.module.read_text(), smallimage.sha256(site.root / NAME)
     smallimage.fake_sif(site.image)
     strace = shutil.which('strace') or missing('strace')
-    inject = [strace, '-f', '-o', '/dev/null', '-e', 'trace=fsync', '-e', 'inject=fsync:error=ENOSPC']
+    inject = [strace, '-f', '--seccomp-bpf', '-o', '/dev/null', '-e', 'trace=fsync', '-e', 'inject=fsync:error=ENOSPC']
     out = ' '.join(site.eb('--rebuild', wrap=inject, check=False).split())
     assert site.status != 0
     assert 'The disk is full. Make room for' in out and 'What was installed is untouched' in out
@@ -358,7 +358,7 @@ def test_interrupted_by_the_user(site):
 
 
 def test_two_installations_at_once(site):
-    site.image = smallimage.fake_sif(site.image, 3 * GIGABYTE, holes=True)
+    site.image = smallimage.fake_sif(site.image, GIGABYTE // 2, holes=True)
     first = site.start()
     os.killpg(first.pid, signal.SIGSTOP)
     out = site.fails('--wait-on-lock-limit=0')
@@ -367,7 +367,7 @@ def test_two_installations_at_once(site):
     os.killpg(first.pid, signal.SIGCONT)
     out = first.communicate()[0]
     assert first.returncode == 0, out
-    assert (site.root / NAME).stat().st_size == 3 * GIGABYTE and site.module.exists()
+    assert (site.root / NAME).stat().st_size == GIGABYTE // 2 and site.module.exists()
 
 
 def test_two_installations_at_once_without_locks(site):
