@@ -602,10 +602,15 @@ class Singularity(RunScripts):
         finally:
             update_build_option('generate_devel_module', wanted)
 
-    def permissions_step(self):
-        """Let the packages of the user stay changeable when the installation is made read-only."""
-        super().permissions_step()
+    def close_log(self):
+        """
+        Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
+
+        Not in the permissions step: a rebuild is made read-only once more after all steps (build_and_install_one in
+        easybuild/framework/easyblock.py), and then its log is closed.
+        """
         packages = os.path.join(self.installdir, 'user-software')
-        if build_option('read_only_installdir') and os.path.isdir(packages):
+        if build_option('read_only_installdir') and self.image_facts and os.path.isdir(packages):
             adjust_permissions(self.installdir, stat.S_IWUSR, recursive=False)
             adjust_permissions(packages, stat.S_IWUSR, recursive=True, ignore_errors=True)
+        super().close_log()

@@ -3,6 +3,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import sys
 
@@ -208,5 +209,5 @@ def test_readme(lumi, pytorch_image, lumi_nodes, tmp_path):
     done = lumi.bash('set -e\n' + block, cwd=tmp_path, timeout=600, env={
         'SLURM_CONF': lumi_nodes.env['SLURM_CONF'], 'EASYBUILD_SKIP_SANITY_CHECK': '1'})
     assert "slingtorch: site lumi (" in done.stderr
-    ranks = sorted(line for line in done.stdout.splitlines() if ' 16 ' in line)
+    ranks = sorted(re.findall(r'^\d+ 16 \d \d$', done.stdout, re.M))
     assert ranks == sorted(f'{rank} 16 {rank % 8} {rank % 8}' for rank in range(16))

@@ -420,10 +420,10 @@ def test_extended_dry_run(site):
 
 
 def test_read_only_installation_leaves_the_packages_changeable(site):
-    site.eb('--read-only-installdir')
-    assert not (site.root / NAME).stat().st_mode & 0o222
-    assert (site.root / 'user-software').stat().st_mode & 0o200
-    site.eb('--read-only-installdir', '--rebuild')
+    for options in ([], ['--rebuild']):
+        site.eb('--read-only-installdir', *options)
+        assert not (site.root / NAME).stat().st_mode & 0o222
+        assert (site.root / 'user-software').stat().st_mode & 0o200 and site.root.stat().st_mode & 0o200
 
 
 def test_archived_easyblock_installs_again(site):

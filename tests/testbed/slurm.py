@@ -94,10 +94,12 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         ports = f'{daemon}-{daemon + len(NODES) - 1}'
+        # FirstJobId: ranks of two clusters of this machine, in jobs of the same number, would meet at the same port
         nodes = f'nid[{NODES[0][3:]}-{NODES[-1][3:]}]'
         (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
         (self.dir / 'slurm.conf').write_text(f'''
 ClusterName=slingtorch
+FirstJobId={random.randint(1, 100_000)}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
 SlurmUser={user}
