@@ -168,9 +168,13 @@ def accept(listener, count, key, seconds, weigh=lambda words: 1):
     return callers[:count]
 
 
-def send(port, nodes, key, seconds, source):
-    """On the node of rank 0: tell each of the others its place in the tree, and send."""
-    callers = accept(listen(port), nodes - 1, key, seconds)
+def give_places(callers, more=lambda number: ''):
+    """
+    On the node of rank 0: tell each of the others its parent and how many are below it; those below this node.
+
+    :param callers: [(connection, port at which it listens)]
+    :param more: what else node `number` is told
+    """
     children = []
     for number, (connection, _) in enumerate(callers, 1):
         # node n has nodes FANOUT*n + 1 to FANOUT*n + FANOUT below it; this one is node 0
@@ -182,9 +186,15 @@ def send(port, nodes, key, seconds, source):
         else:
             children.append(connection)
         try:
-            connection.sendall(('%s %s %d\n' % (host, parent_port, below)).encode('ascii'))
+            connection.sendall(('%s %s %d%s\n' % (host, parent_port, below, more(number))).encode('ascii'))
         except OSError:
             pass    # it is gone: who is below it will find out
+    return children
+
+
+def send(port, nodes, key, seconds, source):
+    """On the node of rank 0: tell each of the others its place in the tree, and send."""
+    children = give_places(accept(listen(port), nodes - 1, key, seconds))
     for thread in serve(GrowingFile(source, os.path.getsize(source)), children):
         thread.join()
 

@@ -241,21 +241,10 @@ class Root:
             for connection, words in tree_copy.accept(self.listener, self.others, self.key, self.seconds, weigh):
                 heard[words].connection = connection
                 self.nodes.append(heard[words])
-        fanout, word = tree_copy.FANOUT, extra()
-        self.word = word
-        for number, node in enumerate(self.nodes, 1):
-            parent = (number - 1) // fanout
-            above = self.nodes[parent - 1] if parent else None
-            below = max(0, min(len(self.nodes) - fanout * number, fanout))
-            line = '%s %d %d %d %d %d %s %.3f\n' % (
-                above.connection.getpeername()[0] if above else '-', above.port if above else 0, below,
-                height(number, len(self.nodes)), number, len(self.nodes) + 1, word, self.clock())
-            if not above:
-                self.children.append(node.connection)
-            try:
-                node.connection.sendall(line.encode('ascii'))
-            except OSError:
-                pass    # it is gone: nothing will come from it
+        self.word, others = extra(), len(self.nodes)
+        self.children = tree_copy.give_places(
+            [(node.connection, node.port) for node in self.nodes], lambda number: ' %d %d %d %s %.3f' % (
+                height(number, others), number, others + 1, self.word, self.clock()))
 
     def collect(self, report, end):
         """Merge what comes up the tree, then what nodes send directly whose parent is lost."""
