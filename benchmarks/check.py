@@ -122,7 +122,7 @@ def calls(count):
     """(b): processor seconds per node that calls rank 0's and is told its place, of both ends."""
     port = free_port()
     environ = environment(0, count + 1, 1, port)
-    root = tree.Root(environ, port, count, 20)
+    root = tree.Root(environ, count, 20)
     connections = []
 
     def call():

@@ -168,20 +168,6 @@ def check_providers(report, machine):
 # ----------------------------------------------------------------------------------------------------------------------
 # rank 0
 
-def bind_port(environ, report):
-    """A free one of the two ports, and red lines: (port). None: no port is free."""
-    ports = [port for _, port in tree.places(environ)][:2]
-    for port in ports:
-        try:
-            tree.tree_copy.listen(port).close()
-            return port
-        except OSError as err:
-            if port == ports[0]:
-                report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
-                    port, err.strerror, holder(port)), "unset MASTER_PORT in the job script, or name another one")
-    return None
-
-
 def holder(port):
     """Who listens on a port, for a message; '' if it is somebody else's process."""
     inodes = set()
@@ -399,11 +385,11 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
         end = root = None
         if rank == 0:
             check_master(environ, report, machine.node)
-            port = bind_port(environ, report)
-            if port is None:
-                raise tree.Lost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
-                    environ['MASTER_PORT'], tree.SECOND_PORT))
-            root = tree.Root(environ, port, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+            root = tree.Root(environ, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+            if root.refused:
+                port = int(environ['MASTER_PORT'])
+                report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
+                    port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
             threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
         details = [look.look(machine, report, torch, several)]
         if rank == 0:
@@ -445,14 +431,14 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
             out.flush()
             if json_file:
                 write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - begin, 3)))
-            root.verdict(word)
+            tree.tell_all([other.connection for other in root.nodes], word)
     except tree.Lost:
-        local.verdict(b'1')
+        tree.tell_all(local.connections, b'1')
         raise
     finally:
         if probe:
             probe.end()
-    local.verdict(word)
+    tree.tell_all(local.connections, word)
     return verdict(word, environ)
 
 

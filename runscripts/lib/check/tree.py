@@ -19,15 +19,12 @@ sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import tree_copy    # noqa: E402
 from findings import LARGEST, Report    # noqa: E402
+from tree_copy import TreeError as Lost     # noqa: E402
 
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
 # Seconds that a node waits longer for others than these wait for theirs.
 SLACK = 2
-
-
-class Lost(Exception):
-    """The other end is gone, or said nothing in time."""
 
 
 def by_srun(environ):
@@ -48,6 +45,15 @@ def send_message(connection, data):
     connection.sendall(b'%d\n' % len(data) + data)
 
 
+def tell_all(connections, data):
+    """The same message to all that are still there."""
+    for connection in connections:
+        try:
+            send_message(connection, data)
+        except OSError:
+            pass    # it is gone, and nobody waits for it
+
+
 def receive_message(connection, end):
     """:raises Lost: nothing whole came until the time `end`"""
     try:
@@ -63,7 +69,7 @@ def receive_message(connection, end):
                 raise Lost("it ended")
             data += block
         return bytes(data)
-    except (OSError, ValueError, tree_copy.TreeError) as err:
+    except (OSError, ValueError) as err:
         raise Lost(str(err))
 
 
@@ -86,6 +92,7 @@ class LocalRanks:
     """
     The first rank of a node: hears the others.
 
+    :ivar connections: to those that have reported
     :ivar reports: {rank: (Report, what node.py wants to know)}
     :ivar ended: {rank: process id} of those that ended before they had reported
     :ivar late: {rank: seconds after which it was heard}
@@ -136,14 +143,6 @@ class LocalRanks:
         with self.changed:
             self.changed.wait_for(lambda: len(self.reports) + len(self.ended) >= self.count - 1,
                                   max(0, end - time.time()))
-
-    def verdict(self, text):
-        """Tell them how it ended."""
-        for connection in self.connections:
-            try:
-                send_message(connection, text)
-            except OSError:
-                pass    # it is gone, and nobody waits for it
 
 
 def call_first_rank(environ, rank, digest, end):
@@ -215,11 +214,22 @@ class Root:
     Rank 0's end of the tree.
 
     :ivar nodes: the Joined, once all have called or time is up
+    :ivar refused: why it does not listen at MASTER_PORT, or None
+    :raises Lost: no port is free
     """
 
-    def __init__(self, environ, port, others, seconds, clock=time.time):
+    def __init__(self, environ, others, seconds, clock=time.time):
         self.others, self.seconds, self.clock, self.nodes, self.key = others, seconds, clock, [], start_id(environ)
-        self.listener = tree_copy.listen(port)
+        self.listener = self.refused = None
+        for _, port in places(environ)[:2]:
+            try:
+                self.listener = tree_copy.listen(port)
+                break
+            except OSError as err:
+                self.refused = self.refused or err.strerror
+        else:
+            raise Lost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
+                environ['MASTER_PORT'], SECOND_PORT))
         self.children, self.word = [], '0'
         self.known = threading.Event()
 
@@ -255,14 +265,6 @@ class Root:
             # a node that is alive and finds no parent sends to rank 0's
             if not report.ranks >> node.rank & 1 and node.connection not in self.children:
                 merge_from(node.connection, report, min(end, time.time() + SLACK))
-
-    def verdict(self, text):
-        """Tell all nodes how it ended."""
-        for node in self.nodes:
-            try:
-                send_message(node.connection, text)
-            except OSError:
-                pass    # it is gone
 
 
 def height(number, others):
@@ -306,7 +308,7 @@ class Branch:
                     self.root = tree_copy.call(host, port, self.key, words, 1)
                     self.host = host
                     break
-                except (tree_copy.TreeError, OSError, UnicodeError) as err:
+                except (Lost, OSError, UnicodeError) as err:
                     wrong[host, port] = str(err)
             else:
                 if time.time() > end:
@@ -318,7 +320,7 @@ class Branch:
             self.ahead = clock() - float(now)
             self.port, self.below, self.levels = int(port), int(below), int(levels)
             self.number, self.nodes = int(number), int(nodes)
-        except (OSError, tree_copy.TreeError, ValueError) as err:
+        except (Lost, OSError, ValueError) as err:
             raise Lost("rank 0 gave no place in the tree (%s)" % err)
         self.callers = []
         self.accepting = threading.Thread(target=self.accept, daemon=True)
@@ -327,7 +329,7 @@ class Branch:
         if self.parent != '-':
             try:
                 self.up = tree_copy.call(self.parent, self.port, self.key, str(self.number), SLACK)
-            except (tree_copy.TreeError, OSError):
+            except (Lost, OSError):
                 pass    # the parent is gone: rank 0's node takes it
 
     def accept(self):

@@ -78,7 +78,7 @@ def receive_all(connection):
 
 
 class Listener:
-    """Serves partners: what one sends is received and timed; with 'send', it is sent to."""
+    """Serves partners: what one sends is received and timed."""
 
     def __init__(self, key):
         self.key, self.socket = key, tree.tree_copy.listen(0)
@@ -98,12 +98,12 @@ class Listener:
             try:
                 if tree.tree_copy.read_line(connection, time.time() + PATIENCE) == self.key:
                     receive_all(connection)
-            except (OSError, tree.tree_copy.TreeError):
+            except (OSError, tree.Lost):
                 pass    # the one who measures says so
 
 
 def measure(key, address, seconds=MEASURE):
-    """Bytes a second to a partner. :raises OSError, TreeError: it cannot be reached, or ended"""
+    """Bytes a second to a partner. :raises OSError, Lost: it cannot be reached, or ended"""
     with socket.create_connection(address, PATIENCE) as connection:
         connection.sendall(key.encode() + b'\n')
         return send_for(connection, seconds)
@@ -119,7 +119,7 @@ def rounds(number, table, key, count):
             continue
         try:
             found[other] = measure(key, tuple(table[other]))
-        except (OSError, ValueError, tree.tree_copy.TreeError) as err:
+        except (OSError, ValueError, tree.Lost) as err:
             found[other] = str(err)
     return found
 
@@ -194,10 +194,7 @@ def run(machine, out, count=ROUNDS, prefix=None):
         tree.send_message(branch.root, json.dumps(found).encode())
         return 0 if tree.receive_message(branch.root, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
 
-    port = next((port for _, port in tree.places(environ) if is_free(port)), None)
-    if port is None:
-        raise tree.Lost("MASTER_PORT=%s is taken on this node" % environ['MASTER_PORT'])
-    root = tree.Root(environ, port, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+    root = tree.Root(environ, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
     root.gather(lambda: '-')
     nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], listener.port]]
     silent = []
@@ -233,18 +230,5 @@ def run(machine, out, count=ROUNDS, prefix=None):
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
     bad = bool(wrong or absent)
-    for node in nodes[1:]:
-        try:
-            tree.send_message(node.connection, b'01'[bad:bad + 1])
-        except OSError:
-            pass    # it is gone, and is on the list
+    tree.tell_all([node.connection for node in nodes[1:]], b'01'[bad:bad + 1])
     return 1 if bad else 0
-
-
-def is_free(port):
-    """Whether this port can be listened at."""
-    try:
-        tree.tree_copy.listen(port).close()
-        return True
-    except OSError:
-        return False
