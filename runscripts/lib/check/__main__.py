@@ -20,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -64,53 +65,36 @@ class Probe:
     """probe.py as a child, so that a crash or a hang in a library is a finding."""
 
     def __init__(self, environ, plugin, seconds):
-        reader, writer = os.pipe()
-        self.begin, self.seconds, self.lines = time.time(), seconds, []
-        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, 'probe.py'), str(writer)] + plugin,
-                                        env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.PIPE, pass_fds=[writer])
-        os.close(writer)
-        self.errors, self.asked = [], False
-        self.readers = [threading.Thread(target=self.read, args=(open(reader, 'rb'), self.lines), daemon=True),
-                        threading.Thread(target=self.read, args=(self.process.stderr, self.errors), daemon=True)]
-        for thread in self.readers:
-            thread.start()
-
-    @staticmethod
-    def read(stream, lines):
-        """All lines of a stream; the last ones are kept."""
-        with stream:
-            for line in stream:
-                lines.append(line)
-                del lines[:-20]
+        self.begin, self.seconds, self.asked = time.time(), seconds, False
+        # a file: nobody reads until the end, and what it prints may be more than a pipe takes
+        self.errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, 'probe.py')] + plugin, env=environ,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
 
     def go(self, words=''):
         """Let it take part in the collective, or end."""
         self.asked = bool(words)
         try:
             self.process.stdin.write(words.encode() + b'\n')
-            self.process.stdin.close()
+            self.process.stdin.flush()
         except OSError:
             pass    # it has ended: result() says so
 
     def end(self):
         """Nobody wants its result any more."""
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
 
     def result(self):
         """Its dictionary; 'error' in it says what went wrong."""
-        end, killed = self.begin + self.seconds, False
+        killed = False
         try:
-            self.process.wait(max(0.1, end - time.time()))
+            answers = self.process.communicate(timeout=max(0.1, self.begin + self.seconds - time.time()))[0]
         except subprocess.TimeoutExpired:
             killed = True
             self.process.kill()
-            self.process.wait()
-        for thread in self.readers:
-            thread.join(1)
+            answers = self.process.communicate()[0]
         found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
-        for line in self.lines:
+        for line in answers.splitlines():
             try:
                 found = json.loads(line.decode())
             except ValueError:
@@ -126,6 +110,7 @@ class Probe:
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         elif self.process.returncode and (self.asked or not found['seconds']):
+            self.errors.seek(0)
             last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
             found['error'] = "%s ended the process with status %d%s" % (
                 what, self.process.returncode, ': ' + last[0] if last else '')

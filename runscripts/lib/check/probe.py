@@ -3,11 +3,11 @@
 A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
 plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
 
-    probe.py FILE_DESCRIPTOR [PLUGIN]
+    probe.py [PLUGIN]
 
 Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
 
-Writes JSON lines to the descriptor, each more complete than the one before.
+Prints JSON lines, each more complete than the one before; what libraries print is dropped.
 """
 import ctypes
 import json
@@ -64,9 +64,10 @@ def collective(result, torch, words, log, descriptor):
         result['provider'] = provider[-1] if provider else None
 
 
-def main(descriptor, plugin=None):
+def main(plugin=None):
     """Do it; never returns, since exit handlers may hang."""
-    descriptor = int(descriptor)
+    descriptor = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
         del sys.path[0]     # the training does not have it either
     result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
