@@ -38,12 +38,13 @@ def heading(site, groups):
 def sorted_out(site, names):
     """
     The values with these groups: (list of those that everybody can set, the value of NCCL_NET in jobs of several nodes
-    or None, list of those that only slingtorch's runscripts read).
+    or None, a comment that names those that only slingtorch's runscripts read).
     """
     values = list(site.env_values(names).values())
     net = next((value for value in values if value.name == NET), None)
+    own = [value.name for value in values if value.name.startswith(OWN) and value.name != NET]
     return ([value for value in values if not value.name.startswith(OWN)], net,
-            [value for value in values if value.name.startswith(OWN) and value.name != NET])
+            comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else [])
 
 
 def condition(value):
@@ -51,22 +52,19 @@ def condition(value):
     return 'only for software with %s = %s' % value.when if value.when else None
 
 
-def left_out(own):
-    """A comment that names what has no meaning without the runscripts."""
-    return comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(
-        value.name for value in own)) if own else []
+def setting(value, line):
+    """A value's line after its reason; a comment where it does not always hold."""
+    return comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
 
 
 def job_script(site, names, scheduler):
     """Lines of a job script."""
-    values, net, own = sorted_out(site, names)
+    values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names))
     if scheduler == 'slurm' and site.gpus_per_node.isdigit() and int(site.gpus_per_node):
         lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
     for value in values:
-        lines += [''] + comment(value.reason)
-        line = 'export %s=%s' % (value.name, shlex.quote(value.value))
-        lines += ['# %s: %s' % (condition(value), line) if value.when else line]
+        lines += [''] + setting(value, 'export %s=%s' % (value.name, shlex.quote(value.value)))
     if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
         lines += [''] + comment("alt_read needs it: without it performance and stability suffer")
         lines += ['export SLURM_NETWORK=disable_rdzv_get' if scheduler == 'slurm' else
@@ -74,32 +72,30 @@ def job_script(site, names, scheduler):
     if net:
         lines += [''] + comment("on one node the plugin would take the network needlessly, or not start; " + net.reason)
         lines += ['if (( %s > 1 )); then' % NODES[scheduler], '    export NCCL_NET=%s' % shlex.quote(net.value), 'fi']
-    return lines + ([''] + left_out(own) if own else [])
+    return lines + ([''] + left_out if left_out else [])
 
 
 def env_file(site, names):
     """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
-    values, net, own = sorted_out(site, names)
+    values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names))
     for value in values:
-        line = '%s=%s' % (value.name, value.value)
-        lines += comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
+        lines += setting(value, '%s=%s' % (value.name, value.value))
     if net:
         lines += comment("for jobs of several nodes only, since a file has no conditions: " + net.reason)
         lines += ['#NCCL_NET=%s' % net.value]
-    return lines + left_out(own)
+    return lines + left_out
 
 
 def edf(site, names):
     """An EDF file of CSCS' container engine (TOML) without the image."""
-    values, net, own = sorted_out(site, names)
+    values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names)) + ['# image = "..."', '', '[env]']
     for value in values:
-        line = '%s = %s' % (value.name, json.dumps(value.value))
-        lines += comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
+        lines += setting(value, '%s = %s' % (value.name, json.dumps(value.value)))
     if net:
         lines += comment("for jobs of several nodes only: " + net.reason) + ['# NCCL_NET = %s' % json.dumps(net.value)]
-    lines += left_out(own)
+    lines += left_out
     if site.network == 'slingshot11':
         lines += ['', '[annotations]'] + comment("the host's libfabric instead of the image's: without it TCP is used")
         lines += ['com.hooks.cxi.enabled = "true"']
