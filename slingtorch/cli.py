@@ -66,6 +66,7 @@ def easybuild_configuration():
     """
     try:
         from easybuild.tools.build_log import raise_easybuilderror
+        from easybuild.tools.environment import restore_env
         from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
     except ImportError as err:
         raise CliError("%s, the Python that runs slingtorch, has no EasyBuild (%s). Install slingtorch with pip, which "
@@ -78,6 +79,7 @@ def easybuild_configuration():
         def validate(self):
             """Nothing."""
 
+    environ = dict(os.environ)
     try:
         # before it ends with an error, it prints how eb is used
         with contextlib.redirect_stderr(io.StringIO()):
@@ -92,7 +94,10 @@ def easybuild_configuration():
         raise CliError("EasyBuild does not accept its configuration: %s. Correct the variable EASYBUILD_... or the "
                        "file (%s); 'export EASYBUILD_IGNORECONFIGFILES=FILE' leaves a file out."
                        % (err, ', '.join(files) or 'there is none'))
+    # its directory for temporary files, to which $TMPDIR leads now
     shutil.rmtree(config.tmpdir, ignore_errors=True)
+    restore_env(environ)
+    tempfile.tempdir = None
     return config
 
 
@@ -437,13 +442,7 @@ def run_sites(args):
 
 def run_lock(args):
     """slingtorch lock"""
-    temporary = os.environ.get('TMPDIR')
     sourcepath = easybuild_configuration().options.sourcepath.split(':')[0]
-    # EasyBuild's own directory for temporary files is gone by now
-    tempfile.tempdir = None
-    os.environ.pop('TMPDIR', None)
-    if temporary is not None:
-        os.environ['TMPDIR'] = temporary
     lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
               lambda name: os.path.join(sourcepath, name.lower()[0], name, 'wheels'), note)
     return 0
@@ -536,14 +535,13 @@ def main(argv=None):
         if not args.command:
             parser.print_usage(sys.stderr)
             parser.exit(2, "slingtorch: name a command, see slingtorch --help\n")
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
     except SystemExit as err:
         if for_shell and err.code:
             print('false')
         raise
-    try:
-        status = args.function(args)
-        sys.stdout.flush()
-        return status
     except BrokenPipeError:
         # the reader, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
