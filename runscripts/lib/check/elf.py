@@ -34,37 +34,33 @@ class Library:
         begin = section[4] + offset
         return self.data[begin:self.data.find(b'\0', begin)].decode('ascii', 'replace')
 
+    def _constants(self):
+        """Begin and end of the sections with constants; a GPU library's device code is in others."""
+        return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
+
     def has_string(self, text):
-        """Whether this text is one of the constants, whole. A GPU library's device code is not searched."""
+        """Whether this text is one of the constants, whole."""
+        # the end of a longer constant may serve as another one: the linker merges them
         wanted = text.encode() + b'\0'
-        for name, head in self.sections.items():
-            if name.startswith('.rodata'):
-                # the end of a longer constant may serve as another one: the linker merges them
-                if self.data.find(wanted, head[4], head[4] + head[5]) != -1:
-                    return True
-        return False
+        return any(self.data.find(wanted, begin, end) != -1 for begin, end in self._constants())
 
     def match(self, pattern):
         """The first match of a compiled pattern of bytes among the constants."""
-        for name, head in self.sections.items():
-            if name.startswith('.rodata'):
-                found = pattern.search(self.data, head[4], head[4] + head[5])
-                if found:
-                    return found
-        return None
+        return next(filter(None, (pattern.search(self.data, begin, end) for begin, end in self._constants())), None)
+
+    def _entries(self, section, form):
+        """The entries of a section whose names are in .dynstr; none if one of the two is not there."""
+        if section not in self.sections or '.dynstr' not in self.sections:
+            return []
+        head, size = self.sections[section], struct.calcsize(form)
+        return struct.iter_unpack(form, self.data[head[4]:head[4] + head[5] // size * size])
 
     def needed(self):
         """Names of the libraries that it wants (DT_NEEDED)."""
-        head, strings = self.sections.get('.dynamic'), self.sections.get('.dynstr')
-        if not head or not strings:
-            return []
-        entries = struct.iter_unpack('<qQ', self.data[head[4]:head[4] + head[5] // 16 * 16])
-        return [self._text(strings, value) for tag, value in entries if tag == 1]
+        return [self._text(self.sections['.dynstr'], value)
+                for tag, value in self._entries('.dynamic', '<qQ') if tag == 1]
 
     def exported(self):
         """Names of the symbols that it defines."""
-        head, strings = self.sections.get('.dynsym'), self.sections.get('.dynstr')
-        if not head or not strings:
-            return set()
-        entries = struct.iter_unpack('<IBBHQQ', self.data[head[4]:head[4] + head[5] // 24 * 24])
-        return {self._text(strings, name) for name, _, _, section, _, _ in entries if section}
+        return {self._text(self.sections['.dynstr'], name)
+                for name, _, _, section, _, _ in self._entries('.dynsym', '<IBBHQQ') if section}

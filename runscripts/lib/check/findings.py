@@ -5,6 +5,7 @@ import re
 import shutil
 import textwrap
 import zlib
+from collections import defaultdict
 
 LEVELS = ('red', 'yellow', 'good', 'untested')
 TITLES = {'red': 'RED', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
@@ -47,18 +48,15 @@ class Report:
 
     def __init__(self, rank=None):
         self.ranks = 0 if rank is None else 1 << rank
-        self.findings, self.facts = {}, {}
+        self.findings, self.facts = defaultdict(int), defaultdict(lambda: defaultdict(int))
 
     def add(self, level, name, text, remedy='', ranks=None):
         """A finding. `name` is one word that stays the same, for whoever searches; `remedy` says what to do."""
-        key = (level, name, one_line(text), one_line(remedy))
-        self.findings[key] = self.findings.get(key, 0) | (self.ranks if ranks is None else ranks)
+        self.findings[level, name, one_line(text), one_line(remedy)] |= self.ranks if ranks is None else ranks
 
     def fact(self, name, value, ranks=None):
         """A fact; ranks with the same value are counted together."""
-        values = self.facts.setdefault(name, {})
-        value = one_line(value)
-        values[value] = values.get(value, 0) | (self.ranks if ranks is None else ranks)
+        self.facts[name][one_line(value)] |= self.ranks if ranks is None else ranks
 
     def value(self, name, default=None):
         """The value that most ranks have."""
@@ -69,11 +67,10 @@ class Report:
         """Take over what another report says."""
         self.ranks |= other.ranks
         for key, mask in other.findings.items():
-            self.findings[key] = self.findings.get(key, 0) | mask
+            self.findings[key] |= mask
         for name, values in other.facts.items():
-            own = self.facts.setdefault(name, {})
             for value, mask in values.items():
-                own[value] = own.get(value, 0) | mask
+                self.facts[name][value] |= mask
 
     def dump(self):
         """As bytes, for load()."""
