@@ -11,8 +11,8 @@ import tempfile
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines
+from easybuild.easyblocks.generic._pytorchprocess import needed_libraries, probe_pytorch
 from easybuild.easyblocks.generic.environmentpackage import EnvironmentPackage
-from easybuild.easyblocks.generic.pytorchprocess import needed_libraries, probe_pytorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning

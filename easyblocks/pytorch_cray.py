@@ -12,13 +12,14 @@ import easybuild.tools.environment as env
 from easybuild.easyblocks.generic._dependencies import dependency_root
 from easybuild.easyblocks.generic._environment_image import IMAGE
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
+from easybuild.easyblocks.generic._pytorchprocess import (
+    check_linkage, describe_libraries, mpi_library, needed_libraries, probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
-from easybuild.easyblocks.generic.pytorchprocess import PyTorchProcess, mpi_library, needed_libraries
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
@@ -38,7 +39,7 @@ PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'fileloc
                    'typing-extensions>=4.8.0', 'wheel']
 
 
-class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch):
+class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     """
     Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
 
@@ -489,9 +490,14 @@ class EB_PyTorch_Cray(RunScripts, PyTorchProcess, PythonEnvironment, EB_PyTorch)
         """Check what the installed PyTorch is made of, besides what the other easyblocks check."""
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
-        extensions = [ext[0].lower() for ext in self.cfg.get_ref('exts_list')]
-        self.sanity_check_fail_msgs.extend(self.check_pytorch_process(
-            self.own_python, lambda: self.expected or self.expectations(), extensions))
+        if not self.dry_run:
+            process = probe_pytorch(self.own_python, [ext[0].lower() for ext in self.cfg.get_ref('exts_list')])
+            if isinstance(process, str):
+                self.sanity_check_fail_msgs.append(process)
+            else:
+                print_msg("a process that imports PyTorch has: %s", describe_libraries(process), log=self.log,
+                          silent=self.silent)
+                self.sanity_check_fail_msgs += check_linkage(process, self.expected or self.expectations())
         paths = {
             'files': ['bin/python', 'etc/conda/activate.d/slingtorch.sh'],
             'dirs': [os.path.join(self.pylibdir, 'torch', 'lib')],

@@ -7,8 +7,8 @@ import os
 import re
 
 import easybuild.tools.environment as env
+from easybuild.easyblocks.generic._pytorchprocess import check_mpi, mpi_library
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.easyblocks.generic.pytorchprocess import check_mpi, mpi_library
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-EasyBuild support for checking which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin,
-implemented as a base for easyblocks.
+Functions of several easyblocks: which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin.
+
+Neither MPI nor a GPU is initialised: build nodes may lack both.
 """
 import glob
 import json
@@ -11,8 +12,7 @@ import shlex
 import tempfile
 
 from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
-from easybuild.framework.easyblock import EasyBlock
-from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
@@ -20,8 +20,7 @@ from easybuild.tools.run import run_shell_cmd
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
-# prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments; it
-# initialises neither MPI nor a GPU
+# prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments
 PROBE = """
 import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
 errors = []
@@ -58,32 +57,6 @@ print("PROBE " + json.dumps({
     "nccls": nccls,
 }))
 """
-
-
-class PyTorchProcess(EasyBlock):
-    """
-    Lets a process import the installed PyTorch and looks at it, for the sanity check of an easyblock.
-
-    To be inherited from. Neither MPI nor a GPU is initialised: build nodes may lack both.
-    """
-
-    def check_pytorch_process(self, python, expected, modules=()):
-        """
-        Import PyTorch and compare the process with what it should be.
-
-        :param python: path of the Python to do it with
-        :param expected: function that returns the dictionary that check_linkage() describes
-        :param modules: names of Python modules to import into the same process
-        :return: list of what is wrong, each a sentence
-        """
-        if self.dry_run:
-            return []
-        process = probe_pytorch(python, modules)
-        if isinstance(process, str):
-            return [process]
-        print_msg("a process that imports PyTorch has: %s" % describe_libraries(process), log=self.log,
-                  silent=self.silent)
-        return check_linkage(process, expected())
 
 
 def probe_pytorch(python, modules=()):
