@@ -124,14 +124,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                     raise EasyBuildError("Easyconfig parameter version_label says %s %s, and the dependency is %s %s: "
                                          "correct one of them", name, label_version, name, version)
 
-    def check_site(self):
-        """Say so where the values of the site are missing: the hooks refuse what is for another site."""
-        if self.cfg['only_site'] and not self.cfg['site_name']:
-            print_warning("%s is for the site '%s', and EasyBuild runs without the hooks of this bundle: the module "
-                          "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
-                          "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'],
-                          log=self.log)
-
     def fetch_step(self, *args, **kwargs):
         """Check parameters first: downloading takes long."""
         self.check_parameters()
@@ -148,8 +140,12 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             super().download_packages()
 
     def check_readiness_step(self):
-        """Check what matters with --module-only too."""
-        self.check_site()
+        """Say so, with --module-only too, where the site's values are missing: the hooks refuse another site's."""
+        if self.cfg['only_site'] and not self.cfg['site_name']:
+            print_warning("%s is for the site '%s', and EasyBuild runs without the hooks of this bundle: the module "
+                          "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
+                          "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'],
+                          log=self.log)
         super().check_readiness_step()
 
     def prepare_step(self, *args, **kwargs):
@@ -208,13 +204,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                 if software == 'imkl':
                     env.setvar('MKLROOT', self.installdir)
 
-    def check_blas(self):
-        """Check that there is a BLAS: without, upstream's block says no more than that it knows none."""
-        if not self.first_root(BLAS_NAMES)[0]:
-            raise EasyBuildError("No BLAS to build PyTorch with: none of %s is among the dependencies. Add one; an "
-                                 "external module needs that name and a prefix in the metadata file",
-                                 ', '.join(BLAS_NAMES))
-
     def configure_step(self):
         """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
         if self.dry_run:
@@ -225,7 +214,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             return
         self.check_mpi()
         self.use_packaged_software()
-        self.check_blas()
+        # without one, upstream's block says no more than that it knows none
+        if not self.first_root(BLAS_NAMES)[0]:
+            raise EasyBuildError("No BLAS to build PyTorch with: none of %s is among the dependencies. Add one; an "
+                                 "external module needs that name and a prefix in the metadata file",
+                                 ', '.join(BLAS_NAMES))
         self.limit_jobs()
 
         own_prefix = [self.installdir]
