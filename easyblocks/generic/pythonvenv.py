@@ -430,8 +430,8 @@ class PythonVenv(RunScripts):
         python = os.path.join(self.installdir, 'bin', 'python')
         paths = {
             'files': ['bin/activate', 'bin/python', 'packages.lock'],
-            'dirs': ['lib/python%s/site-packages' % version
-                     for version in installed_python_versions(self.installdir) or ['3*']],
+            'dirs': [os.path.relpath(path, self.installdir) + '/site-packages' for path in glob.glob(
+                os.path.join(glob.escape(self.installdir), 'lib', 'python3.*'))] or ['lib/python3*/site-packages'],
         }
         if self.cfg['environment_image']:
             paths['files'] += [IMAGE, IMAGE + '.sha256']
@@ -491,19 +491,6 @@ class PythonVenv(RunScripts):
         if self.cfg['environment_image']:
             txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
         return txt
-
-
-def installed_python_versions(installdir):
-    """
-    Versions of Python that an environment has packages for.
-
-    :param installdir: directory of the environment
-    :return: sorted list of strings like '3.11'; empty when there is none
-    """
-    libdir = os.path.join(installdir, 'lib')
-    if not os.path.isdir(libdir):
-        return []
-    return sorted(name[len('python'):] for name in os.listdir(libdir) if re.match(r'^python3\.\d+$', name))
 
 
 def recent_pip(python):
