@@ -334,17 +334,12 @@ def run_env(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch sites
 
-def tuple_data(entry):
-    """What a named tuple says, for JSON."""
-    return {key: value for key, value in entry._asdict().items() if value}
-
-
 def site_data(site, keys, why=None):
     """A site, for JSON."""
     data = {key: getattr(site, key) for key in ('name', 'path') + keys}
     for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values()),
                          ('references', site.references)):
-        data[key] = [tuple_data(entry) for entry in entries]
+        data[key] = [{field: value for field, value in entry._asdict().items() if value} for entry in entries]
     return dict(data, detected=why)
 
 

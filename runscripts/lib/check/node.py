@@ -14,10 +14,7 @@ SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 def mask_of(ranks):
     """The bit mask of some ranks."""
-    mask = 0
-    for rank in ranks:
-        mask |= 1 << rank
-    return mask
+    return sum(1 << rank for rank in ranks)
 
 
 def check_cores(report, ranks):
