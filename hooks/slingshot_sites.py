@@ -352,9 +352,8 @@ def find_files(suffix, environ):
     return OrderedDict(sorted(found.items()))
 
 
-def load(name, environ=None):
+def load(name, environ=os.environ):
     """Return the Site with this name; an unknown name is a SiteError that lists the sites."""
-    environ = os.environ if environ is None else environ
     known = find_files(SITE, environ)
     if name not in known:
         raise SiteError("There is no site '%s'. The sites are: %s. 'slingtorch site new NAME' writes a new one for the "
@@ -362,9 +361,8 @@ def load(name, environ=None):
     return read_site(name, known[name], environ)
 
 
-def load_all(environ=None):
+def load_all(environ=os.environ):
     """All sites, sorted by name."""
-    environ = os.environ if environ is None else environ
     return [read_site(name, path, environ) for name, path in find_files(SITE, environ).items()]
 
 
@@ -377,7 +375,7 @@ def detected_sites(environ, hostname, root='/'):
     return [(site, why) for site, why in pairs if why]
 
 
-def choose(environ=None, hostname=None, root='/'):
+def choose(environ=os.environ, hostname=None, root='/'):
     """
     Return the Choice (site, why, warning, detected) for this machine: the site named by $SLINGTORCH_SITE, else the
     detected one, else 'local'.
@@ -388,7 +386,6 @@ def choose(environ=None, hostname=None, root='/'):
 
     :raises SiteError: also if the rules of more than one site match and none is named
     """
-    environ = os.environ if environ is None else environ
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
     earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
@@ -414,6 +411,6 @@ def choose(environ=None, hostname=None, root='/'):
     return Choice(site, "named by --site or $%s" % SITE_VARIABLE, warning, False)
 
 
-def chosen_groups(environ=None):
+def chosen_groups(environ=os.environ):
     """Names of the opt-in groups in $SLINGTORCH_SITE_GROUPS (not checked against a site)."""
-    return split_list((os.environ if environ is None else environ).get(GROUPS_VARIABLE))
+    return split_list(environ.get(GROUPS_VARIABLE))
