@@ -333,12 +333,10 @@ def add_reports(report, machine, local):
 
 def run(machine, out, json_file=None, torch=None, start=Probe):
     """
-    The whole check, in one rank.
+    The whole check, in one rank; exit status.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
-    :param start: starts the process with PyTorch
-    :return: exit status
     """
     begin, environ = time.time(), machine.environ
     read_ranks(environ)
