@@ -404,7 +404,7 @@ class PythonVenv(RunScripts):
         self.log.info("RPATH sanity check is skipped by the PythonVenv easyblock: wheels are binaries made elsewhere")
         return []
 
-    def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
+    def sanity_check_step(self, *args, **kwargs):
         """Check interpreter, imports, versions, and with 'pip check' that the packages fit together."""
         python = os.path.join(self.installdir, 'bin', 'python')
         paths = {
@@ -426,9 +426,7 @@ class PythonVenv(RunScripts):
                             "found == \"%s\" or sys.exit(\"%s is \" + found + \", not %s\")'"
                             % (python, name, version, name, version))
         self.check_network()
-        paths['files'] += (custom_paths or {}).get('files', [])
-        paths['dirs'] += (custom_paths or {}).get('dirs', [])
-        super().sanity_check_step(custom_paths=paths, custom_commands=commands + (custom_commands or []), **kwargs)
+        super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
     def check_network(self):
         """Check that the wheel of PyTorch and the network plugin among the dependencies fit each other."""

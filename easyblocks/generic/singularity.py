@@ -554,25 +554,21 @@ class Singularity(RunScripts):
                 commands.append(self.command('list-packages', *packages))
         return commands
 
-    def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
+    def sanity_check_step(self, *args, **kwargs):
         """Check the files beside the image, the image itself, and where containers run what is inside."""
         paths = {
             # not the image: after 'rm $SIF' the central copy serves, and the module can be made again
-            'files': ['container.conf', 'image.json'] + ['bin/' + name for name in self.links()]
-            + (custom_paths or {}).get('files', []),
-            'dirs': (custom_paths or {}).get('dirs', []),
+            'files': ['container.conf', 'image.json'] + ['bin/' + name for name in self.links()], 'dirs': [],
         }
-        commands = custom_commands or []
         image = os.path.join(self.installdir, self.image_name)
         if os.path.exists(image) and not self.dry_run:
             check_sif(image)
         problem = '' if self.dry_run else self.container_problem('true')
+        commands = [] if problem else self.container_commands()
         if problem:
             self.container_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks it "
                                    "where containers run" % (problem, self.cfg.filename()))
-        else:
-            commands = self.container_commands() + commands
-        super().sanity_check_step(custom_paths=paths, custom_commands=commands, **kwargs)
+        super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
     # --- the module
 
