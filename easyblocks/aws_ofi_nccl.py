@@ -112,10 +112,6 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         """Whether the version being built is older than this one; releases for AWS ('1.9.2-aws') count as theirs."""
         return LooseVersion(self.version.split('-')[0]) < LooseVersion(version)
 
-    def known_options(self):
-        """Names of the options that configure of this version knows, without --with- or --enable-."""
-        return set(OPTION_REGEX.findall(run_shell_cmd('./configure --help', hidden=True).output))
-
     def nccl_in_use(self):
         """Name and version of the NCCL or RCCL that will load the plugin, from its header; version None: not known."""
         name, roots, header = 'NCCL', ['NCCL'], 'nccl.h'
@@ -250,7 +246,9 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             print_warning(text, log=self.log)
         if not os.path.exists('configure') and not self.dry_run:
             self.make_configure()
-        options = self.configure_options(None if self.dry_run else self.known_options())
+        known = None if self.dry_run else set(
+            OPTION_REGEX.findall(run_shell_cmd('./configure --help', hidden=True).output))
+        options = self.configure_options(known)
         self.cfg['configopts'] = ' '.join(options + [self.cfg['configopts']]).strip()
         return super().configure_step(*args, **kwargs)
 

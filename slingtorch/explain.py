@@ -316,7 +316,7 @@ class Log:
                                            "under 'if rank == 0')")
             self.findings.setdefault(rule.name, finding)
         finding.add(place, line, match)
-        self.remember(rule.name, finding, match)
+        self.remember(rule.name, match)
 
     def progress(self, finding, before):
         """Note a progress bar that stood right before the watchdog's first line."""
@@ -326,7 +326,7 @@ class Log:
                                    "the preparation of data or a checkpoint on a rank, it only needs a longer timeout "
                                    "(init_process_group(timeout=...)), or to be done before" % match.groups())
 
-    def remember(self, name, finding, match):
+    def remember(self, name, match):
         """Who waits for what, of PyTorch's watchdog."""
         ranks, _ = who(match.string, match.groupdict())
         for rank in ranks[:1]:

@@ -431,7 +431,7 @@ class Job:
         return device
 
 
-def at_hand(ranks):
+def at_hand():
     """{kind: None, or why it cannot be measured}"""
     import importlib.util
     import torch
@@ -760,7 +760,7 @@ def ask_nccl():
     return directory
 
 
-def new_record(job, options, torch, kinds, why_not):
+def new_record(job, torch, kinds, why_not):
     """The record before anything was measured."""
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
@@ -783,7 +783,7 @@ def run(options, job):
         raise BenchError("no PyTorch in %s (%s): load its module" % (sys.executable, err))
     if not os.environ.get('OMP_NUM_THREADS'):
         torch.set_num_threads(1)
-    why_not = at_hand(job.ranks)
+    why_not = at_hand()
     if options.backends:
         kinds = [kind for kind in options.backends if not why_not[kind] or '--backends' in why_not[kind]]
         why_not.update((kind, None) for kind in kinds)
@@ -794,7 +794,7 @@ def run(options, job):
         kinds = [kind for kind in KINDS if not why_not[kind]]
     if not kinds:
         raise BenchError("nothing to measure: %s" % '; '.join('%s: %s' % pair for pair in why_not.items()))
-    record = new_record(job, options, torch, kinds, why_not)
+    record = new_record(job, torch, kinds, why_not)
 
     def say(*lines):
         if job.rank == 0:
