@@ -707,7 +707,7 @@ def write(sites, path, text, environ, replace=False):
         os.chmod(temporary, 0o644)
         target, number = path, 0
         while not replace and os.path.lexists(target):
-            if has_text(target, text):
+            if read_text(target) == text:
                 return target
             number += 1
             target = '%s.new%s' % (path, number if number > 1 else '')
@@ -720,10 +720,10 @@ def write(sites, path, text, environ, replace=False):
             os.unlink(temporary)
 
 
-def has_text(path, text):
-    """Whether a file holds this text already."""
+def read_text(path):
+    """The text of a site file, whatever is in it."""
     with open(path, encoding='utf-8', errors='replace') as stream:
-        return stream.read() == text
+        return stream.read()
 
 
 def run_new(args, sites, environ=None, evidence=None, host=None):
@@ -737,11 +737,8 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
     if environ.get('SLURM_PROCID', '0') != '0':
         return 0    # the first task of a step does it
     path = os.path.join(own_directory(sites, environ), name + sites.SITE)
-    old = None
-    if os.path.exists(path):
-        with open(path, encoding='utf-8', errors='replace') as stream:
-            old = stream.read()
-    elif args.complete:
+    old = read_text(path) if os.path.exists(path) else None
+    if old is None and args.complete:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
                             % (path, name))
     if evidence is None:
