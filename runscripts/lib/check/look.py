@@ -212,11 +212,6 @@ def look_at_caches(machine, report):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
 
-def matches(name, pattern, exact):
-    """Whether an interface is meant by one word of NCCL_SOCKET_IFNAME (a prefix) or GLOO_SOCKET_IFNAME (the name)."""
-    return name == pattern if exact else name.startswith(pattern)
-
-
 def look_at_interfaces(machine, report, several):
     """The names of interfaces that NCCL and Gloo are given."""
     there = machine.list('sys/class/net')
@@ -229,7 +224,9 @@ def look_at_interfaces(machine, report, several):
             continue
         exact = variable.startswith('GLOO') or value.startswith('=')
         words = [word for word in value.lstrip('=').split(',') if word]
-        missing = [word for word in words if not any(matches(name, word, exact) for name in there)]
+        # a word of NCCL's is the beginning of names, one of Gloo's is the name
+        found = {word: [name for name in there if (name == word if exact else name.startswith(word))] for word in words}
+        missing = [word for word in words if not found[word]]
         if missing and (exact or len(missing) == len(words)):
             meant = [name for name in there if any(name.startswith(word) for word in missing)]
             report.add('red', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
@@ -240,7 +237,7 @@ def look_at_interfaces(machine, report, several):
             report.add('yellow', 'interface', "%s=%s: this node has no interface %s"
                        % (variable, value, ', '.join(missing)))
         else:
-            used = [name for name in there if any(matches(name, word, exact) for word in words)]
+            used = sorted(set(sum(found.values(), [])))
             down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name).strip() == 'down']
             report.fact('only loopback ' + variable, used == ['lo'])
             if down == used:

@@ -72,12 +72,6 @@ def wrong_value(kind, value):
     return ''
 
 
-def nearest(name, names):
-    """The name that was probably meant, or None."""
-    found = difflib.get_close_matches(name, names, 1, 0.84)
-    return found[0] if found else None
-
-
 class Asked:
     """
     The libraries that the process maps: do they read a variable?
@@ -138,7 +132,7 @@ def check(report, families, asked, with_gpu):
         if name not in family.known:
             if reads or name.startswith(family.open or ('\0',)):
                 continue
-            meant = nearest(name, list(family.known))
+            meant = next(iter(difflib.get_close_matches(name, list(family.known), 1, 0.84)), None)
             certain = meant and (reads is False or not family.partial)
             text = "%s is no variable that %s reads" % (name, library or 'a known %s' % family.libraries[0])
             if meant:
