@@ -145,9 +145,12 @@ def check_providers(report, machine):
         report.add('untested', 'provider', "which providers libfabric has: there is no fi_info in PATH")
         return
     providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
-    report.add('good' if 'cxi' in providers else 'red', 'provider', "libfabric has %s%s" % (
-        ', '.join(providers) or 'no provider', '' if 'cxi' in providers else ", and not cxi, on a node with Slingshot"),
-        '' if 'cxi' in providers else "load the system's libfabric; in a container bind it, with libcxi")
+    found = "libfabric has %s" % (', '.join(providers) or 'no provider')
+    if 'cxi' in providers:
+        report.add('good', 'provider', found)
+    else:
+        report.add('red', 'provider', found + ", and not cxi, on a node with Slingshot",
+                   "load the system's libfabric; in a container bind it, with libcxi")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

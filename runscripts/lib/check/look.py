@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
-import fnmatch
 import importlib.util
 import os
 import re
@@ -395,8 +394,7 @@ def look(machine, report, torch, several):
     driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
     report.fact('driver', driver.group(1) if driver else 'none')
     for name, value in machine.environ.items():
-        if fnmatch.fnmatch(name, '[NRFMOH]*') and re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name) \
-                and name not in PER_RANK:
+        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name) and name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_ranks(machine, report)
     look_at_master(machine, report)

@@ -235,26 +235,23 @@ class Root:
 
     def gather(self, extra):
         """Hear the nodes and tell each its place; `extra` is a function whose word all of them are told with it."""
-        try:
-            self._gather(extra)
-        finally:
-            self.known.set()
-
-    def _gather(self, extra):
         heard = {}
 
         def weigh(words):
             heard[words] = Joined(words, self.clock())
             return heard[words].ranks
 
-        if self.others > 0:
-            for connection, words in tree_copy.accept(self.listener, self.others, self.key, self.seconds, weigh):
-                heard[words].connection = connection
-                self.nodes.append(heard[words])
-        self.word, others = extra(), len(self.nodes)
-        self.children = tree_copy.give_places(
-            [(node.connection, node.port) for node in self.nodes], lambda number: ' %d %d %d %s %.3f' % (
-                height(number, others), number, others + 1, self.word, self.clock()))
+        try:
+            if self.others > 0:
+                for connection, words in tree_copy.accept(self.listener, self.others, self.key, self.seconds, weigh):
+                    heard[words].connection = connection
+                    self.nodes.append(heard[words])
+            self.word, others = extra(), len(self.nodes)
+            self.children = tree_copy.give_places(
+                [(node.connection, node.port) for node in self.nodes], lambda number: ' %d %d %d %s %.3f' % (
+                    height(number, others), number, others + 1, self.word, self.clock()))
+        finally:
+            self.known.set()
 
     def collect(self, report, end):
         """Merge what comes up the tree, then what nodes send directly whose parent is lost."""
