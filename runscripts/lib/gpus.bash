@@ -2,15 +2,29 @@
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
 # Sourced by conda-python-distributed, after ranks.bash.
 
-_count_devices() {  # [without_nvidia] -> count: GPUs of this node, by their device files. NVIDIA's have those of /dev/dri as well
-    local device
-    count=0
-    [[ -n ${1-} ]] || for device in /dev/nvidia[0-9]*; do [[ ! -e $device ]] || ((++count)); done
-    ((count)) || for device in /dev/dri/renderD*; do [[ ! -e $device ]] || ((++count)); done
+# The GPUs that this task sees: as the scheduler limits them, else those of the node.
+_find_gpus() {  # VARIABLE_ASKED_FIRST_OR_EMPTY -> gpus, gpus_from: the variable that lists them, or empty
+    local device count=0 i IFS=','
+    gpus=()
+    for gpus_from in ${1:+"$1"} ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ''; do  # Slurm sets one or several
+        [[ -n $gpus_from && -z ${!gpus_from-} ]] || break
+    done
+    if [[ -n $gpus_from ]]; then
+        set -f
+        # shellcheck disable=SC2206  # split at commas
+        gpus=(${!gpus_from})
+        set +f
+    elif [[ ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]]; then
+        count=$((10#$SLURM_GPUS_ON_NODE))
+    else  # device files; NVIDIA's GPUs have those of /dev/dri as well
+        [[ $1 == ROCR* || $1 == HIP* ]] || for device in /dev/nvidia[0-9]*; do [[ ! -e $device ]] || ((++count)); done
+        ((count)) || for device in /dev/dri/renderD*; do [[ ! -e $device ]] || ((++count)); done
+    fi
+    for ((i = 0; i < count; i++)); do gpus[i]=$i; done
 }
 
 _share_gpus() {
-    local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' list='' name count=0 share i IFS=','
+    local variable=${SLINGTORCH_GPU_VISIBILITY-} on_node='' gpus_from name share i IFS=','
     local known='CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL'
     local -a gpus=() mine=()
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
@@ -19,23 +33,10 @@ _share_gpus() {
     [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
     [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))
 
-    for name in "$variable" ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do  # Slurm sets one or several
-        list=${!name-}
-        [[ -z $list ]] || break
-    done
-    if [[ -n $list ]]; then
-        set -f
-        # shellcheck disable=SC2206  # split at commas
-        gpus=($list)
-        set +f
-        # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation techniques").
-        [[ $name != ROCR_VISIBLE_DEVICES || $name == "$variable" ]] || count=${#gpus[@]}
-    elif [[ -n $on_node ]]; then
-        count=$on_node
-    else
-        case $variable in ROCR* | HIP*) _count_devices without_nvidia ;; *) _count_devices ;; esac
-    fi
-    for ((i = 0; i < count; i++)); do gpus[i]=$i; done
+    _find_gpus "$variable"
+    # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation techniques").
+    [[ $gpus_from != ROCR_VISIBLE_DEVICES || $gpus_from == "$variable" ]] ||
+        for ((i = 0; i < ${#gpus[@]}; i++)); do gpus[i]=$i; done
 
     # What Slurm has shared out (--gpus-per-task, --gpu-bind) must not be shared out once more: two ranks with two GPUs
     # each would be left with one. The tasks of `srun --gpus-per-task` have no SLURM_GPUS_PER_TASK, but a list that is

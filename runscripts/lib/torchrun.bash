@@ -2,27 +2,6 @@
 # --torchrun: this task stands for its node, and PyTorch's launcher starts the workers on it. Sourced by
 # conda-python-distributed, after ranks.bash, master.bash and gpus.bash, where it is asked for.
 
-# GPUs that this task sees: as the scheduler limits them, else of the node.
-_count_gpus() {  # -> gpu_count
-    local name count IFS=,
-    gpu_count=0
-    for name in ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
-        [[ -n ${!name-} ]] || continue
-        set -f
-        # shellcheck disable=SC2086  # split at commas
-        set -- ${!name}
-        set +f
-        gpu_count=$#
-        return
-    done
-    if [[ ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]]; then
-        gpu_count=$((10#$SLURM_GPUS_ON_NODE))
-    else
-        _count_devices
-        gpu_count=$count
-    fi
-}
-
 _count_cores() {  # -> cores: CPUs that this task may use
     local line entry IFS=,
     cores=0
@@ -34,9 +13,11 @@ _count_cores() {  # -> cores: CPUs that this task may use
 
 # The arguments for python -> torchrun_args. NUMBER_OF_WORKERS is empty for one per GPU.
 _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
-    local gpu_count cores workers=$1 own
+    local gpu_count cores workers=$1 own gpus_from
+    local -a gpus
     ((local_world_size == 1)) || _fail 1 "--torchrun: torchrun starts the workers of a node by itself, but this node has $local_world_size tasks already. Start one task per node (srun --ntasks-per-node=1 --cpus-per-task=CORES_OF_THE_NODE), or leave --torchrun out"
-    _count_gpus
+    _find_gpus ''
+    gpu_count=${#gpus[@]}
     [[ -n $workers ]] || workers=$gpu_count
     [[ $workers =~ ^[1-9][0-9]{0,3}$ ]] || _fail 1 "--torchrun='$1': this is no number of workers from 1 on, and this task sees $gpu_count GPUs. Say how many workers start on each node: --torchrun=N"
     shift
