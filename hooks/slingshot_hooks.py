@@ -8,6 +8,7 @@ sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
 
 A callable in this file must not have a name that ends in '_hook' unless it is a hook of EasyBuild.
 """
+import functools
 import os
 import sys
 
@@ -32,31 +33,29 @@ except ImportError as error:
 # a parameter of every easyconfig, whichever its easyblock
 DEFAULT_CONFIG['only_site'] = [None, "Name of the one site that this easyconfig is for", OTHER]
 
-# the Choice of the site, made once per run; what was added to easyconfigs: {path: message}
-_CHOICE = []
+# what was added to easyconfigs: {path: message}
 _ADDED = {}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the site
 
+@functools.lru_cache(maxsize=None)
 def chosen_site():
     """
     Return the site, as a slingshot_sites.Site.
 
     It is chosen once per run: modules that are loaded during an installation must not change it.
     """
-    if not _CHOICE:
-        try:
-            choice = slingshot_sites.choose()
-            # a wrong name must not wait until the first PyTorch
-            choice.site.check_groups(slingshot_sites.chosen_groups())
-        except slingshot_sites.SiteError as err:
-            raise EasyBuildError("slingtorch: %s", err)
-        if choice.warning:
-            print_warning("slingtorch: %s", choice.warning, silent=build_option('silent'))
-        _CHOICE.append(choice)
-    return _CHOICE[0].site
+    try:
+        choice = slingshot_sites.choose()
+        # a wrong name must not wait until the first PyTorch
+        choice.site.check_groups(slingshot_sites.chosen_groups())
+    except slingshot_sites.SiteError as err:
+        raise EasyBuildError("slingtorch: %s", err)
+    if choice.warning:
+        print_warning("slingtorch: %s", choice.warning, silent=build_option('silent'))
+    return choice.site
 
 
 def wanted_groups(ec, site):
