@@ -337,7 +337,7 @@ class PythonVenv(RunScripts):
 
     @property
     def own_python(self):
-        """Path of the environment's Python, for extensions (EnvironmentPackage)."""
+        """Path of the environment's Python, also for extensions (EnvironmentPackage)."""
         return os.path.join(self.installdir, 'bin', 'python')
 
     def extension_variables(self):
@@ -406,7 +406,7 @@ class PythonVenv(RunScripts):
 
     def sanity_check_step(self, *args, **kwargs):
         """Check interpreter, imports, versions, and with 'pip check' that the packages fit together."""
-        python = os.path.join(self.installdir, 'bin', 'python')
+        python = self.own_python
         paths = {
             'files': ['bin/activate', 'bin/python', 'packages.lock'],
             'dirs': [os.path.relpath(path, self.installdir) + '/site-packages' for path in glob.glob(
@@ -440,7 +440,7 @@ class PythonVenv(RunScripts):
             return
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
-        process = probe_pytorch(os.path.join(self.installdir, 'bin', 'python'))
+        process = probe_pytorch(self.own_python)
         if isinstance(process, str):
             self.sanity_check_fail_msgs.append(process)
             return
