@@ -185,6 +185,7 @@ def compare_table(output, expected):
     """
     Compare the table of 'horovodrun --check-build' with what was asked for.
 
+    :param output: what it printed
     :param expected: {title of a part: set of the names that must be marked; all others must not}
     :return: list of what is wrong, each a sentence
     """

@@ -538,6 +538,7 @@ def check_cudnn(root, lib_dir, cuda_version):
 
     :param root: prefix of cuDNN; NCAR's ends in '-<version of CUDA>'
     :param lib_dir: directory of its libraries, which name those of CUDA with their major version
+    :param cuda_version: version of CUDA
     """
     text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
     majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))

@@ -58,6 +58,19 @@ def chosen_site():
     return choice.site
 
 
+def check_name(ec, name):
+    """Guard of a function that is for one software: raise an error if it was called for another."""
+    if ec.name != name:
+        raise EasyBuildError("Function of slingtorch's hooks for %s was called for %s: correct the tables in %s",
+                             name, ec.name, __file__)
+
+
+def easyblock_names(ec):
+    """Names of the easyblock's class and of those it is derived from."""
+    easyblock_class = get_easyblock_class(ec.easyblock, name=ec.name)
+    return [cls.__name__ for cls in easyblock_class.__mro__]
+
+
 def wanted_groups(ec, site):
     """Names of the opt-in groups: those of the environment and those of the easyconfig parameter site_groups."""
     groups = slingshot_sites.chosen_groups()
@@ -88,6 +101,8 @@ def add_site_values(ec):
     Environment values become entries of modextravars, with pushenv: unloading the module then gives the user's own
     value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. Name and GPUs of
     the site become the parameters site_name and site_gpu.
+
+    :return: names of the variables and parameters that were added
     """
     site = chosen_site()
     try:
@@ -98,8 +113,7 @@ def add_site_values(ec):
         raise EasyBuildError("slingtorch: %s", err)
 
     added = []
-    # and those that it is derived from
-    easyblocks = [cls.__name__ for cls in get_easyblock_class(ec.easyblock, name=ec.name).__mro__]
+    easyblocks = easyblock_names(ec)
     easyconfig_values = ec.parser.get_config_dict(validate=False)
     # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
     for name, value in [('site_name', site.name), ('site_gpu', site.gpu)]:
@@ -128,12 +142,31 @@ def add_site_values(ec):
             msg += "; group %s, which needs: %s" % (name, site.groups[name].needs)
         ec.log.info(msg)
         _ADDED[ec.path] = msg
+    return added
 
 
 def print_site_values(ec):
     """Print what was added, before it is installed: it was parsed more than once, with --try-* from other files too."""
-    if ec.path in _ADDED:
-        print_msg(_ADDED.pop(ec.path), silent=build_option('silent'))
+    msg = _ADDED.pop(ec.path, None)
+    if msg:
+        print_msg(msg, silent=build_option('silent'))
+
+
+def parse_hook_pytorch_site_values(ec, *args, **kwargs):
+    """
+    Add the site's values for NCCL or RCCL, libfabric and MPI to PyTorch.
+
+    Without them PyTorch runs over TCP, or hangs: a table of these variables and of what sites set is in
+    https://github.com/HewlettPackard/shs-ccl-docs and in the site files, each with its source.
+    """
+    check_name(ec, 'PyTorch')
+    return add_site_values(ec)
+
+
+def parse_hook_horovod_site_values(ec, *args, **kwargs):
+    """Add the same values to Horovod where it is a software of its own, as in a container image with its PyTorch."""
+    check_name(ec, 'Horovod')
+    return add_site_values(ec)
 
 
 def refuse_other_site(self):
@@ -157,11 +190,9 @@ def refuse_other_site(self):
 # ----------------------------------------------------------------------------------------------------------------------
 # which software: function
 
-# Without values for NCCL or RCCL, libfabric and MPI PyTorch runs over TCP, or hangs: a table of these variables and of
-# what sites set is in https://github.com/HewlettPackard/shs-ccl-docs and in the site files, each with its source.
 PARSE_HOOKS = {
-    'Horovod': add_site_values,     # where it is a software of its own, as in a container image with its PyTorch
-    'PyTorch': add_site_values,
+    'Horovod': parse_hook_horovod_site_values,
+    'PyTorch': parse_hook_pytorch_site_values,
 }
 
 
@@ -171,7 +202,7 @@ PARSE_HOOKS = {
 def parse_hook(ec, *args, **kwargs):
     """Run for every easyconfig that is parsed."""
     if ec.name in PARSE_HOOKS:
-        PARSE_HOOKS[ec.name](ec)
+        PARSE_HOOKS[ec.name](ec, *args, **kwargs)
 
 
 def pre_easyblock_hook(self, *args, **kwargs):

@@ -139,6 +139,7 @@ class Site:
         """
         Return what shows that this machine is the site, or None.
 
+        :param environ: dictionary of environment variables
         :param hostname: name of this host, short or full
         :param root: directory that stands for / (for tests)
         """

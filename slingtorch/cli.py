@@ -192,7 +192,9 @@ def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
     """
     Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
 
+    :param root: root of the bundle
     :param choice: the site, as a slingshot_sites.Choice
+    :param groups: names of opt-in groups
     :param metadata_files: those of all sites
     """
     site = choice.site

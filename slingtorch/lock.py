@@ -222,7 +222,11 @@ def resolve(wanted, index_urls, python, platform, work_dir):
 
 
 def lock_lines(wheels_by_python):
-    """Lines of a requirements file with hashes, from {version of Python: list of Wheel}."""
+    """
+    Lines of a requirements file with hashes.
+
+    :param wheels_by_python: {version of Python: list of Wheel}
+    """
     pythons = list(wheels_by_python)
     packages = collections.OrderedDict()
     for python, wheels in wheels_by_python.items():
@@ -240,7 +244,11 @@ def lock_lines(wheels_by_python):
 
 
 def lock_text(file_name, recipe, lines):
-    """Text of an easyconfig's lock file. PythonVenv compares its head with the easyconfig and with its Python."""
+    """
+    Text of a lock file. PythonVenv compares its head with the easyconfig and with the Python that it uses.
+
+    :param file_name: of the easyconfig
+    """
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
             '# python: ' + ' '.join(recipe['python_versions']),
@@ -252,10 +260,12 @@ def lock_text(file_name, recipe, lines):
 
 def lock(path, store, say):
     """
-    Write the lock file of an easyconfig; its path.
+    Write the lock file of an easyconfig.
 
+    :param path: of the easyconfig
     :param store: function: from the name of the software to the directory for downloaded wheels
     :param say: function that shows a message
+    :return: path of the lock file
     """
     recipe = read_easyconfig(path)
     file_name, lock_file, platform = os.path.basename(path), recipe['lock_file'], recipe['wheel_platform']

@@ -730,6 +730,7 @@ def run_new(args, sites, environ=None, evidence=None, host=None):
     """
     slingtorch site new
 
+    :param sites: the module slingshot_sites
     :param evidence: recorded texts instead of those of this machine
     """
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name

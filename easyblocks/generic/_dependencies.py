@@ -23,6 +23,7 @@ def dependency_root(cfg, name):
 
     $EBROOT* of external modules exist only while building, so that for --sanity-check-only their metadata is asked.
 
+    :param cfg: the easyconfig
     :param name: name of the software, as EasyBuild or the metadata of an external module has it
     """
     path = get_software_root(name)

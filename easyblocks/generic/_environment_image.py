@@ -59,6 +59,8 @@ def make_image(installdir, parallel=1, imports=()):
     The image is a Python that finds itself wherever it lies. It is tried in another place than the environment's before
     it is packed.
 
+    :param installdir: directory of the virtual or conda environment
+    :param parallel: number of processors to use
     :param imports: names of modules that must be importable
     :return: path of the image; EasyBuildError if it cannot be made
     """

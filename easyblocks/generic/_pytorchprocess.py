@@ -76,7 +76,11 @@ def probe_pytorch(python, modules=()):
 
 
 def describe_libraries(process):
-    """What matters of a process, as PROBE printed it, for running on several nodes; for the user."""
+    """
+    What matters of a process for running on several nodes, for the user.
+
+    :param process: what PROBE printed
+    """
     texts = ["PyTorch %s" % process['version']]
     for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
@@ -219,6 +223,7 @@ def replace_nccl(installdir, root):
 
     PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
 
+    :param installdir: directory of the environment
     :param root: prefix with the library in lib or lib64
     """
     packages = os.path.join(installdir, 'lib', 'python3*', 'site-packages')
@@ -244,6 +249,7 @@ def check_mpi(python, mpicc, name, code):
 
     :param python: path of the Python to import it with; MPI is not initialised
     :param mpicc: full path of MPI's compiler for C, or None where there is none
+    :param name: of the package, for messages
     :param code: Python that imports it, one line
     :return: what is wrong, a sentence, or an empty string
     """
@@ -272,10 +278,12 @@ def needed_libraries(path):
 
 def mpi_library(mpicc):
     """
-    The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+    The MPI library that a compiler wrapper links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
     another MPI of the same file name may be.
+
+    :param mpicc: full path of MPI's compiler for C
     """
     work_dir = tempfile.mkdtemp()
     source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')

@@ -66,6 +66,7 @@ def hash_image(path, label, copy=None):
     """
     Read an image once: its sha256 in hexadecimal, or OSError, also when it became shorter meanwhile.
 
+    :param label: for EasyBuild's progress bar
     :param copy: open file to write it to on the way
     """
     digest, hashing, done = hashlib.sha256(), None, 0

@@ -159,7 +159,11 @@ class PythonVenv(RunScripts):
         return [os.path.join(path, self.name.lower()[0], self.name, 'wheels') for path in source_paths()]
 
     def find_python(self):
-        """Full path of the Python to make the environment with; EasyBuildError if there is none of a right version."""
+        """
+        Find the Python to make the environment with.
+
+        :return: full path of the interpreter; EasyBuildError if there is none or its version is not covered
+        """
         root = get_software_root('Python')
         command = os.path.join(root, 'bin', 'python3') if root else self.cfg['python_command']
         python = which(command)
@@ -182,7 +186,11 @@ class PythonVenv(RunScripts):
         return python
 
     def check_lock_file(self, python_version):
-        """EasyBuildError if easyconfig, Python or machine are not those in the head that 'slingtorch lock' wrote."""
+        """
+        Compare the head that 'slingtorch lock' wrote with the easyconfig, the Python and the machine.
+
+        :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
+        """
         head = re.findall(r'^# (python|platform|wanted): (.*)$', read_file(self.lock_file), re.M)
         pythons = ' '.join(value for key, value in head if key == 'python').split()
         command = 'slingtorch lock %s' % shlex.quote(self.cfg.path)
@@ -210,7 +218,14 @@ class PythonVenv(RunScripts):
                                  self.lock_file, changed, command)
 
     def make_venv(self, python, path, options=''):
-        """Make a virtual environment with this Python and these options of 'python -m venv'; path of its own Python."""
+        """
+        Make a virtual environment.
+
+        :param python: path of the Python interpreter to make it with
+        :param path: directory to make
+        :param options: more options for 'python -m venv'
+        :return: path of the Python interpreter of the new environment
+        """
         cmd = ' '.join(part for part in [shlex.quote(python), '-m', 'venv', options, shlex.quote(path)] if part)
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
         if res.exit_code != EasyBuildExit.SUCCESS:
@@ -221,7 +236,11 @@ class PythonVenv(RunScripts):
         return os.path.join(path, 'bin', 'python')
 
     def download_wheels(self, python):
-        """Download for a Python what the lock file names and is not there yet; every file is verified by its hash."""
+        """
+        Download what the lock file names and is not there yet; every file is verified against its hash.
+
+        :param python: path of the Python interpreter for which to download
+        """
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
@@ -305,9 +324,10 @@ class PythonVenv(RunScripts):
 
     def offline_options(self, directory):
         """
-        Options for pip, ready for the shell, that keep it off the network.
+        Options for pip that keep it off the network.
 
-        :param directory: for a copy of the lock file (pip asks the addresses in one even with --no-index)
+        :param directory: directory for a copy of the lock file (pip asks the addresses in one even with --no-index)
+        :return: list of options, ready for the shell
         """
         options = ['--isolated', '--no-index', '--requirement',
                    shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))]
@@ -319,7 +339,8 @@ class PythonVenv(RunScripts):
         """
         Raise an error with pip's own words and with what to do.
 
-        :param doing: 'Downloading' or 'Installing'
+        :param output: what pip printed
+        :param doing: what was being done: 'Downloading' or 'Installing'
         :param path: directory that was being written to
         :param silent: texts that name package indexes that do not answer
         """

@@ -336,10 +336,12 @@ def add_reports(report, machine, local):
 
 def run(machine, out, json_file=None, torch=None, start=Probe):
     """
-    The whole check, in one rank; exit status.
+    The whole check, in one rank.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
+    :param start: starts the process with PyTorch
+    :return: exit status
     """
     begin, environ = time.time(), machine.environ
     read_ranks(environ)
