@@ -37,7 +37,7 @@ GOALS = {'calls': 50, 'staging': 1.3, 'start': 1.0}
 
 # bytes/s and seconds; what the curves are drawn with
 MODEL = {'bandwidth': 1.0e9, 'fanout': 8, 'block': 8e6, 'latency': 1e-3, 'sha256': 0.5e9, 'mount': 0.1}
-# seconds by nodes; sources in docs/staging.md
+# seconds by nodes; sources in docs/verification.md
 PUBLISHED = {
     'ezpz, tarball of 8 GB': {8: 70, 256: 133, 1024: 255, 4096: 751},
     'Aurora, imports from Lustre': {64: 78, 2048: 120},
