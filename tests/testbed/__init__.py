@@ -84,7 +84,7 @@ def only_root(does):
 
 def clean_environ():
     """This process's environment without anything a module, a job or EasyBuild put there."""
-    own = ('SLINGTORCH_TEST_DIR', 'SLINGTORCH_CI')
+    own = ('SLINGTORCH_TEST_DIR', 'SLINGTORCH_CI', 'SLINGTORCH_DEBIAN_BUILD')
     return {
         key: value
         for key, value in os.environ.items()
