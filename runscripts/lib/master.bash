@@ -28,7 +28,7 @@ _find_host() {
         return
     fi
 
-    source "$_here/get-master"
+    source "$_here/get-master" 2> /dev/null || _incomplete "$_"
     first_host=''
     if [[ $launcher == slurm && ${SLURM_DISTRIBUTION-} == arbitrary* ]]; then
         # Rank 0 is on the first host of the user's list, and the step's own list is sorted (seen with Slurm 22.05).
@@ -40,7 +40,7 @@ _find_host() {
     for name in ${hosts//,/ }; do
         [[ -n ${!name-} ]] || continue
         if [[ $name == PALS_APINFO ]]; then
-            source "$_here/lib/pals.bash"
+            source "$_here/lib/pals.bash" 2> /dev/null || _incomplete "$_"
             _rank0_of_apinfo "$PALS_APINFO" 2> /dev/null || continue
         else
             # shellcheck disable=SC2016  # for the user's shell

@@ -19,9 +19,12 @@ _set_recorder() {
     # and each rank warns of the older one (c10d/Utils.hpp), which is set only for a PyTorch that may want it.
     if [[ -z ${TORCH_FR_BUFFER_SIZE-}${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]]; then
         export TORCH_FR_BUFFER_SIZE=2000
-        hash python 2> /dev/null  # without a process, unlike $(type -P)
-        own=${BASH_CMDS[python]-}
-        hash -r
+        own=${VIRTUAL_ENV-}
+        if [[ -z $own ]]; then
+            hash python 2> /dev/null  # without a process, unlike $(type -P), but ten calls to a shared file system
+            own=${BASH_CMDS[python]-}
+            hash -r
+        fi
         torch=("${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info)
         [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
     fi

@@ -283,6 +283,15 @@ def test_incomplete_copy_is_said(job, tmp_path, missing):
     assert f"{missing} is missing" in job.error(where=where)
 
 
+def test_damaged_copy_is_said(job, tmp_path):
+    where = tmp_path / "half"
+    shutil.copytree(str(RUNSCRIPTS), str(where))
+    (where / "lib/caches.bash").write_text("_make_caches() {\n")
+    done = job.start(slurm(1), where=where)
+    assert done.returncode == 1 and "unexpected end of file" in done.stderr
+    assert "caches.bash is missing or not readable; the runscripts belong together" in done.stderr
+
+
 def test_works_when_the_shell_options_are_inherited(job):
     assert identity(job.rank(slurm(1, SHELLOPTS="braceexpand:errexit:nounset:noglob"))) == (1, 4, 1, 2)
 
