@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Where rank 0 is, out of the binary table that PALS and `srun --mpi=cray_shasta` write on every node ($PALS_APINFO).
-# PBS_NODEFILE is on the job's first node only and knows nothing of `mpiexec --hosts`. Sourced by get-master.
+# Where rank 0 is, and what a rank's variables leave out, out of the binary table that PALS and `srun --mpi=cray_shasta`
+# write on every node ($PALS_APINFO). PBS_NODEFILE is on the job's first node only and knows nothing of `mpiexec --hosts`.
+# Sourced by get-master and conda-python-distributed.
 #
 # Layout: HPE's pals.h, as Slurm has it (src/plugins/mpi/cray_shasta/apinfo.h: version 1 up to 22.05, 5 since 23.02) and
 # flux-coral2 (src/common/libapinfo/apinfo1.h, apinfo5.h). A header of 8-byte slots, of which a number fills the first
@@ -21,10 +22,10 @@ _number_at() {  # OFFSET -> number
     _bytes_at "$1" 4 && number=$((chunk[0] | chunk[1] << 8 | chunk[2] << 16 | chunk[3] << 24))
 }
 
-first_of_apinfo() {  # FILE [RANKS] -> first_host
-    local LC_ALL=C file=$1 i number at byte name='' table="the table '$1'"
-    local -a bytes=() chunk=() field=()
-    first_host='' first_host_error="$table cannot be read"
+_read_apinfo() {  # FILE [RANKS] -> file, table, bytes, field of the caller
+    local i number
+    file=$1 table="the table '$1'"
+    first_host_error="$table cannot be read"
     [[ -f $file && -r $file ]] || return 1
     _bytes_at 0 4096  # all that is asked for, in jobs of up to 300 ranks
     bytes=("${chunk[@]}")
@@ -39,7 +40,18 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
         first_host_error="$table is damaged: ranks of ${field[8]} bytes, ${field[13]} nodes of ${field[11]} bytes"
     elif [[ ${2:-${field[10]}} != "${field[10]}" ]]; then
         first_host_error="$table is of a start of ${field[10]} ranks, and this one has $2"
-    elif ! _number_at $((field[9] + 8)); then
+    else
+        return 0
+    fi
+    return 1
+}
+
+first_of_apinfo() {  # FILE [RANKS] -> first_host
+    local LC_ALL=C file table number at byte name=''
+    local -a bytes=() chunk=() field=()
+    first_host=''
+    _read_apinfo "$@" || return 1
+    if ! _number_at $((field[9] + 8)); then
         first_host_error="$table ends before its ranks, which should be at ${field[9]}"
     elif ((number >= field[13])); then
         first_host_error="$table says that rank 0 is on node $number of ${field[13]}"
@@ -60,4 +72,19 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
         first_host_error="$table has no host name for node $number, but $name"
     fi
     return 1
+}
+
+# srun of Slurm 22.05 gives PALS_RANKID alone, and PALS with PALS_PMI=pmix no PMI_* (Aurora: tests/records/environment).
+_complete_from_apinfo() {  # FILE -> those of world_size, local_rank, local_world_size that are empty
+    local file table number at own node
+    local -a bytes=() chunk=() field=()
+    _read_apinfo "$1" "$world_size" || return 1
+    first_host_error="$table has no rank $rank"
+    _is_number "$rank" && ((rank < field[10])) && at=$((field[9] + rank * field[8])) && _number_at $((at + 8)) || return 1
+    own=$number
+    _number_at "$at"
+    : "${world_size:=${field[10]}}" "${local_rank:=$number}"
+    [[ -z $local_world_size ]] || return 0
+    while read -r _ _ node _; do ((node != own || ++local_world_size)); done < <(
+        exec od -An -v -tu4 -w"${field[8]}" -j "${field[9]}" -N $((field[8] * field[10])) -- "$file")
 }

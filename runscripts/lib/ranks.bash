@@ -126,10 +126,15 @@ _find_rank() {
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
             [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
+            first_host_error=''
+            if [[ $launcher == pals && -n ${PALS_APINFO-} && ! ( $world_size && $local_rank && $local_world_size ) ]]; then
+                source "$_here/lib/pals.bash" 2> /dev/null || _incomplete "$_"
+                _complete_from_apinfo "$PALS_APINFO" && first_host_error=''
+            fi
             for i in 2 3 4 5; do
                 name=${_fields[i]}
                 [[ $launcher/$name != slurm/local_world_size ]] || _slurm_tasks_on_this_node
-                _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or says '${!name}', which is no number (${_row[i]}). Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
+                _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or says '${!name}', which is no number (${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
             # All ranks would be rank 0: an export in a job script reaches every task alike.
             [[ ${RANK:-$rank} == "$rank" ]] || _fail 1 "RANK=$RANK is set already, but the launcher ($launcher) started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK WORLD_SIZE'"

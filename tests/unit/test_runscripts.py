@@ -561,6 +561,38 @@ def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, dat
     assert alone.returncode == 1 and words in alone.stderr.decode()
 
 
+# where the ranks of tests/records/pals are, by node: what srun was asked for
+LAYOUTS = {
+    "block": ["nid000009"] * 2 + ["nid000010"] * 2 + ["nid000011"] * 2 + ["nid000012"] * 2,
+    "cyclic": ["nid000009", "nid000010", "nid000011", "nid000012"] * 2,
+    "two-nodes-uneven": ["nid000009"] * 3 + ["nid000010"],
+    "arbitrary": ["nid000011", "nid000009", "nid000012", "nid000010"],
+}
+
+
+@pytest.mark.parametrize("table", sorted((RUNSCRIPTS.parent / "tests/records/pals").glob("*.apinfo")), ids=lambda path: path.stem)
+def test_table_that_slurm_wrote(job, table):
+    """srun of Slurm 22.05 exports PALS_RANKID alone, and PALS on Aurora no PMI_*: the table has the rest."""
+    nodes = LAYOUTS[table.stem.split("-", 2)[2]]
+    for rank, node in enumerate(nodes):
+        env = job.rank({"PALS_RANKID": str(rank), "PALS_APID": "1.0", "PALS_APINFO": str(table)})
+        assert identity(env) == (rank, len(nodes), nodes[:rank].count(node), nodes.count(node))
+        assert env["MASTER_ADDR"] == nodes[0]
+
+
+def test_what_neither_variables_nor_table_say(job, tmp_path):
+    table = tmp_path / "apinfo"
+    table.write_bytes(apinfo(["a", "b"], 2))
+    aurora = {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PMIX_RANK": "3", "PALS_APINFO": str(table)}
+    assert identity(job.rank(aurora)) == (3, 4, 1, 2)
+    assert "PALS_APINFO: the table '" in job.error({**aurora, "PALS_RANKID": "4"})
+    assert "has no rank 4" in job.error({**aurora, "PALS_RANKID": "4"})
+    assert "has no rank x" in job.error({**aurora, "PALS_RANKID": "x"})
+    table.write_bytes(apinfo(["a", "b"], 2, version=6))
+    message = job.error(aurora)
+    assert "does not say the world_size" in message and "has format version 6" in message
+
+
 def test_several_nodes_and_nothing_says_where_rank_0_is(job):
     for env in (hydra(3, 4, 1, 2), ompi(3, 4, 1, 2)):
         message = job.error(env)
