@@ -40,7 +40,7 @@ class Record:
     def environment(self):
         """The variables in it, in any of the forms in which programs print them."""
         found = re.findall(r'(?m)^(?:PE 0: +)?([A-Z]\w*)\s*= ?(.*?)\s*$', self.text)
-        return {name: value for name, value in found if name.isupper()}
+        return dict(found + re.findall(r'(?m): set ([A-Z]\w*) to (.*)$', self.text))
 
 
 ALL = [Record(path) for path in sorted(RECORDS.glob('*/*.txt'))]
