@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import runpy
+import struct
 import sys
 import types
 
@@ -20,7 +21,7 @@ from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
 KEYS = {
-    'environment': 'process rank host error not-printed wrong', 'layout': '', 'nodefile': 'first',
+    'environment': 'process rank host nodes error not-printed wrong', 'layout': '', 'nodefile': 'first',
     'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
     'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
 }
@@ -85,6 +86,32 @@ def test_rank(record, job):
     seen = job.rank(env)
     assert identity(seen) == tuple(map(int, re.findall(r'\d+', record.keys['rank'])))
     assert seen['MASTER_ADDR'] == record.keys.get('host', seen['MASTER_ADDR'])
+
+
+def apinfo(path, nodes):
+    """Write a table as PALS does, version 5, for nodes of these ranks; its path."""
+    size, number = sum(map(len, nodes)), {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+    pes = b''.join(struct.pack('<3i', nodes[number[rank]].index(rank), 0, number[rank]) for rank in range(size))
+    hosts = b''.join(struct.pack('<i64s', number, b'n%d' % number) for number in range(len(nodes)))
+    header, at = [], 160
+    command = struct.pack('<3i', size, len(nodes[0]), 1)
+    for width, data in ((36, b''), (12, command), (12, pes), (68, hosts), (112, b'')):
+        header += [width, at, len(data) // width]
+        at += len(data)
+    path.write_bytes(struct.pack('<20q', 5, at, *header, 0, 0, 0) + command + pes + hosts)
+    return str(path)
+
+
+@each('environment', key='nodes')
+def test_rank_by_the_table_alone(record, job, tmp_path):
+    """PALS with PMIx, and Flux, say the size in no variable: it is in the table, as local ranks and nodes are."""
+    nodes = [[rank for part in entry.split(',') for rank in range(int(part.split('-')[0]), int(part.split('-')[1]) + 1)]
+             for entry in record.keys['nodes'].split()]
+    env = {name: value for name, value in record.environment().items() if not name.startswith('MASTER_')}
+    seen = job.rank(dict(env, PALS_APINFO=apinfo(tmp_path / 'apinfo', nodes)))
+    rank = int(env['PALS_RANKID'])
+    own = next(ranks for ranks in nodes if rank in ranks)
+    assert identity(seen) == (rank, sum(map(len, nodes)), own.index(rank), len(own)) and seen['MASTER_ADDR'] == 'n0'
 
 
 @each('layout')
