@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Our programs on what people published of real machines: tests/records, whose README.md has the form of a record."""
+import argparse
+import datetime
+import io
+import json
+import pathlib
+import re
+import runpy
+import struct
+import sys
+import types
+
+import pytest
+
+import test_runscripts_get_master
+import test_sites
+from slingtorch import explain, sitefile
+from test_check import CHECK, findings, node, variables
+from test_runscripts import Job, hydra, identity, slurm
+
+RECORDS = pathlib.Path(__file__).parents[1] / 'records'
+KEYS = {
+    'environment': 'process rank host nodes error not-printed wrong', 'layout': '', 'nodefile': 'first',
+    'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
+    'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
+}
+ALWAYS = ['machine', 'url', 'published', 'cut']
+SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
+RULES = explain.read_rules()
+
+
+class Record:
+    """One file: its kind, the keys of its header, and the text of the machine."""
+
+    def __init__(self, path):
+        self.path, self.kind = path, path.parent.name
+        header, _, self.text = path.read_text(encoding='utf-8').partition('\n\n')
+        self.keys = dict(line.split(': ', 1) for line in header.splitlines())
+
+    def environment(self):
+        """The variables in it, in any of the forms in which programs print them."""
+        found = re.findall(r'(?m)^(?:PE 0: +)?([A-Z]\w*)\s*= ?(.*?)\s*$', self.text)
+        return dict(found + re.findall(r'(?m): set ([A-Z]\w*) to (.*)$', self.text))
+
+
+ALL = [Record(path) for path in sorted(RECORDS.glob('*/*.txt'))]
+
+
+def each(*kinds, key=None):
+    """A test for each record of these kinds (that has a key)."""
+    found = [record for record in ALL if record.kind in kinds and (key is None or key in record.keys)]
+    return pytest.mark.parametrize('record', found, ids=[f'{record.kind}/{record.path.stem}' for record in found])
+
+
+@each(*KEYS)
+def test_form(record):
+    assert list(record.keys)[:4] == ALWAYS
+    assert {key.replace(' ', '-') for key in record.keys} <= {*ALWAYS, *KEYS[record.kind].split()}
+    assert re.match(r'https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$|https://\S+/blob/[0-9a-f]{40}/\S+$',
+                    record.keys['url'])
+    assert datetime.date(2018, 1, 1) < datetime.date.fromisoformat(record.keys['published'])
+    assert record.text.strip('\n') and not SECRET.search(record.text)
+
+
+def test_all_are_read_and_there_are_enough():
+    assert {path.parent.name for path in RECORDS.glob('*/*')} - {'pals', 'libnccl'} <= set(KEYS)
+    assert len(ALL) >= 20 and len({record.keys['machine'] for record in ALL}) >= 6
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+# --- which rank a process is, and where rank 0 is
+
+
+@each('environment')
+def test_rank(record, job):
+    more = dict(entry.split('=', 1) for entry in record.keys.get('not printed', '').split())
+    env = {**record.environment(), **more}
+    if 'error' in record.keys:
+        assert record.keys['error'] in job.error(env)
+        return
+    seen = job.rank(env)
+    assert identity(seen) == tuple(map(int, re.findall(r'\d+', record.keys['rank'])))
+    assert seen['MASTER_ADDR'] == record.keys.get('host', seen['MASTER_ADDR'])
+
+
+def apinfo(path, nodes):
+    """Write a table as PALS does, version 5, for nodes of these ranks; its path."""
+    size, number = sum(map(len, nodes)), {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+    pes = b''.join(struct.pack('<3i', nodes[number[rank]].index(rank), 0, number[rank]) for rank in range(size))
+    hosts = b''.join(struct.pack('<i64s', number, b'n%d' % number) for number in range(len(nodes)))
+    header, at = [], 160
+    command = struct.pack('<3i', size, len(nodes[0]), 1)
+    for width, data in ((36, b''), (12, command), (12, pes), (68, hosts), (112, b'')):
+        header += [width, at, len(data) // width]
+        at += len(data)
+    path.write_bytes(struct.pack('<20q', 5, at, *header, 0, 0, 0) + command + pes + hosts)
+    return str(path)
+
+
+@each('environment', key='nodes')
+def test_rank_by_the_table_alone(record, job, tmp_path):
+    """PALS with PMIx, and Flux, say the size in no variable: it is in the table, as local ranks and nodes are."""
+    nodes = [[rank for part in entry.split(',') for rank in range(int(part.split('-')[0]), int(part.split('-')[1]) + 1)]
+             for entry in record.keys['nodes'].split()]
+    env = {name: value for name, value in record.environment().items() if not name.startswith('MASTER_')}
+    seen = job.rank(dict(env, PALS_APINFO=apinfo(tmp_path / 'apinfo', nodes)))
+    rank = int(env['PALS_RANKID'])
+    own = next(ranks for ranks in nodes if rank in ranks)
+    assert identity(seen) == (rank, sum(map(len, nodes)), own.index(rank), len(own)) and seen['MASTER_ADDR'] == 'n0'
+
+
+@each('layout')
+def test_layout(record, job):
+    """Every node: srun's tasks and hydra's ranks are counted as they were there, and find rank 0's node."""
+    nodes = re.findall(r'(?m)^PROBE node (\S+)\s+ranks=(\d+)', record.text)
+    size, first = sum(int(count) for _, count in nodes), re.search(r'rank 0 +(\S+)', record.text).group(1)
+    env = {name: value for name, value in record.environment().items() if name.startswith('SLURM_')}
+    assert test_runscripts_get_master.first(env=env) == first == nodes[0][0]
+    rank = 0
+    for number, (host, count) in enumerate(nodes):
+        task = slurm(rank, env['SLURM_TASKS_PER_NODE'], env['SLURM_JOB_NODELIST'], SLURMD_NODENAME=host)
+        for seen in (job.rank(task), job.rank({**env, 'SLURM_JOB_ID': '1', **hydra(rank, size, 0, count)})):
+            assert identity(seen) == (rank, size, 0, int(count)) and seen['MASTER_ADDR'] == first
+        rank += int(count)
+
+
+@each('nodefile')
+def test_node_file(record, tmp_path):
+    path = tmp_path / 'nodefile'
+    path.write_text(record.text)
+    assert test_runscripts_get_master.first(env={'PBS_NODEFILE': str(path)}) == record.keys['first']
+
+
+# --- variables
+
+
+@each('environment', 'mpich-display')
+def test_variables(record):
+    """No variable that a machine has by itself is unknown, and none stops a job; what it says to be wrong is named."""
+    report = findings.Report(0)
+    for name, value in record.environment().items():
+        report.fact('env ' + name, value)
+    variables.check(report, variables.read_table(), variables.Asked([]), True)
+    said = report.sorted()
+    assert not [text for level, _, text, _, _ in said if level == 'red' or 'is no variable that' in text]
+    assert set(record.keys.get('wrong', '').split()) <= {text.partition('=')[0] for _, _, text, _, _ in said}
+
+
+@each('mpich-display')
+def test_library_of_mpi(record):
+    """The library of MPI, as ldd names it, is known as that."""
+    libraries = re.findall(r'(?m)^\s*(lib\S+) => ', record.text)
+    assert [name for name in libraries if node.kind_of(name) == 'MPI'] == [
+        name for name in libraries if name.startswith('libmpi')]
+
+
+# --- logs
+
+
+@each('job', 'nccl')
+def test_explain(record):
+    """The cause that was found there comes first, and what helped there is what is advised."""
+    log = explain.Log(RULES)
+    log.read('job.log', io.BytesIO(record.text.encode()))
+    first = next((finding.rule for finding in log.report(['slingshot'])), None)
+    assert (first.name if first else 'nothing') == record.keys['explain']
+    assert record.keys.get('remedy', '') in (first.remedy if first else '')
+
+
+@each('nccl', key='network')
+def test_network_of_nccl(record, monkeypatch, tmp_path):
+    """The probe of check and the bench read the same in NCCL's log."""
+    tensor = types.SimpleNamespace(item=lambda: 1)
+    dist = types.SimpleNamespace(is_nccl_available=lambda: True, TCPStore=lambda *args: None,
+                                 init_process_group=lambda *args, **more: None, all_reduce=lambda number: None)
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist,
+                                  ones=lambda *args, **more: tensor)
+    monkeypatch.setitem(sys.modules, 'torch', torch)
+    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
+    log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
+    log.write_text(record.text)
+    collective = runpy.run_path(str(CHECK / 'probe.py'))['collective']
+    with open(tmp_path / 'said', 'w') as said:
+        collective(result, torch, ['n1', '29500', '0', '1', '9'], str(log), said.fileno())
+    assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
+    names = [record.keys['network']] + ['provider ' + record.keys[key] for key in ('provider',) if key in record.keys]
+    assert runpy.run_path(str(CHECK.parent / 'bench.py'))['nccl_network'](record.text)[0] == ', '.join(names)
+
+
+# --- what 'slingtorch site new' sees
+
+
+def site_file(record, tmp_path, capsys, **texts):
+    """The site that comes out where these probes see this, in a job."""
+    probes = [*sitefile.COMMANDS, *sitefile.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+    evidence = {name: sitefile.Text('', 'there is no command %s here' % name) for name in probes}
+    evidence.update((name, sitefile.Text(text, None)) for name, text in texts.items())
+    environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
+    args = argparse.Namespace(name='mine', complete=False, partition=None)
+    sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
+    capsys.readouterr()
+    return test_sites.sites.load('mine', environ)
+
+
+@each('fi_info')
+def test_fi_info(record, tmp_path, capsys):
+    found = sitefile.read_providers(record.text)
+    said = ', '.join('%s: %s' % (name, ' '.join(domains)) for name, domains in found.items()) or 'none'
+    assert said == record.keys['providers']
+    site = site_file(record, tmp_path, capsys, fi_info=record.text)
+    assert site.network == ('slingshot11' if 'cxi' in found else 'ethernet')
+
+
+@each('interfaces')
+def test_interfaces(record, tmp_path, capsys):
+    """The interface of the fast network, and not that of the management network, where both have an address."""
+    seen = re.findall(r'\] (\S+) +speed=(\S+) +addr=(\S*)', record.text)
+    net = ''.join('%s/operstate: up\n%s/speed: %s\n' % (name, name, speed) for name, speed, _ in seen)
+    addresses = json.dumps([{'ifname': name, 'addr_info': [{'family': 'inet', 'scope': 'global'}] * bool(address)}
+                            for name, _, address in seen])
+    site = site_file(record, tmp_path, capsys, net=net, addresses=addresses)
+    assert {value.name: value.value for value in site.env}['GLOO_SOCKET_IFNAME'] == record.keys['interface']
+
+
+@each('sinfo')
+def test_sinfo(record, tmp_path, capsys):
+    rows = [(line.split()[1], line.split()[0], line.split()[5]) for line in record.text.splitlines()[1:]]
+    site = site_file(record, tmp_path, capsys, sinfo=''.join('%s|%s|%s\n' % row for row in rows))
+    assert (site.gpu, site.gpus_per_node) == tuple(record.keys['GPUs'].split())
+
+
+@each('rocm-smi')
+def test_rocm_smi(record):
+    evidence = dict.fromkeys(('nvidia-smi', 'amd-smi', 'pci'), sitefile.Text('', 'no'))
+    evidence['rocm-smi'] = sitefile.Text(record.text, None)
+    assert sitefile.node_gpus(evidence)[:2] == ('rocm', int(record.keys['GPUs']))
+
+
+@each('modules')
+def test_modules(record):
+    assert ' '.join(filter(sitefile.MPI.search, sitefile.read_modules(record.text))) == record.keys['MPI']
