@@ -207,6 +207,17 @@ def test_cuda_too_old(site):
     assert 'needs CUDA' not in site.fails(replace=[("version = '2.4.0'", "version = '2.13.0'")])
 
 
+@pytest.mark.parametrize('version, cuda', [
+    ('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.12.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'), ('2.8.0', '11.0')])
+def test_oldest_cuda(own_site, version, cuda):
+    """What share/cmake/Caffe2/public/cuda.cmake of the wheels of 2.2.2, and of 2.7.1 to 2.14.0, asks for."""
+    metadata = own_site.derecho.metadata
+    metadata.write_text(metadata.read_text() + '\n[cuda/10.2]\nname = CUDA\nversion = 10.2\nprefix = CUDA_HOME\n')
+    changes = [("version = '2.4.0'", f"version = '{version}'"), ('cuda/12.2.1', 'cuda/10.2')]
+    assert (f'PyTorch {version} needs CUDA {cuda} or newer, and the dependency is CUDA 10.2'
+            in own_site.fails(replace=changes))
+
+
 def test_cudnn_and_mkl_of_the_environment(site, plain):
     """Where no module of them is known."""
     options, environ = site.works("extra_packages += ['cudnn=9', 'conda-forge::mkl-devel']", drop=["('mkl/", "('cudnn/"])
