@@ -109,7 +109,7 @@ def test_nothing_wrong(site, plain):
 
 
 def test_module_missing_on_the_system(own_site):
-    (own_site.derecho.path / 'modules/23.09/core/mkl/2024.0.0.lua').unlink()
+    (own_site.derecho.path / 'modules/23.09/gcc/mkl/2024.0.0.lua').unlink()
     assert f'There is no module mkl/2024.0.0 on this system, which {NAME} needs' in own_site.fails()
 
 
@@ -148,7 +148,7 @@ def test_other_mpis_of_the_user(site, tmp_path):
     said = site.fails(drop=["('cray-mpich", 'mpi_gtl'], env=env)
     assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
     assert 'libmpich.so' in said and 'mpi_compilers' in said
-    shutil.copy(site.mpich / 'lib/libmpich.so.12', tmp_path)
+    shutil.copy(site.mpich / 'lib/libmpi_gnu_91.so.12', tmp_path)
     answer = site.configure(env={**env, 'LD_LIBRARY_PATH': str(tmp_path)})
     assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
     flags = answer['environ']['LDFLAGS']
@@ -208,7 +208,9 @@ def test_cuda_too_old(site):
 
 
 @pytest.mark.parametrize('version, cuda', [
-    ('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.12.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'), ('2.8.0', '11.0')])
+    ('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.12.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'),
+    ('2.8.0', '11.0'),
+])
 def test_oldest_cuda(own_site, version, cuda):
     """What share/cmake/Caffe2/public/cuda.cmake of the wheels of 2.2.2, and of 2.7.1 to 2.14.0, asks for."""
     metadata = own_site.derecho.metadata
