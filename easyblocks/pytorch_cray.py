@@ -30,7 +30,7 @@ MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 # releases from which on an older CUDA is refused (share/cmake/Caffe2/public/cuda.cmake in their wheels), newest first
-OLDEST_CUDA = [('2.15.0', '12.6'), ('2.13.0', '12.1')]
+OLDEST_CUDA = [('2.14.0', '12.6'), ('2.12.0', '12.1'), ('2.9.0', '12.0'), ('2.2.0', '11.0')]
 # packages of the environment that stand in for software of which there is no dependency
 PACKAGED_SOFTWARE = {'cudnn': 'cuDNN', 'mkl-devel': 'imkl'}
 # what the build and a running PyTorch need besides what modules bring, as pip and conda call it

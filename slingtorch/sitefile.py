@@ -57,7 +57,7 @@ GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU
 # vendor and class of PCI devices: 0x03 display, 0x12 accelerator; AMD's 0x0300 can be the small one of a server
 GPU_DEVICES = (('cuda', '0x10de', '0x03'), ('rocm', '0x1002', '0x038|0x12'))
 MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|psmpi|parastationmpi|(hpe-)?mpt)', re.I)
-SHARED = ('lustre gpfs beegfs wekafs ceph panfs nfs nfs4 pvfs2 orangefs daos afs cifs glusterfs fuse.glusterfs '
+SHARED = ('lustre gpfs beegfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs fuse.glusterfs '
           'fuse.sshfs fuse.dfuse').split()
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
 SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')

@@ -24,7 +24,7 @@ Problem = namedtuple('Problem', ['name', 'since', 'before', 'machine', 'text', '
 KNOWN_PROBLEMS = [
     Problem('aws-ofi-nccl', '1.18.0', '1.20.0', None,
             "large broadcasts between nodes can hang (1.18.0; fixed in 1.20.0)", 'aws/deep-learning-containers#6668'),
-    Problem('aws-ofi-nccl', '1.19.2', '1.20.1', None,
+    Problem('aws-ofi-nccl', '1.19.2', None, None,
             "jobs of 64 ranks and more can stop after 'Connected all rings' on Slingshot: set NCCL_MAX_NCHANNELS=20 in "
             "such a job", 'aws/aws-ofi-nccl#1379'),
     Problem('NCCL', '2.27.3', None, 'aarch64',

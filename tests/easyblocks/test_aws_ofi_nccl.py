@@ -241,6 +241,17 @@ def test_release_too_old(block):
         plugin(block, '1.5.0').release()
 
 
+@pytest.mark.parametrize('version, stalls', [('1.19.1', False), ('1.20.0', True), ('1.21.1', True), ('1.30.0', True)])
+def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
+    """aws/aws-ofi-nccl issue 1379 is open and names no fix."""
+    assert ('aws-ofi-nccl#1379' in ''.join(block.known_problems({'aws-ofi-nccl': version}))) == stalls
+
+
+def test_the_page_says_what_upstream_tests():
+    """RELEASENOTES.md of v1.19.2, v1.20.0 and v1.21.0."""
+    assert '1.21 with 2.31.2' in (testbed.ROOT / 'docs/ofi-plugin.md').read_text()
+
+
 @pytest.mark.parametrize('name, version, apis, advice', [
     ('NCCL', '2.18.3', range(2, 7), None),
     ('NCCL', '2.21.5', range(2, 7), None),

@@ -89,7 +89,7 @@ def test_libraries_hold_the_transport_layer(installed):
     library = next(installed.root.glob('lib/python3*/site-packages/torch/lib/libtorch_cpu.so'))
     dynamic = run(['readelf', '-d', library]).stdout
     needed = re.findall(r'NEEDED.*\[(.*)\]', dynamic)
-    assert needed[0] == 'libmpi_gtl_cuda.so' and any(name.startswith('libmpich.so') for name in needed)
+    assert needed[0] == 'libmpi_gtl_cuda.so.0' and 'libmpi_gnu_91.so.12' in needed
     assert '(RPATH)' in dynamic and 'RUNPATH' not in dynamic and '/gtl/lib' in dynamic and '/stubs' not in dynamic
 
 
@@ -153,7 +153,7 @@ def test_extensions_are_in_the_same_environment(installed):
     # can be loaded into a process that has neither MPI nor CUDA yet
     library = next(installed.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
     loaded = run(['ldd', library], env={'PATH': '/usr/bin:/bin'}).stdout
-    assert 'libmpi_gtl_cuda.so =>' in loaded and f'=> {installed.mpich}/lib/libmpich.so.12' in loaded
+    assert 'libmpi_gtl_cuda.so.0 =>' in loaded and f'=> {installed.mpich}/lib/libmpi_gnu_91.so.12' in loaded
     assert 'not found' not in loaded
 
 
@@ -206,7 +206,7 @@ def test_environment_as_one_image(installed, venv, lmod, tmp_path):
     assert not [path for path in paths if path.startswith(str(venv))]
     staged = paths[0]
     assert staged.startswith(str(tmp_path)) and all(path.startswith(staged) for path in paths[:5])
-    assert f'{installed.mpich}/lib/libmpich.so.12' in paths
+    assert f'{installed.mpich}/lib/libmpi_gnu_91.so.12' in paths
 
 
 def test_activating_in_another_shell_says_so(installed, venv):
@@ -232,7 +232,7 @@ def test_module_only_renews_what_activating_sets(installed, venv):
 def test_sanity_check_only(installed):
     """Also later, without the variables that exist while building; it says what a process is made of."""
     said = installed('--sanity-check-only').stdout
-    assert (f'has: PyTorch 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27, MPI {installed.mpich}/lib/libmpich.so.12, '
+    assert (f'has: PyTorch 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27, MPI {installed.mpich}/lib/libmpi_gnu_91.so.12, '
             'GPU Transport Layer ') in said
     assert f'NCCL {installed.nccl}/lib/libnccl.so' in said
 
@@ -296,7 +296,7 @@ class Process:
         self.expected = {
             'version': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27',
             'prefix': str(tmp_path / 'prefix'),
-            'mpi': os.path.realpath(re.search(r'=> (/\S*libmpich\S*)', run(
+            'mpi': os.path.realpath(re.search(r'=> (/\S*libmpi_gnu\S*)', run(
                 ['ldd', self.torch / 'lib/libtorch_cpu.so']).stdout).group(1)),
             'gtl': str(installed.derecho.prefix('/opt/cray/pe/mpich/8.1.27/gtl/lib/libmpi_gtl_cuda.so')),
             'nccl': str(installed.nccl),

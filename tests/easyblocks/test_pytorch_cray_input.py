@@ -109,7 +109,7 @@ def test_nothing_wrong(site, plain):
 
 
 def test_module_missing_on_the_system(own_site):
-    (own_site.derecho.path / 'modules/23.09/core/mkl/2024.0.0.lua').unlink()
+    (own_site.derecho.path / 'modules/23.09/gcc/mkl/2024.0.0.lua').unlink()
     assert f'There is no module mkl/2024.0.0 on this system, which {NAME} needs' in own_site.fails()
 
 
@@ -148,7 +148,7 @@ def test_other_mpis_of_the_user(site, tmp_path):
     said = site.fails(drop=["('cray-mpich", 'mpi_gtl'], env=env)
     assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
     assert 'libmpich.so' in said and 'mpi_compilers' in said
-    shutil.copy(site.mpich / 'lib/libmpich.so.12', tmp_path)
+    shutil.copy(site.mpich / 'lib/libmpi_gnu_91.so.12', tmp_path)
     answer = site.configure(env={**env, 'LD_LIBRARY_PATH': str(tmp_path)})
     assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
     flags = answer['environ']['LDFLAGS']
@@ -205,6 +205,19 @@ def test_cuda_too_old(site):
     assert too_old in site.fails(replace=[("version = '2.4.0'", "version = '2.15.0'")])
     # which takes that
     assert 'needs CUDA' not in site.fails(replace=[("version = '2.4.0'", "version = '2.13.0'")])
+
+
+@pytest.mark.parametrize('version, cuda', [
+    ('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.12.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'),
+    ('2.8.0', '11.0'),
+])
+def test_oldest_cuda(own_site, version, cuda):
+    """What share/cmake/Caffe2/public/cuda.cmake of the wheels of 2.2.2, and of 2.7.1 to 2.14.0, asks for."""
+    metadata = own_site.derecho.metadata
+    metadata.write_text(metadata.read_text() + '\n[cuda/10.2]\nname = CUDA\nversion = 10.2\nprefix = CUDA_HOME\n')
+    changes = [("version = '2.4.0'", f"version = '{version}'"), ('cuda/12.2.1', 'cuda/10.2')]
+    assert (f'PyTorch {version} needs CUDA {cuda} or newer, and the dependency is CUDA 10.2'
+            in own_site.fails(replace=changes))
 
 
 def test_cudnn_and_mkl_of_the_environment(site, plain):

@@ -78,7 +78,7 @@ def test_options_of_horovod(installed):
         stubs = environ['LD_LIBRARY_PATH'].split(':')[0]
         assert not os.path.exists(stubs) or os.path.basename(os.readlink(f'{stubs}/libcuda.so.1')) == 'libcuda.so'
     assert options == expected
-    assert (environ['CC'], environ['CXX']) == (f'{tree.mpich}/bin/mpicc', f'{tree.mpich}/bin/mpicxx')
+    assert (environ['CC'], environ['CXX']) == (f'{tree.openmpi}/bin/mpicc', f'{tree.openmpi}/bin/mpicxx')
     assert re.match(r'-j\d+$', environ['MAKEFLAGS']) and built(installed)['python'] == str(installed.root / 'bin/python')
 
 

@@ -163,7 +163,7 @@ def test_build_job_gets_the_modules_of_its_generation(login):
     _, submitted = login.build(*words[:2], env={'NCARENV': '24.12'})
     script = submitted['script'].replace('\nexec eb', '\nmodule -t list 2>&1\nexec eb')
     # what a shell may have at its start
-    script = script.replace('pipefail\n', 'pipefail\nmodule load ncarenv/23.09 libfabric/1.22.0\n', 1)
+    script = script.replace('pipefail\n', 'pipefail\nmodule load ncarenv/23.09 libfabric/1.15.2.0\n', 1)
     done = login.job({**submitted, 'script': script})
     assert done.stdout.split() == ['ncarenv/24.12']
     assert login.builds == [[*words, '--fetch'], words]

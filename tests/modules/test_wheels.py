@@ -57,11 +57,22 @@ def test_environment(installed):
     assert found == [installed.name.split('-')[1] + version, str(installed.root)]
 
 
+def test_libraries_of_a_cpe_that_is_not_the_default(today, lmod):
+    """OLCF: LD_LIBRARY_PATH=$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH (systems/frontier_user_guide.rst)."""
+    line = re.search('^.*CRAY_LD_LIBRARY_PATH.*', (ROOT / 'examples/frontier/train.sbatch').read_text(), re.M).group()
+    script = f'export LD_LIBRARY_PATH=/b; module load PrgEnv-gnu/8.7.0 cpe/26.03; {line}; echo $LD_LIBRARY_PATH'
+    mpich = today.tree.mpich.parents[2]
+    said = lmod.bash(script, modulepath=[today.tree.modulepath]).stdout
+    assert said.split()[-1] == f'{mpich}/ofi/gnu/12.3/lib:{mpich}/gtl/lib:/b'
+    assert lmod.bash(f'unset LD_LIBRARY_PATH; {line}; echo "<${{LD_LIBRARY_PATH-none}}>"').stdout.strip() == '<none>'
+
+
 def test_mpi4py_is_linked_with_the_sites_mpi(installed):
     """By its own path, and without the GPU Transport Layer: the accelerator's modules were not loaded."""
     library = next(installed.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
     mpich = installed.load()['CRAY_MPICH_DIR']
-    assert needs(library) == (['libmpich.so.12'], [('RPATH', f'{mpich}/lib')])
+    name = 'libmpi_gnu.so.12' if installed.site == 'frontier' else 'libmpi_gnu_123.so.12'
+    assert needs(library) == ([name], [('RPATH', f'{mpich}/lib')])
 
 
 @pytest.fixture(scope='module')
@@ -111,4 +122,4 @@ def test_gpu_aware_mpi_is_linked_where_the_modules_stay(today):
         assert (done.returncode != 0) == bool(words) and words in said(done)
         if not words:
             library = next(today.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
-            assert 'libmpi_gtl_hsa.so' in needs(library)[0]
+            assert 'libmpi_gtl_hsa.so.0' in needs(library)[0]

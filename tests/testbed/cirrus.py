@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Cirrus as far as the modules of EPCC's recipes go, on this machine's gcc, MPICH and Python: that of today, and the former.
 
-What it stands for: EPCCed/cirrus-docs@7b569d0, hpc-uk/build-instructions@8c47fbf. CUDA and NCCL are empty libraries.
+What it asserts about the machine, with the witness of each fact: witnesses.cfg. CUDA and NCCL are empty libraries.
 """
 
 import pathlib
 import re
 
 from . import ROOT, quickvenv
-from .derecho import Derecho, copy_or_link, mpich_of_the_machine, needed_commands, script, shared_library
+from .derecho import Derecho, cray_mpich, needed_commands, script, shared_library
 
 
 class Cirrus:
@@ -17,6 +17,7 @@ class Cirrus:
     :ivar modulepath: what MODULEPATH is after login
     :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
     :ivar mpich: prefix of its MPI
+    :ivar openmpi: prefix of the former machine's MPI, for which the same MPICH stands
     :ivar nvhpc: what NVHPC_ROOT is
     """
 
@@ -24,15 +25,12 @@ class Cirrus:
         needed_commands()
         self.path = pathlib.Path(path)
         self.modulepath = self.path / 'modules'
-        self.mpich = self.path / 'opt/cray/pe/mpich/8.1.32/ofi/gnu/12.3'
-        library, headers = mpich_of_the_machine()
-        (self.mpich / 'lib').mkdir(parents=True)
-        copy_or_link(library, self.mpich / 'lib/libmpich.so.12')
-        (self.mpich / 'lib/libmpich.so').symlink_to('libmpich.so.12')
-        link = f'{headers} "$@" -L{self.mpich}/lib -lmpich'
+        self.mpich = self.path / 'opt/cray/pe/mpich/8.1.32/ofi/gnu/11.2'
+        link = cray_mpich(self.mpich, 'mpi_gnu_112')
+        # there is no mpicc in PATH
         for name, compiler in (('mpicc', 'gcc'), ('mpicxx', 'g++')):
             script(self.mpich / 'bin' / name, f'#!/bin/sh\nexec {compiler} {link}\n')
-        craype = self.path / 'opt/cray/pe/craype/bin'
+        craype = self.path / 'opt/cray/pe/craype/2.7.34/bin'
         for name, compiler in (('cc', 'gcc'), ('CC', 'g++')):
             script(craype / name, f'#!/bin/sh\nexec {compiler} {link}\n')
         python = quickvenv.python3('/usr/bin/python3')
@@ -42,11 +40,14 @@ class Cirrus:
 
         self.module(self.modulepath, 'PrgEnv-gnu/8.6.0', f'prepend_path("PATH", "{craype}")', 'setenv("PE_ENV", "GNU")')
         self.module(self.modulepath, 'cray-mpich/8.1.32', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
-                    f'prepend_path("PATH", "{self.mpich}/bin")')  # fmt: skip
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib")')  # fmt: skip
         self.module(self.modulepath, 'cray-python/3.11.7', f'prepend_path("PATH", "{pythons}")',
                     'setenv("CRAY_PYTHON_LEVEL", "3.11.7")')  # fmt: skip
 
         # the former machine
+        self.openmpi = self.path / 'openmpi'
+        for name, compiler in (('mpicc', 'gcc'), ('mpicxx', 'g++')):
+            script(self.openmpi / 'bin' / name, f'#!/bin/sh\nexec {compiler} {link}\n')
         self.nvhpc = self.path / 'nvhpc'
         shared_library(self.nvhpc / 'cuda/12.4/lib64/stubs/libcuda.so', soname='libcuda.so.1')
         nccl = shared_library(self.nvhpc / 'comm_libs/nccl/lib/libnccl.so.2')
@@ -54,7 +55,7 @@ class Cirrus:
         cmake = script(self.path / 'cmake/bin/cmake', '#!/bin/sh\necho cmake version 3.25.2\n').parent
         self.module(self.modulepath, 'cmake/3.25.2', f'prepend_path("PATH", "{cmake}")')
         for name in ('python/3.12.1', 'python/3.12.1-gpu'):
-            self.module(self.modulepath, name, f'prepend_path("PATH", "{self.mpich}/bin")', 'conflict("python")',
+            self.module(self.modulepath, name, f'prepend_path("PATH", "{self.openmpi}/bin")', 'conflict("python")',
                         f'prepend_path("PATH", "{pythons}")', 'setenv("MINICONDA3_PYTHON_VERSION", "3.12.1")',
                         f'prepend_path("LD_LIBRARY_PATH", "{nccl.parent}")',
                         f'setenv("NVHPC_ROOT", "{self.nvhpc}")' if name.endswith('gpu') else '')  # fmt: skip

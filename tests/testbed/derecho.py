@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Derecho as far as modules and files go: the names and variables of its module tree, on this machine's gcc and MPICH.
 
-What it stands for: benkirk/derecho-pytorch-mpi@1adc9e4, NCAR/spack-derecho@b8e4459 (config/modules.yaml).
-The GPU Transport Layer, CUDA, cuDNN, NCCL and its plugin are empty libraries of the right names that need each other;
-`conda` makes virtual environments. MPI is the real MPICH, its compiler defines CRAY_MPICH_VERSION as Cray's mpi.h does.
+What it asserts about the machine, with the witness of each fact: witnesses.cfg. The GPU Transport Layer, CUDA, cuDNN, NCCL and its plugin are empty libraries of the right names that need each other;
+`conda` makes virtual environments. MPI is the real MPICH under the name of Cray's, its compiler defines
+CRAY_MPICH_VERSION as Cray's mpi.h does.
 
 ToySources stands for the sources of PyTorch: pip builds and installs them in a second, with the compilers, flags and
 options that the easyblock gives.
@@ -25,6 +25,8 @@ GENERATIONS = {
     '23.09': {
         'gcc': '12.2.0',
         'cray-mpich': ('8.1.27', 'ofi/gnu/9.1'),
+        'ncarcompilers': '1.0.0',
+        'libfabric': ['1.15.2.0'],
         'cuda': '12.2.1',
         'cudnn': {'8.8.1.3-12': '12', '8.7.0.84-11.8': '11'},
         'mkl': '2024.0.0',
@@ -32,6 +34,8 @@ GENERATIONS = {
     '24.12': {
         'gcc': '12.4.0',
         'cray-mpich': ('8.1.29', 'ofi/gnu/12.3'),
+        'ncarcompilers': '1.0.0',
+        'libfabric': ['1.15.2.0', '1.22.0', '2.1.0'],
         'cuda': '12.3.2',
         'cudnn': {'8.9.7.29-12': '12', '9.2.0.82-12': '12'},
         'mkl': '2025.0.1',
@@ -40,6 +44,8 @@ GENERATIONS = {
     '25.10': {
         'gcc': '14.3.0',
         'cray-mpich': ('8.1.32', 'ofi/gnu/12.3'),
+        'ncarcompilers': '1.1.0',
+        'libfabric': ['1.22.0'],
         'cuda': '12.9.0',
     },
 }
@@ -62,7 +68,8 @@ done
 
 def needed_commands():
     """The real compilers that the tree stands on."""
-    for command, package in (('gcc', 'gcc'), ('mpicc.mpich', 'mpich and libmpich-dev'), ('readelf', 'binutils')):
+    for command, package in (('gcc', 'gcc'), ('mpicc.mpich', 'mpich and libmpich-dev'), ('readelf', 'binutils'),
+                             ('patchelf', 'patchelf')):  # fmt: skip
         if not shutil.which(command):
             missing(f'{command} (package {package})')
 
@@ -90,14 +97,6 @@ def shared_library(path, needs=(), source='', soname=None):
     return path
 
 
-def copy_or_link(library, path):
-    """Copy a large library for the first tree; those of other trees are links to this copy, which nothing changes."""
-    if library not in built:
-        built[library] = shutil.copy(library, path)
-    else:
-        os.link(built[library], path)
-
-
 @functools.lru_cache(maxsize=None)
 def mpich_of_the_machine():
     """The library of the machine's MPICH, and the flags for its headers."""
@@ -105,6 +104,36 @@ def mpich_of_the_machine():
     cache = run(['/sbin/ldconfig', '-p']).stdout
     found = re.search(r'libmpich\.so\.12 .*=> (\S+)', cache) or missing('libmpich.so.12 (package libmpich-dev)')
     return found.group(1), ' '.join(re.findall(r'-I\S+', shown))
+
+
+def cray_mpich(prefix, name):
+    """
+    The machine's MPICH as Cray's: its library has the name of the compiler, and the other names are links to it.
+
+    That of other trees is a link to the first one's, which nothing changes: it is large.
+
+    :param prefix: what CRAY_MPICH_DIR is
+    :param name: of the library, as mpi_gnu_91
+    :return: flags for a compiler
+    """
+    library, headers = mpich_of_the_machine()
+    path = prefix / f'lib/lib{name}.so.12'
+    path.parent.mkdir(parents=True)
+    if name not in built:
+        built[name] = shutil.copy(library, path)
+        run(['patchelf', '--set-soname', path.name, path])
+    else:
+        os.link(built[name], path)
+    for link in (f'lib{name}.so', 'libmpi.so', 'libmpich.so'):
+        (path.parent / link).symlink_to(path.name)
+    return f'{headers} "$@" -L{path.parent} -l{name}'
+
+
+def gpu_transport_layer(directory, kind, needs=(), source=''):
+    """libmpi_gtl_KIND.so of Cray MPICH, which has a number in its name for those that need it; its path."""
+    library = shared_library(directory / f'libmpi_gtl_{kind}.so.0', needs, source)
+    (directory / f'libmpi_gtl_{kind}.so').symlink_to(library.name)
+    return library
 
 
 def openmpi_library():
@@ -136,10 +165,6 @@ class Derecho:
         self.modulepath = self.path / 'modules/environment'
         for generation, versions in GENERATIONS.items():
             self.generation(generation, versions)
-        for version in ('1.15.2.0', '1.22.0'):
-            prefix = self.prefix(f'/opt/cray/libfabric/{version}')
-            shared_library(prefix / 'lib64/libfabric.so.1')
-            self.module(self.modulepath, f'libfabric/{version}', f'prepend_path("LD_LIBRARY_PATH", "{prefix}/lib64")')
         text = (ROOT / 'hooks/sites/derecho_external_modules_metadata.cfg').read_text()
         self.metadata = self.path / 'metadata.cfg'
         self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
@@ -163,37 +188,43 @@ class Derecho:
         gcc = versions['gcc']
         self.module(core, f'gcc/{gcc}', f'prepend_path("MODULEPATH", "{behind_gcc}")', 'setenv("PE_ENV", "GNU")',
                     'setenv("GNU_PATH", "/usr")', f'setenv("GNU_VERSION", "{gcc}")',
+                    f'setenv("NCAR_BUILD_ENV", "derecho-gcc-{gcc}")',
                     f'setenv("NCAR_BUILD_ENV_COMPILER", "derecho-gcc-{gcc}")')  # fmt: skip
+
+        for version in versions['libfabric']:
+            prefix = self.prefix(f'/opt/cray/libfabric/{version}')
+            if not prefix.exists():
+                shared_library(prefix / 'lib64/libfabric.so.1')
+            self.module(core, f'libfabric/{version}', f'prepend_path("LD_LIBRARY_PATH", "{prefix}/lib64")')
 
         version, flavour = versions['cray-mpich']
         mpich = self.prefix(f'/opt/cray/pe/mpich/{version}/{flavour}')
-        # the machine's own MPICH, in Cray's place: its compilers give no RPATH
-        library, headers = mpich_of_the_machine()
-        (mpich / 'lib').mkdir(parents=True)
-        copy_or_link(library, mpich / 'lib/libmpich.so.12')
-        (mpich / 'lib/libmpich.so').symlink_to('libmpich.so.12')
+        # its compilers give no RPATH
+        flags = cray_mpich(mpich, 'mpi_gnu_' + flavour.split('/')[-1].replace('.', ''))
         for name, compiler in (('mpicc', 'gcc'), ('mpicxx', 'g++')):
-            flags = f'-DCRAY_MPICH_VERSION={version} {headers} "$@" -L{mpich}/lib -lmpich'
-            script(mpich / 'bin' / name, f'#!/bin/sh\nexec {compiler} {flags}\n')
+            script(mpich / 'bin' / name, f'#!/bin/sh\nexec {compiler} -DCRAY_MPICH_VERSION={version} {flags}\n')
         cuda = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/cuda/{versions["cuda"]}')
         script(cuda / 'bin/nvcc', '#!/bin/sh\nexit 0\n')
         cudart = shared_library(cuda / 'lib64/libcudart.so.12', source='int cudaMalloc(void) { return 0; }')
         (cuda / 'lib64/libcudart.so').symlink_to('libcudart.so.12')
         shared_library(cuda / 'lib64/stubs/libcuda.so', soname='libcuda.so.1')
         shared_library(cuda / 'lib64/libcuda.so.1')
-        # as that of 8.1.27 is said to be, the older one does not name what it needs
+        # that of 8.1.27 does not name what it needs
         gtl = self.prefix(f'/opt/cray/pe/mpich/{version}/gtl/lib')
-        shared_library(gtl / 'libmpi_gtl_cuda.so', [] if generation == '23.09' else [cudart],
-                       source='int cudaMalloc(void); int mpi_gtl_init(void) { return cudaMalloc(); }')
+        gpu_transport_layer(gtl, 'cuda', [] if generation == '23.09' else [cudart],
+                            'int cudaMalloc(void); int mpi_gtl_init(void) { return cudaMalloc(); }')
         self.module(behind_gcc, f'cray-mpich/{version}', f'setenv("CRAY_MPICH_DIR", "{mpich}")',
                     f'setenv("NCAR_ROOT_MPI", "{mpich}")', f'prepend_path("PATH", "{mpich}/bin")',
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{mpich}/lib:{gtl}")',
                     f'setenv("PE_MPICH_GTL_DIR_nvidia80", "-L{gtl}")',
                     'setenv("PE_MPICH_GTL_LIBS_nvidia80", "-lmpi_gtl_cuda")',
                     f'pushenv("NCAR_BUILD_ENV", "derecho-gcc-{gcc}-cray-mpich-{version}")')  # fmt: skip
-        self.module(behind_gcc, 'ncarcompilers/1.0.0', 'setenv("NCAR_WRAPPER", "1")')
+        # without its compilers
+        self.module(behind_gcc, f'ncarcompilers/{versions["ncarcompilers"]}', 'setenv("NCAR_EXCLUDE_ASNEEDED", "1")')
         self.module(core, f'cuda/{versions["cuda"]}', f'setenv("CUDATOOLKIT_HOME", "{cuda}")',
                     'setenv("CRAY_ACCEL_TARGET", "nvidia80")', f'setenv("CUDA_VERSION", "{versions["cuda"]}")',
                     f'setenv("CUDA_HOME", "{cuda}")', f'prepend_path("PATH", "{cuda}/bin")',
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{cuda}/lib64")',
                     f'prepend_path("LD_LIBRARY_PATH", "{cuda}/lib64")')  # fmt: skip
 
         for version, cuda_major in versions.get('cudnn', {}).items():
@@ -207,7 +238,7 @@ class Derecho:
         if 'mkl' in versions:
             mkl = self.prefix(f'/glade/u/apps/common/23.08/spack/opt/spack/mkl/{versions["mkl"]}')
             (mkl / 'lib').mkdir(parents=True)
-            self.module(core, f'mkl/{versions["mkl"]}', f'setenv("MKLROOT", "{mkl}")',
+            self.module(behind_gcc, f'mkl/{versions["mkl"]}', f'setenv("MKLROOT", "{mkl}")',
                         f'setenv("NCAR_ROOT_MKL", "{mkl}")')  # fmt: skip
 
         conda = self.prefix('/glade/u/apps/opt/conda')

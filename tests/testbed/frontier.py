@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Frontier as far as the modules of its PyTorch page go, on this machine's gcc and MPICH.
 
-What it stands for: olcf/olcf-user-docs@2745903 and 4768410 (pytorch_frontier.rst). Cray's compiler `cc` links the real
-MPICH, and the GPU Transport Layer (an empty library) where an accelerator module is loaded, as Cray's does.
+What it asserts about the machine, with the witness of each fact: witnesses.cfg. Cray's compiler `cc` links the real MPICH,
+and the GPU Transport Layer (an empty library) where an accelerator module is loaded, as Cray's does.
 """
 
 import pathlib
 import re
 
 from . import ROOT, quickvenv
-from .derecho import CONDA, Derecho, copy_or_link, mpich_of_the_machine, needed_commands, script, shared_library
+from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_commands, script
 
 CC = """#!/bin/bash
 gtl=()
 [[ -z ${{CRAY_ACCEL_TARGET-}} ]] || gtl=(-Wl,--no-as-needed -L{gtl} -Wl,-rpath,{gtl} -lmpi_gtl_hsa)
-exec gcc {headers} "$@" -L{mpich}/lib -lmpich "${{gtl[@]}}"
+exec gcc {flags} "${{gtl[@]}}"
 """
 
 
@@ -31,22 +31,21 @@ class Frontier:
         self.path = pathlib.Path(path)
         self.modulepath = self.path / 'modules'
         self.mpich = self.path / 'opt/cray/pe/mpich/9.1.0/ofi/gnu/12.3'
-        library, headers = mpich_of_the_machine()
-        (self.mpich / 'lib').mkdir(parents=True)
-        copy_or_link(library, self.mpich / 'lib/libmpich.so.12')
-        (self.mpich / 'lib/libmpich.so').symlink_to('libmpich.so.12')
-        gtl = shared_library(self.path / 'opt/cray/pe/mpich/9.1.0/gtl/lib/libmpi_gtl_hsa.so').parent
-        compiler = script(self.path / 'opt/cray/pe/craype/bin/cc',
-                          CC.format(headers=headers, mpich=self.mpich, gtl=gtl))  # fmt: skip
+        # from 9.1.0 on without a number
+        flags = cray_mpich(self.mpich, 'mpi_gnu')
+        gtl = gpu_transport_layer(self.path / 'opt/cray/pe/mpich/9.1.0/gtl/lib', 'hsa').parent
+        compiler = script(self.path / 'opt/cray/pe/craype/2.7.33/bin/cc', CC.format(flags=flags, gtl=gtl))
         for version in ('8.5.0', '8.7.0'):
             self.module(self.modulepath, f'PrgEnv-gnu/{version}', f'prepend_path("PATH", "{compiler.parent}")',
-                        f'setenv("CRAY_MPICH_DIR", "{self.mpich}")', 'setenv("PE_ENV", "GNU")')  # fmt: skip
-        self.module(self.modulepath, 'cpe/26.03', 'setenv("CPE_VERSION", "26.03")')
+                        'setenv("PE_ENV", "GNU")', 'load("cray-mpich/9.1.0")')  # fmt: skip
+        self.module(self.modulepath, 'cray-mpich/9.1.0', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib:{gtl}")')  # fmt: skip
+        self.module(self.modulepath, 'cpe/26.03')
         for version in ('5.7.1', '6.4.1', '7.1.1'):
             self.module(self.modulepath, f'rocm/{version}', f'setenv("ROCM_PATH", "/opt/rocm-{version}")')
         self.module(self.modulepath, 'craype-accel-amd-gfx90a', 'setenv("CRAY_ACCEL_TARGET", "amd_gfx90a")')
         self.module(self.modulepath, 'libfabric/2.3.1')
-        conda = script(self.path / 'sw/miniforge3/bin/conda',
+        conda = script(self.path / 'sw/frontier/miniforge3/23.11.0-0/bin/conda',
                        CONDA.replace('{python3}', f'{quickvenv.python3("/usr/bin/python3")}/python3'))  # fmt: skip
         self.module(self.modulepath, 'miniforge3/23.11.0-0', f'prepend_path("PATH", "{conda.parent}")')
         text = (ROOT / 'hooks/sites/frontier_external_modules_metadata.cfg').read_text()

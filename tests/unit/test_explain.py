@@ -72,6 +72,46 @@ def test_each_line_of_a_sample_is_needed_by_some_rule(name):
         assert log.findings, line
 
 
+NCCL = 'nid001001:4711:4811 [0] NCCL WARN '
+CXI = 'libfabric:4711:1701636928::cxi:core:cxip_cmdq_cp_alloc():83<warn> x1001c7s6b0n0: '
+CUDA = 'RuntimeError: CUDA error: '
+
+
+@pytest.mark.parametrize('rule, line', [
+    # NVIDIA/nccl src/bootstrap.cc, v2.12.7-1 to v2.22.3-1; from v2.23.4-1 on
+    ('rank-twice', NCCL + 'Bootstrap Root : mismatch in rank count from procs 8 : 4'),
+    ('rank-twice', NCCL + 'Bootstrap Root : mismatch in info from procs, nranks 8 vs 4, nroots 1 vs 1, iroot 0 vs 0'),
+    # src/transport/net_ib.cc, to v2.19.4-1; v2.20.3-1 to v2.22.3-1; to v2.28.3-1; from v2.28.7-1 on
+    ('ib-link', NCCL + 'NET/IB : Got async event : port error'),
+    ('ib-link', NCCL + 'NET/IB : mlx5_0:1 Got async event : port error'),
+    ('ib-link', NCCL + 'NET/IB : mlx5_0:1 Got async error event: port error'),
+    ('ib-link', NCCL + 'NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)'),
+    # cudaGetErrorString() of 805 to 810, CUDA 13.0
+    ('mps', CUDA + 'MPS client failed to connect to the MPS control daemon or the MPS server'),
+    ('mps', CUDA + 'the remote procedural call between the MPS server and the MPS client failed'),
+    ('mps', CUDA + 'MPS server is not ready to accept new MPS client requests'),
+    ('mps', CUDA + 'the hardware resources required to create MPS client have been exhausted'),
+    ('mps', CUDA + 'the hardware resources required to support device connections have been exhausted'),
+    ('mps', CUDA + 'the MPS client has been terminated by the server'),
+    # ofiwg/libfabric v2.6.0 prov/cxi/src/cxip_cmdq.c
+    ('cxi-access', CXI + 'No room to allocate CP for VNI:1024'),
+    ('cxi-access', CXI + 'Failed to allocate CP, ret: -28 VNI: 1024 TC: LOW_LATENCY TYPE: DEFAULT'),
+])
+def test_texts_of_upstreams_sources(rule, line):
+    """Each form that releases in use have."""
+    assert names(line + '\n')[:1] == [rule]
+
+
+def test_a_port_that_came_back_is_no_broken_connection():
+    assert 'ib-link' not in names(NCCL + 'NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)\n')
+
+
+@pytest.mark.parametrize('text', ['HSA_STATUS_ERROR_HARDWARE', 'Failed to create LNI', 'cxip_auth.c'])
+def test_nothing_that_upstream_does_not_have(text):
+    """Looked for in ROCm/rocm-systems and ofiwg/libfabric, v1.15.2 to v2.6.0."""
+    assert text not in pathlib.Path(explain.RULES).read_text(encoding='utf-8')
+
+
 @pytest.mark.parametrize('name', SAMPLES.sections())
 def test_public_logs(name):
     """What people reported, with the cause that was found there."""

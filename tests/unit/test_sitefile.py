@@ -207,6 +207,8 @@ def test_interface(gres, rdma, net, wanted, person):
     ('a / ext4 rw\n', '/scratch', None),
     ('a / nfs ro\nb /scratch lustre rw\nc /local xfs rw\n', '/scratch/me', '/local'),
     ('a / ext4 rw\nb /scratch lustre rw\n', '/scratch', '/tmp'),
+    # Cray's own way to a file system of the centre
+    ('a / tmpfs rw\nb /home dvs rw\nc /local xfs rw\n', '/home/me/tmp', '/tmp'),
     ('a / nfs rw\nshm /dev/shm tmpfs rw\n', '', '/dev/shm'),
     ('a / nfs rw\nc /local xfs ro\n', '', None), ('', '', None),
 ])

@@ -112,6 +112,11 @@ def test_what_has_hurt_is_opt_in():
         assert 'disable_rdzv_get' in site.groups['alt_read'].needs
 
 
+def test_since_when_a_monitor_that_cannot_start_is_an_error():
+    """ofiwg/libfabric prov/cxi/src/cxip_iomm.c, of v2.4.0 and v2.5.0."""
+    assert 'from 2.5.0 a monitor' in sites.load('frontier').groups['userfaultfd'].reason
+
+
 @pytest.mark.parametrize('name', ['derecho', 'frontier', 'lumi'])
 def test_slingshot_gpu_sites(name):
     """Values that every Slingshot system with GPUs needs; memhooks, the default monitor, deadlocks."""
