@@ -21,6 +21,8 @@ PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
 # ROCm's devices and processors
 KFD = 'sys/class/kfd/kfd/topology/nodes'
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
+# no GPU: the user's choice, and Slurm's words for it
+HIDDEN = ('', '-1', 'NoDevFiles')
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
@@ -142,7 +144,7 @@ def visible_gpus(machine, known):
         for word in filter(None, machine.environ[variable].split(',')):
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
-            elif word.isdigit() or word == '-1':
+            elif word.isdigit() or word in HIDDEN:
                 break       # the libraries end the list at the first one that is not there
             else:
                 chosen.append(word)
@@ -167,8 +169,7 @@ def look_at_gpus(machine, report, details):
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        # the user hides them: nothing, or no number
-        hidden = any(machine.environ.get(name) in ('', '-1', 'NoDevFiles') for name in VISIBLE)
+        hidden = any(machine.environ.get(name) in HIDDEN for name in VISIBLE)
         wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),

@@ -208,7 +208,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
     check_libraries(report, mapped, machine, with_gpu)
     look.look_at_compat(machine, report, mapped)
     network, provider = probe.get('network'), probe.get('provider')
-    # NCCL itself has said that it has one
+    # NCCL that runs over another network has found what it needs
     need = look.plugin_need(machine) if network in (None, 'Socket') else ''
     if probe.get('plugin_error'):
         report.add('red' if need else 'yellow', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],

@@ -146,18 +146,22 @@ def one_edit(name, other):
                            or one[:2] == two[1::-1] and one[2:] == two[2:])
 
 
-# a number that is set to nothing: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c
-NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0'}
+# a number that is set to nothing: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c,
+# -EINVAL in aws-ofi-nccl include/nccl_ofi_param_impl.h, which older ones did not have
+NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0', 'OFI_NCCL_': 'a newer plugin does not start'}
+# those that read a number only if nothing follows it; strtol(3) of the others reads up to a blank
+STRICT = ('MPICH_', 'OFI_NCCL_')
 
 
 def wrong_text(name, value, family):
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
     number = kind[:1] == ['int']
-    if not kind or number and not value and 'NCCL_' in family.prefix or \
-            number and value != value.strip() and family.prefix != 'MPICH_' and not wrong_value(kind, value.strip()):
-        # NCCL takes nothing as not set (src/misc/param.cc); strtol(3) reads up to a blank, MPICH's MPL_env2int does not
+    # NCCL takes nothing as not set (src/misc/param.cc)
+    if not kind or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
+    if number and value.strip() and family.prefix not in STRICT:
+        value = value.strip()
     if not value.strip():
         return 'is set to nothing' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
     wrong = wrong_value(kind, value)
