@@ -348,6 +348,14 @@ def test_cray_mpich_is_asked_by_its_own_names(tmp_path, name):
     assert [entry[0] for entry in check_variables({'MPICH_OFI_NIC_POLICE': 'GPU'}, [mpich])] == ['red']
 
 
+def test_a_library_of_rocr_does_not_show_all_its_names(tmp_path):
+    # Debian's 5.2.3 reads HSA_CU_MASK, and has no such constant
+    rocr = library(tmp_path / 'libhsa-runtime64.so.1', 'const char *a[] = {"HSA_XNACK", "HSA_TOMORROW"};')
+    assert not check_variables({'HSA_CU_MASK': '0:0-3', 'HSA_XNACK': '1', 'HSA_TOMORROW': '1'}, [rocr])
+    [(level, _, text, _, _)] = check_variables({'HSA_XNACKS': '1'}, [rocr])
+    assert level == 'yellow' and 'HSA_XNACK' in text
+
+
 @pytest.mark.parametrize('name', [
     'libmpi_gtl_cuda.so', 'libmpi_cxx.so.40', 'libmpi_usempif08.so.40', 'libmpifort.so.12', 'libmpi_java.so.40',
     'libmpi_mpifh-gfortran.so.40', 'libmpi_usempi_ignore_tkr.so.40',

@@ -132,8 +132,10 @@ class Asked:
             for plugin in filter(None, map(self.file, self.plugins)):
                 if plugin.has_string(name):
                     return True, plugin.path
-        # MPICH has all names whole (maint/extractcvars); nobody here has seen how Cray's has its own
-        if not library or family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
+        # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names whole
+        # (maint/extractcvars); nobody here has seen how Cray's has its own
+        if not library or family.prefix == 'HSA_' or \
+                family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
             return None, None
         return False, library.path
 
