@@ -27,8 +27,12 @@ def job(slurm, installed_pytorch, tmp_path):
     return run
 
 
+def of_level(found, level):
+    return {entry['name']: (entry['text'], entry['ranks']) for entry in found['findings'] if entry['level'] == level}
+
+
 def red(found):
-    return {entry['name']: (entry['text'], entry['ranks']) for entry in found['findings'] if entry['level'] == 'red'}
+    return of_level(found, 'red')
 
 
 def test_a_sound_job_has_no_red_line_and_trains(job):
@@ -47,8 +51,25 @@ def test_planted_faults_are_named_and_nothing_is_trained(job):
     done, found = job(*PRINT, FI_CXI_RDV_PROTO='alt_read', NCCL_NET_GDR_LEVEL='PBH', GLOO_SOCKET_IFNAME='hsn0',
                       NCCL_NET='OFI', FI_CXI_DEFAULT_TX_SIZE='131072')
     assert done.returncode != 0 and 'training' not in done.stdout
-    assert set(red(found)) == {'variable', 'value', 'interface', 'plugin', 'rendezvous'}
-    assert all(ranks == list(range(8)) for _, ranks in red(found).values())
+    # without GPUs nobody needs NCCL's plugin, and no library was asked about the variables
+    assert set(red(found)) == {'interface', 'rendezvous'}
+    assert {'variable', 'value', 'plugin'} <= set(of_level(found, 'yellow'))
+    assert all(ranks == list(range(8)) for level in ('red', 'yellow') for _, ranks in of_level(found, level).values())
+
+
+def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(job):
+    done, found = job(*PRINT, NCCL_PAT_ENABLE='3', FI_LOG_LEVEL='loud', FI_CXI_RDV_PROTO='alt_read',
+                      GLOO_SOCKET_IFNAME='hsn0', SLINGTORCH_CHECK_IGNORE='rendezvous, interface:GLOO_SOCKET_IFNAME')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('training') == 8 and not red(found)
+    assert set(of_level(found, 'ignored')) == {'interface', 'rendezvous'}
+    assert {'variable', 'value'} <= set(of_level(found, 'yellow')) and ' 0 RED, 2 ignored, ' in done.stderr
+
+
+def test_a_name_that_no_finding_has_is_refused(job):
+    done, found = job(*PRINT, SLINGTORCH_CHECK_IGNORE='valeu')
+    assert done.returncode == 2 and 'training' not in done.stdout and found is None
+    assert "'valeu' is no name of a finding" in done.stderr
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD
 Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
     SLINGTORCH_CHECK_SECONDS   how long a rank waits for others, and for PyTorch (120)
     SLINGTORCH_CHECK_JSON      as --json
-    SLINGTORCH_CHECK_IGNORE    1: the exit status is 0 whatever is red
+    SLINGTORCH_CHECK_IGNORE    names of findings that set no exit status, also NAME:SUBJECT; 1: all
 """
 import argparse
 import hashlib
@@ -29,21 +29,22 @@ import node
 import tree
 import variables
 import vet
-from findings import LEVELS, TITLES, Report, ranks_text
+from findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
-    'torch': ('red', 'versions', "start all ranks from one environment"),
-    'CUDA of torch': ('red', 'versions', "start all ranks from one environment"),
-    'ROCm of torch': ('red', 'versions', "start all ranks from one environment"),
+    'torch': ('yellow', 'versions', "start all ranks from one environment"),
+    'CUDA of torch': ('yellow', 'versions', "start all ranks from one environment"),
+    'ROCm of torch': ('yellow', 'versions', "start all ranks from one environment"),
     'maps libnccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
     'maps librccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
     'maps MPI': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
     'torch is in': ('yellow', 'versions', "start all ranks from one environment"),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
     'driver': ('yellow', 'versions', "have the centre look at these nodes"),
-    'MASTER_ADDR': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
+    # a node has several names
+    'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
 }
@@ -51,6 +52,8 @@ SAME = {
 SLOW_TIMES, SLOW_SECONDS = 4, 3
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
+# instead of rank 0's word, '0' or '1'
+LOST = b'lost'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -149,7 +152,8 @@ def check_providers(report, machine):
     if 'cxi' in providers:
         report.add('good', 'provider', found)
     else:
-        report.add('red', 'provider', found + ", and not cxi, on a node with Slingshot",
+        # fi_info's libfabric need not be that of the program
+        report.add('yellow', 'provider', found + ", and not cxi, on a node with Slingshot",
                    "load the system's libfabric; in a container bind it, with libcxi")
 
 
@@ -213,6 +217,8 @@ def check_same(report):
                      sorted(values.items(), key=lambda item: -bin(item[1]).count('1'))]
             what = fact[4:] if fact.startswith('env ') else fact
             parts[4:] = ['...'] * (len(parts) > 4)
+            if fact == 'torch' and 'none' in values:
+                level = 'red'
             report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
@@ -275,7 +281,8 @@ def check_job(report, machine, root):
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
             mask = report.facts.get('only loopback ' + variable, {}).get('True')
             if mask:
-                report.add('red', 'interface', "%s=lo, and the job has several machines" % variable, "unset it", mask)
+                report.add(look.sure_of(machine, variable), 'interface',
+                           "%s=lo, and the job has several machines" % variable, "unset it", mask)
     if 'backend' not in report.facts:
         report.add('untested', 'collective', "the network: the job has one node" if environ['WORLD_SIZE'] ==
                    environ['LOCAL_WORLD_SIZE'] else "the network: no all_reduce over the nodes was begun")
@@ -286,7 +293,8 @@ def header(report, seconds):
     nodes, count = report.facts.get('node', {}), bin(report.ranks).count('1')
     lines = ["slingtorch check: %d rank%s on %d node%s, %.1f s: %s" % (
         count, 's'[:count != 1], len(nodes), 's'[:len(nodes) != 1], seconds, ', '.join(
-            '%d %s' % (report.count(level), TITLES[level]) for level in LEVELS))]
+            '%d %s' % (report.count(level), TITLES[level]) for level in LEVELS
+            if level != 'ignored' or report.count(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())]
     lines.append('nodes:  %s' % '; '.join(places[:6] + ['...'] * (len(places) > 6)))
     times = []
@@ -309,6 +317,10 @@ def read_ranks(environ):
                         "--check" % name)
         if name != 'MASTER_ADDR' and not environ[name].isdigit():
             raise Usage("%s='%s' is no number" % (name, environ[name]))
+    try:
+        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    except ValueError as err:
+        raise Usage(err)
     if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
         raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
 
@@ -348,7 +360,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
     local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
-    plugin = [path for path in look.plugin_path(machine)[:1] if path]
+    plugin = look.plugin_names(machine)
     digest, several = environment_digest(environ, torch), world > local_world
     report = Report(rank)
 
@@ -374,7 +386,8 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
         if rank == 0:
             check_master(environ, report, machine.node)
             root = tree.Root(environ, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
-            if root.refused:
+            # torchrun's agent listens there, for its workers
+            if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
                 port = int(environ['MASTER_PORT'])
                 report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
                     port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
@@ -403,9 +416,8 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
         local.wait(end)
         details += add_reports(report, machine, local)
         node.check_cores(report, details)
-        node.check_gpus(report, details)
         check_providers(report, machine)
-        check_probe(report, probe, machine)
+        node.check_gpus(report, details, check_probe(report, probe, machine), environ)
         if rank:
             branch.collect(report, end)
             branch.deliver(report)
@@ -413,6 +425,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
         else:
             root.collect(report, end)
             check_job(report, machine, root)
+            report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
             word = b'1' if report.count('red') else b'0'
             title = header(report, time.time() - begin)
             out.write(report.text(title + '\n'))
@@ -421,7 +434,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
                 write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - begin, 3)))
             tree.tell_all([other.connection for other in root.nodes], word)
     except tree.Lost:
-        tree.tell_all(local.connections, b'1')
+        tree.tell_all(local.connections, LOST)
         raise
     finally:
         if probe:
@@ -431,10 +444,10 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
 
 
 def check_probe(report, probe, machine):
-    """The findings of the process with PyTorch."""
+    """The findings of the process with PyTorch; which libraries it maps."""
     with_gpu = bool(look.gpus(machine))
-    node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine, with_gpu,
-                     fi_info_names(report, machine.environ))
+    return node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine,
+                            with_gpu, fi_info_names(report, machine.environ))
 
 
 def free_port():
@@ -446,7 +459,8 @@ def free_port():
 
 def verdict(word, environ):
     """The exit status that rank 0's word means."""
-    return 0 if word == b'0' or environ.get('SLINGTORCH_CHECK_IGNORE') == '1' else 1
+    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    return 0 if word == b'0' or word == LOST and lost_is_fine else 1
 
 
 def write_json(path, data):
@@ -479,7 +493,7 @@ def main(argv=None):
         return 2
     except (tree.Lost, OSError) as err:
         sys.stderr.write("slingtorch check: rank %s on %s: %s\n" % (rank, look.Machine().node, err))
-        return 0 if os.environ.get('SLINGTORCH_CHECK_IGNORE') == '1' else 1
+        return verdict(LOST, os.environ)
 
 
 if __name__ == '__main__':

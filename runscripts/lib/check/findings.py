@@ -7,8 +7,14 @@ import textwrap
 import zlib
 from collections import defaultdict
 
-LEVELS = ('red', 'yellow', 'good', 'untested')
-TITLES = {'red': 'RED', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
+# red: it is certain that the job cannot run, or runs on the wrong network: a library or the kernel says so, or it was
+# tried; ignored: the same, and the user lets it pass
+LEVELS = ('red', 'ignored', 'yellow', 'good', 'untested')
+TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
+# of findings
+NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'ended', 'gpus', 'import', 'interface', 'libraries',
+         'master', 'network', 'no-answer', 'plugin', 'port', 'provider', 'rendezvous', 'slow', 'torch', 'value',
+         'variable', 'versions', 'world-size')
 # of a report that comes over the network
 LARGEST = 1 << 26
 
@@ -35,6 +41,22 @@ def ranks_text(mask):
 def one_line(text):
     """Without what would end the line or steer a terminal: it may come from another process."""
     return re.sub(r'[\x00-\x1f\x7f-\x9f]+', ' ', str(text))
+
+
+def ignored_of(text):
+    """
+    What SLINGTORCH_CHECK_IGNORE names, as [(name, subject or '')]: 'port, value:NCCL_ALGO'; 1 stands for all names.
+
+    :raises ValueError: one is no name of a finding
+    """
+    words = [word.partition(':')[::2] for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
+    if words == [('1', '')]:
+        return [(name, '') for name in NAMES]
+    wrong = sorted({name for name, _ in words} - set(NAMES))
+    if wrong:
+        raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is no name of a finding. Write 1 for all, or some of: %s"
+                         % (wrong[0], ', '.join(NAMES)))
+    return words
 
 
 class Report:
@@ -71,6 +93,13 @@ class Report:
         for name, values in other.facts.items():
             for value, mask in values.items():
                 self.facts[name][value] |= mask
+
+    def ignore(self, wanted):
+        """Red findings that the user wants to be ignored (ignored_of()) are 'ignored' from now on."""
+        for key in [key for key in self.findings if key[0] == 'red']:
+            if any(key[1] == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', key[2]))
+                   for name, subject in wanted):
+                self.findings[('ignored',) + key[1:]] |= self.findings.pop(key)
 
     def dump(self):
         """As bytes, for load()."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
+import functools
 import importlib.util
 import os
 import re
@@ -14,7 +15,14 @@ PARALLEL = {'lustre', 'gpfs', 'beegfs', 'panfs', 'wekafs', 'ceph', 'pvfs2', 'nfs
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
+# variable: how the names of such plugins of NCCL begin
+PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
+           for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
+# ROCm's devices and processors
+KFD = 'sys/class/kfd/kfd/topology/nodes'
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
+# no GPU: the user's choice, and Slurm's words for it
+HIDDEN = ('', '-1', 'NoDevFiles')
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
@@ -86,6 +94,7 @@ def cpus(machine):
     return cpus_of(allowed.group(1) if allowed else ''), cpus_of(machine.read('sys/devices/system/cpu/online'))
 
 
+@functools.lru_cache()
 def gpus(machine):
     """
     The GPUs of the node as [(name, CPUs beside it, maker)], NVIDIA's or AMD's, in the order of their PCI addresses.
@@ -95,9 +104,10 @@ def gpus(machine):
     found = []
     for device in machine.list('sys/bus/pci/devices'):
         where = 'sys/bus/pci/devices/%s/' % device
-        kind = machine.read(where + 'vendor').strip(), machine.read(where + 'class').strip()[:6]
-        if kind[0] in ('0x10de', '0x1002') and kind[1] in ('0x0300', '0x0302', '0x0380', '0x1200'):
-            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[0]))
+        kind = machine.read(where + 'class').strip()[:6] + '/' + machine.read(where + 'vendor').strip()
+        # AMD's 0x0300 can be the small one on the board of a server, as in cpu-bind
+        if re.match(r'0x(0302|0380|1200|0300/0x10de$)', kind) and kind[-6:] in ('0x10de', '0x1002'):
+            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[-6:]))
     return found
 
 
@@ -121,6 +131,12 @@ def visible_gpus(machine, known):
         names = [names[number] for number in open_devices(machine) if number < len(names)]
     elif not os.path.exists(machine.path('dev/kfd')):
         names = []
+    else:
+        # an MI300 in the mode CPX is several GPUs for ROCm; a processor's simd_count is 0 (Linux, kfd_topology.c)
+        nodes = [number for number in sorted(machine.list(KFD), key=int)
+                 if re.search('^simd_count [1-9]', machine.read('%s/%s/properties' % (KFD, number)), re.M)]
+        if len(nodes) > len(names):
+            names = ['partition ' + number for number in nodes]
     for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
         if variable not in machine.environ:
             continue
@@ -128,12 +144,17 @@ def visible_gpus(machine, known):
         for word in filter(None, machine.environ[variable].split(',')):
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
-            elif word.isdigit() or word == '-1':
+            elif word.isdigit() or word in HIDDEN:
                 break       # the libraries end the list at the first one that is not there
             else:
                 chosen.append(word)
         return chosen
     return names
+
+
+def uses_gpus(machine):
+    """Whether this rank sees a GPU, and so talks through NCCL."""
+    return bool(gpus(machine) and visible_gpus(machine, gpus(machine)))
 
 
 def look_at_gpus(machine, report, details):
@@ -148,9 +169,8 @@ def look_at_gpus(machine, report, details):
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        # set to nothing: the user hides them
-        hidden = any(machine.environ.get(name) == '' for name in VISIBLE)
-        wanted = variables or not hidden and machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0'
+        hidden = any(machine.environ.get(name) in HIDDEN for name in VISIBLE)
+        wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
@@ -194,10 +214,10 @@ def look_at_caches(machine, report):
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
         if wrong:
-            report.add('red', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
+            report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
         where, kind = mount_of(machine, real)
         if kind in PARALLEL:
-            report.add('red' if database else 'yellow', 'cache',
+            report.add('yellow', 'cache',
                        "%s=%s is on a parallel or network file system (%s, %s)%s" % (
                            variable, path, where, kind, ", whose locks do not serve a database" if database else
                            ", which all ranks hit for every compiled kernel"), remedy % variable)
@@ -211,6 +231,11 @@ def look_at_caches(machine, report):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
 
+def sure_of(machine, variable):
+    """How bad a wrong interface is: 'red' for the library that moves the data, NCCL between GPUs and else Gloo."""
+    return 'red' if uses_gpus(machine) == variable.startswith('NCCL') else 'yellow'
+
+
 def look_at_interfaces(machine, report, several):
     """The names of interfaces that NCCL and Gloo are given."""
     there = machine.list('sys/class/net')
@@ -221,14 +246,15 @@ def look_at_interfaces(machine, report, several):
         value = machine.environ.get(variable)
         if not value or value.startswith('^'):
             continue
-        exact = variable.startswith('GLOO') or value.startswith('=')
+        gloo, level = variable.startswith('GLOO'), sure_of(machine, variable)
+        exact = gloo or value.startswith('=')
         words = [word for word in value.lstrip('=').split(',') if word]
-        # a word of NCCL's is the beginning of names, one of Gloo's is the name
+        # a word of NCCL's is the beginning of names, and one suffices (src/misc/socket.cc); a word of Gloo's is a name
         found = {word: [name for name in there if (name == word if exact else name.startswith(word))] for word in words}
         missing = [word for word in words if not found[word]]
-        if missing and (exact or len(missing) == len(words)):
+        if missing and (gloo or len(missing) == len(words)):
             meant = [name for name in there if any(name.startswith(word) for word in missing)]
-            report.add('red', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
+            report.add(level, 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
                 variable, value, ', '.join(missing), ', '.join(there)),
                 "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
                 "name one of them in the job script, or unset it")
@@ -240,7 +266,7 @@ def look_at_interfaces(machine, report, several):
             down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name).strip() == 'down']
             report.fact('only loopback ' + variable, used == ['lo'])
             if down == used:
-                report.add('red', 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
+                report.add(level, 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
                            "have the centre look at the node; start without it (srun --exclude)")
             else:
                 report.add('good', 'interface', "%s=%s is there" % (variable, value))
@@ -278,7 +304,7 @@ def look_at_ranks(machine, report):
         return
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
-        report.add('red', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
+        report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
                    "unset WORLD_SIZE in the job script: conda-python-distributed sets it")
 
 
@@ -304,7 +330,7 @@ def look_at_torch(machine, report, directory, home=None):
         report.fact(fact, (found.group(1) or 'none') if found else 'not known')
     users = os.path.realpath(home or site.getusersitepackages())
     if os.path.realpath(directory).startswith(users + '/'):
-        report.add('red', 'torch', "'import torch' takes %s, from your home directory, and not the module's"
+        report.add('yellow', 'torch', "'import torch' takes %s, from your home directory, and not the module's"
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
@@ -318,8 +344,12 @@ def find_library(machine, name, cache=False):
     return found.group(1) if found else None
 
 
-def look_at_compat(machine, report):
-    """cuda-compat in front of the driver's own libcuda."""
+def look_at_compat(machine, report, mapped=()):
+    """
+    cuda-compat in front of the driver's own libcuda.
+
+    :param mapped: the libraries of the process with PyTorch
+    """
     path = find_library(machine, 'libcuda.so.1')
     if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
         return
@@ -328,52 +358,72 @@ def look_at_compat(machine, report):
     driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
     if own and driver:
         older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.group(1).split('.')]
-        level, what = ('red', 'older than') if older else ('yellow', 'not older than')
-        text = "%s comes first, NVIDIA's cuda-compat %s: it is %s the node's driver %s" % (
-            path, own.group(1), what, driver.group(1))
+        level, what = 'red' if older and real in map(os.path.realpath, mapped) else 'yellow', '' if older else 'not '
+        text = "%s comes first, NVIDIA's cuda-compat %s: it is %solder than the node's driver %s%s" % (
+            path, own.group(1), what, driver.group(1), "; CUDA then finds no GPU (error 803)" if older else '')
     else:
         level, text = 'yellow', "%s comes first, NVIDIA's cuda-compat; which driver the node has cannot be read" % path
-    report.add(level, 'cuda-compat', text + ("; CUDA then finds no GPU (error 803)" if level == 'red' else ''),
-               "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
+    report.add(level, 'cuda-compat', text, "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def plugin_path(machine):
+def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
     """
-    (the plugin that NCCL or RCCL would take, what was looked for): a path, or None.
+    What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
 
-    As NCCL does it: src/plugin/plugin_open.cc of v2.27.7-1.
+    As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
     """
-    wanted = machine.environ.get('NCCL_NET_PLUGIN', '')
-    if wanted == 'none':
-        return None, 'none'
-    names = [wanted, 'libnccl-net-%s.so' % wanted] if wanted else ['libnccl-net.so', 'librccl-net.so']
-    for name in names:
-        if '/' in name:
-            if os.path.exists(name):
-                return name, name
-        elif find_library(machine, name, cache=True):
-            return find_library(machine, name, cache=True), name
-    return None, names[-1] if wanted and '/' not in wanted else names[0]
+    begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
+    if wanted.lower() in ('none', 'static_plugin'):
+        return []
+    names = []
+    for word in filter(None, wanted.split(',')):
+        names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
+    return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
 
 
-def look_at_plugin(machine, report, several):
-    """Whether NCCL's network plugin is there, where it is needed."""
-    wanted = machine.environ.get('NCCL_NET', '')
-    demanded = wanted and wanted not in ('Socket', 'IB') or machine.environ.get('NCCL_NET_PLUGIN', 'none') != 'none'
-    path, name = plugin_path(machine)
+def plugin_files(machine, variable='NCCL_NET_PLUGIN'):
+    """Those of plugin_names() that are there, as paths."""
+    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
+             for name in plugin_names(machine, variable)]
+    return list(filter(None, paths))
+
+
+def look_at_plugin(machine, report):
+    """NCCL's network plugin."""
+    path = next(iter(plugin_files(machine)), None)
     if path:
         report.fact('plugin', path)
         amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
         if amazon and machine.slingshot():
-            report.add('red', 'plugin', "%s is Amazon's, for EFA, and this node has Slingshot" % path,
+            report.add('yellow', 'plugin', "%s is Amazon's, for EFA, and this node has Slingshot" % path,
                        "put the plugin of this system in front in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
-    elif demanded:
-        report.add('red', 'plugin', "NCCL's network plugin is missing: no %s%s (NCCL_NET=%s)" % (
-            name, '' if '/' in name else ' in LD_LIBRARY_PATH or the system\'s directories', wanted or '(not set)'),
-            "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
-    elif several and machine.slingshot() and gpus(machine):
-        report.add('red', 'plugin', "NCCL's network plugin is missing on nodes with Slingshot: NCCL takes TCP",
-                   "load the module of the plugin (module spider aws-ofi-nccl)")
+
+
+def plugin_need(machine):
+    """Why NCCL cannot do without a network plugin here: it ends, or takes a slow network; '' if it can."""
+    network, env = machine.environ.get('NCCL_NET', ''), machine.environ
+    if not uses_gpus(machine):
+        return ''
+    if network and network.lower() not in ('socket', 'ib'):
+        return "NCCL_NET=%s is of no network that NCCL has itself" % network
+    several = int(env.get('WORLD_SIZE', 1)) > int(env.get('LOCAL_WORLD_SIZE', 1))
+    return "NCCL takes TCP on nodes with Slingshot" if several and machine.slingshot() else ''
+
+
+def look_for_plugin(machine, report, tried):
+    """
+    NCCL's network plugin is not there.
+
+    :param tried: whether the process with PyTorch tried to load it; else files were looked for
+    """
+    need, names, wanted = plugin_need(machine), plugin_names(machine), machine.environ.get('NCCL_NET', '')
+    named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
+    if not names or not (need or named):
+        return
+    report.add('red' if need and tried else 'yellow', 'plugin', "NCCL's network plugin is missing: no %s%s%s" % (
+        names[0], '' if '/' in names[0] else " in LD_LIBRARY_PATH or the system's directories",
+        '; ' + need if need else ' (NCCL_NET=%s)' % (wanted or '(not set)')),
+        "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
 
 
 def look(machine, report, torch, several):
@@ -394,7 +444,7 @@ def look(machine, report, torch, several):
     driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
     report.fact('driver', driver.group(1) if driver else 'none')
     for name, value in machine.environ.items():
-        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name) and name not in PER_RANK:
+        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_ranks(machine, report)
     look_at_master(machine, report)
@@ -402,6 +452,5 @@ def look(machine, report, torch, several):
     look_at_caches(machine, report)
     look_at_interfaces(machine, report, several)
     look_at_torch(machine, report, torch)
-    look_at_compat(machine, report)
-    look_at_plugin(machine, report, several)
+    look_at_plugin(machine, report)
     return details

@@ -4,11 +4,9 @@ import os
 import re
 
 import elf
+import look
 import variables
 
-# First release of NCCL (or RCCL) that accepts these ncclNetPlugin_v*: easyblocks/generic/_nccl.py (a test compares).
-NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
-             ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
@@ -34,7 +32,7 @@ def check_cores(report, ranks):
         if len(who) > len(cpus):
             fault = True
             whole = set(cpus) >= set(ranks[0]['online'])
-            report.add('yellow' if whole else 'red', 'cores', "%d ranks of the node %s" % (
+            report.add('yellow', 'cores', "%d ranks of the node %s" % (
                 len(who), "share its %d cores: they slow each other down" % len(cpus) if whole else
                 "share %s" % ("one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus))),
                 "start fewer ranks on a node" if whole else
@@ -53,8 +51,23 @@ def check_cores(report, ranks):
         report.add('good', 'cores', "no rank shares a core with another one")
 
 
-def check_gpus(report, ranks):
-    """GPUs that several ranks share, and cores that are far from them."""
+def refuses_to_share(mapped):
+    """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
+    for path in mapped:
+        if elf.kind_of(path) in ('libnccl', 'librccl'):
+            try:
+                return bool(elf.Library(path).match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
+            except (OSError, ValueError):
+                pass
+    return False
+
+
+def check_gpus(report, ranks, mapped, environ):
+    """
+    GPUs that several ranks share, and cores that are far from them.
+
+    :param mapped: libraries of the process with PyTorch
+    """
     seen = [(details['rank'], details['local_rank'], details['gpus'], details) for details in ranks if details['gpus']]
     if not seen:
         return
@@ -65,7 +78,8 @@ def check_gpus(report, ranks):
     for gpus, who in lists.items():
         if len(who) > len(gpus):
             shared = True
-            report.add('red', 'gpus', "%d ranks of the node share %s" % (
+            sure = refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
+            report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
                 "start as many ranks as GPUs, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
         elif len(gpus) > 1 and len(who) > 1:
@@ -82,52 +96,25 @@ def check_gpus(report, ranks):
         report.add('good', 'gpus', "each rank runs on cores beside its GPU")
 
 
-def release(text):
-    """The numbers of a release, to compare."""
-    return [int(part) for part in re.findall(r'\d+', text)]
-
-
-def nccl_version(paths):
-    """(release, file) of the libnccl or librccl among these files; (None, None)."""
-    for path in paths:
-        if re.match(r'lib[nr]ccl\.so', os.path.basename(path)):
-            try:
-                found = elf.Library(path).match(re.compile(rb'NCCL version (\d+\.\d+(?:\.\d+)?)[+ ]'))
-            except (OSError, ValueError):
-                continue
-            return (found.group(1).decode() if found else None), path
-    return None, None
-
-
-def kind_of(path):
-    """What a mapped library is for the checks: 'libnccl', 'MPI' ...; None if it does not matter."""
-    name = os.path.basename(path)
-    if re.match(r'lib(mpi|mpich|mpi_[a-z]+(_\d+)?)\.so', name) and not re.match(r'libmpi_(cxx|gtl|mpifh)', name):
-        return 'MPI'
-    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
-    return found.group(1) if found else None
-
-
 def check_libraries(report, paths, machine, with_gpu):
     """What the process with PyTorch maps: twice, or what does not go together."""
     by_kind = {}
     for path in paths:
-        if kind_of(path):
-            by_kind.setdefault(kind_of(path), set()).add(os.path.realpath(path))
+        if elf.kind_of(path):
+            by_kind.setdefault(elf.kind_of(path), set()).add(os.path.realpath(path))
     for kind, files in sorted(by_kind.items()):
         files = sorted(files)
         report.fact('maps ' + kind, ' '.join(files))
         if len(files) > 1:
-            level = 'red' if kind in ('MPI', 'libnccl', 'librccl') else 'yellow'
-            report.add(level, 'libraries', "one process maps %d %s: %s" % (len(files), kind, ' and '.join(files)),
+            report.add('yellow', 'libraries', "one process maps %d %s: %s" % (len(files), kind, ' and '.join(files)),
                        "keep one: see which of LD_PRELOAD, LD_LIBRARY_PATH and the packages brings the other")
     if {'libnccl', 'librccl'} <= set(by_kind):
-        report.add('red', 'libraries', "one process maps libnccl and librccl", "take PyTorch for one kind of GPU")
+        report.add('yellow', 'libraries', "one process maps libnccl and librccl", "take PyTorch for one kind of GPU")
     gtl = any('libmpi_gtl_' in os.path.basename(path) for path in paths)
     if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind['MPI']):
-        report.add('red', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, and the process maps Cray MPICH without its GPU "
-                   "library (libmpi_gtl): MPI_Init ends the program",
+        report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, and the process maps Cray MPICH without its "
+                   "GPU library (libmpi_gtl): MPI_Init, if it is called, ends the program",
                    "unset it, or load the module craype-accel-* first")
     names = ['%s %s' % (kind, ' and '.join(sorted(files))) for kind, files in sorted(by_kind.items())]
     missing = [kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
@@ -139,41 +126,54 @@ def check_libraries(report, paths, machine, with_gpu):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
 
 
-def check_plugin(report, path, mapped, torch_major):
+def plugin_apis(paths):
+    """(numbers of the ncclNetPlugin_v* that the NCCL among these files looks for, its file); ([], None)."""
+    for path in paths:
+        if elf.kind_of(path) in ('libnccl', 'librccl'):
+            try:
+                library = elf.Library(path)
+            except (OSError, ValueError):
+                continue
+            return [number for number in range(3, 30) if library.has_string('ncclNetPlugin_v%d' % number)], path
+    return [], None
+
+
+def check_plugin(report, path, mapped, torch_major, need):
     """
-    The plugin's symbols against the window of the NCCL that the process maps, and its runtime against torch's.
+    The plugin's symbols against those that the mapped NCCL looks for, and its runtime against torch's.
 
     :param torch_major: ('libcudart', '12') or ('libamdhip64', '6'), or None
+    :param need: whether NCCL cannot do without it
     """
+    level = 'red' if need else 'yellow'
     try:
         library = elf.Library(path)
         apis = sorted(int(name[len('ncclNetPlugin_v'):]) for name in library.exported()
                       if re.match(r'ncclNetPlugin_v\d+$', name))
         needed = library.needed()
     except (OSError, ValueError) as err:
-        report.add('red', 'plugin', "%s cannot be read: %s" % (path, err), "install the plugin again")
+        report.add('yellow', 'plugin', "%s cannot be read: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add('red', 'plugin', "%s is no network plugin: it has no ncclNetPlugin_v*" % path,
+        report.add(level, 'plugin', "%s is no network plugin: it has no ncclNetPlugin_v*" % path,
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
     if torch_major:
         for name in needed:
             other = re.match(r'%s\.so\.(\d+)' % torch_major[0], name)
             if other and other.group(1) != torch_major[1]:
-                report.add('red', 'plugin', "%s wants %s, and torch is for %s %s" % ((path, name) + torch_major),
+                report.add('yellow', 'plugin', "%s wants %s, and torch is for %s %s" % ((path, name) + torch_major),
                            "load the plugin that was built for torch's release")
-    version, nccl = nccl_version(mapped)
-    windows = [window for since, window in NCCL_APIS if version and release(version) >= release(since)]
-    if not windows:
-        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL of a known release is mapped"
+    loads, nccl = plugin_apis(mapped)
+    if not loads:
+        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL that says so is mapped"
                    % (path, apis[0], apis[-1]))
-    elif not set(apis) & set(range(windows[-1][0], windows[-1][1] + 1)):
-        report.add('red', 'plugin', "%s has the interface v%d to v%d, and NCCL %s (%s) loads v%d to v%d only" % (
-            (path, apis[0], apis[-1], version, nccl) + windows[-1]),
+    elif not set(apis) & set(loads):
+        report.add(level, 'plugin', "%s has the interface v%d to v%d, and %s loads v%d to v%d only" % (
+            path, apis[0], apis[-1], nccl, loads[0], loads[-1]),
             "take a plugin for this NCCL; without one it runs over TCP")
     else:
-        report.add('good', 'plugin', "%s has an interface that NCCL %s loads" % (path, version))
+        report.add('good', 'plugin', "%s has an interface that %s loads" % (path, nccl))
 
 
 def check_probe(report, probe, machine, with_gpu, asked_fi):
@@ -182,11 +182,17 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
 
     :param probe: its dictionary (probe.py), or a text: why there is none
     :param asked_fi: names from fi_info -e, or None
+    :return: the libraries that it maps
     """
+    plugin = report.value('plugin')
+    plugins = sum((look.plugin_files(machine, variable) for variable in look.PLUGINS), [])
     if not isinstance(probe, dict):
         report.add('untested', 'variable', "which variables the libraries read: %s. The table was used" % probe)
-        variables.check(report, variables.read_table(), variables.Asked([], asked_fi), with_gpu)
-        return
+        variables.check(report, variables.read_table(), variables.Asked([], asked_fi, plugins), with_gpu)
+        look.look_at_compat(machine, report)
+        if not plugin:
+            look.look_for_plugin(machine, report, False)
+        return []
     mapped = probe.get('maps', [])
     for name in ('import', 'rendezvous', 'collective'):
         if name in probe.get('seconds', {}):
@@ -200,10 +206,15 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
                    % probe['facts'].get('backend'))
     check_libraries(report, mapped, machine, with_gpu)
-    if probe.get('plugin_error'):
-        report.add('red', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],
-                   "load the modules that it was built with (libfabric, hwloc, CUDA or ROCm)")
+    look.look_at_compat(machine, report, mapped)
     network, provider = probe.get('network'), probe.get('provider')
+    # NCCL that runs over another network has found what it needs
+    need = look.plugin_need(machine) if network in (None, 'Socket') else ''
+    if probe.get('plugin_error'):
+        report.add('red' if need else 'yellow', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],
+                   "load the modules that it was built with (libfabric, hwloc, CUDA or ROCm)")
+    elif network in (None, 'Socket') and probe.get('plugin_missing', not plugin):
+        look.look_for_plugin(machine, report, 'plugin_missing' in probe)
     if network:
         report.fact('network of NCCL', network)
     if provider or network:
@@ -214,13 +225,13 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET"
             if slow else '')
-    plugin = report.value('plugin')
     if plugin:
         cuda, hip = probe.get('facts', {}).get('CUDA'), probe.get('facts', {}).get('ROCm')
         major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
-        check_plugin(report, plugin, mapped, major)
-    variables.check(report, variables.read_table(), variables.Asked(mapped + ([plugin] if plugin else []), asked_fi),
-                    with_gpu)
+        check_plugin(report, plugin, mapped, major, need)
+    variables.check(report, variables.read_table(),
+                    variables.Asked(mapped + ([plugin] if plugin else []), asked_fi, plugins), with_gpu)
+    return mapped
 
 
 def round_up(seconds):

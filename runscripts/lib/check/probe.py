@@ -3,7 +3,7 @@
 A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
 plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
 
-    probe.py [PLUGIN]
+    probe.py [NAME OF A PLUGIN]...      the first that can be loaded is
 
 Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
 
@@ -64,7 +64,25 @@ def collective(result, torch, words, log, descriptor):
         result['provider'] = provider[-1] if provider else None
 
 
-def main(plugin=None):
+def load(names, result):
+    """Load the first plugin that can be, as NCCL does; fills in `result`."""
+    beside = {os.path.dirname(path) for path in result['maps'] if re.search(r'/lib[nr]ccl\.so', path)}
+    result['plugin_missing'] = True
+    for name in names:
+        # libnccl may bring a search path of its own, which is not this process's
+        for place in [''] + sorted(beside if '/' not in name else ()):
+            try:
+                ctypes.CDLL(os.path.join(place, name))
+                result['plugin_missing'] = False
+                result.pop('plugin_error', None)
+                return
+            except OSError as err:
+                if not re.match(r'%s: .*No such file' % re.escape(os.path.join(place, name)), str(err)):
+                    result['plugin_missing'] = False
+                    result.setdefault('plugin_error', str(err))
+
+
+def main(*plugins):
     """Do it; never returns, since exit handlers may hang."""
     descriptor = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -82,11 +100,8 @@ def main(plugin=None):
             if value:
                 result['facts'][fact] = value
         result['maps'] = mapped()
-        if plugin:
-            try:
-                ctypes.CDLL(plugin)
-            except OSError as err:
-                result['plugin_error'] = str(err)
+        if plugins:
+            load(plugins, result)
         say(descriptor, result)
         words = sys.stdin.readline().split()
         if words[:1] == ['go']:

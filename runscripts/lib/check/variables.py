@@ -78,82 +78,150 @@ class Asked:
 
     :param paths: their files
     :param fi_info: names that `fi_info -e` prints, or None if it could not be asked
+    :param plugins: files that NCCL loads as plugins
     """
 
-    def __init__(self, paths, fi_info=None):
-        self.paths, self.fi_info, self.open = paths, fi_info, {}
+    # libfabric makes names from those of provider and parameter: prefix, a parameter of each one that can be asked
+    FABRIC = (('FI_CXI_', 'rdzv_threshold'), ('FI_', 'mr_cache_max_size'))
+
+    def __init__(self, paths, fi_info=None, plugins=()):
+        self.paths, self.fi_info, self.plugins, self.open = paths, fi_info, plugins, {}
+
+    def file(self, path):
+        """This file as elf.Library, or None."""
+        if path not in self.open:
+            try:
+                self.open[path] = elf.Library(path)
+            except (OSError, ValueError):
+                self.open[path] = None
+        return self.open[path]
 
     def library(self, family):
-        """The first one mapped of the family, as elf.Library, or None."""
-        for path in self.paths:
-            if re.sub(r'\.so[.0-9]*$', '', os.path.basename(path)) in family.libraries:
-                if path not in self.open:
-                    try:
-                        self.open[path] = elf.Library(path)
-                    except (OSError, ValueError):
-                        self.open[path] = None
-                if self.open[path]:
-                    return self.open[path]
-        return None
+        """The first one mapped of the family that can be asked, as elf.Library, or None."""
+        key, wanted = (family.prefix,), {elf.kind_of(name + '.so') or name for name in family.libraries}
+        for path in self.paths if key not in self.open else []:
+            if (elf.kind_of(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted:
+                library = self.file(path)
+                # one without its constants where we look says nothing
+                marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
+                if library and any(library.has_string(mark) for mark in marks):
+                    self.open[key] = library
+                    break
+        return self.open.setdefault(key, None)
 
     def reads(self, name, family):
         """(whether it does, the library that was asked); (None, None): nobody could be asked."""
+        library = self.library(family)
         if family.prefix == 'FI_':
             if self.fi_info and name in self.fi_info:
                 return True, 'fi_info -e'
-            # libfabric makes the names from those of provider and parameter
-            library = self.library(family)
-            if library and name.startswith('FI_CXI_') and library.has_string('rdzv_threshold'):
-                return library.has_string(name[len('FI_CXI_'):].lower()), library.path
+            prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
+            # some are read by their whole names (prov/cxi/src/cxip_curl.c)
+            if library and library.has_string(mark):
+                found = any(map(library.has_string, (name, name[len(prefix):].lower())))
+                # a known one that is not of the core may be of a provider in a file of its own
+                if found or prefix == 'FI_CXI_' or name not in family.known:
+                    return found, library.path
             return None, None
-        library = self.library(family)
-        # a library without its constants where we look says nothing
-        if not library or not any(library.has_string(known) for known in family.known):
+        names = [name]
+        if family.prefix == 'MPICH_':
+            names += [prefix + name[len('MPICH_'):] for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_')]
+        if library and any(map(library.has_string, names)):
+            return True, library.path
+        if 'NCCL_' in family.prefix:
+            for plugin in filter(None, map(self.file, self.plugins)):
+                if plugin.has_string(name):
+                    return True, plugin.path
+        # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names whole
+        # (maint/extractcvars); nobody here has seen how Cray's has its own
+        if not library or family.prefix == 'HSA_' or \
+                family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
             return None, None
-        return library.has_string(name), library.path
+        return False, library.path
+
+
+def one_edit(name, other):
+    """Whether one becomes the other by one letter more, less or different, or by two neighbours swapped."""
+    begin = len(os.path.commonprefix([name, other]))
+    one, two = name[begin:], other[begin:]
+    return one != two and (one[1:] == two or one == two[1:] or one[1:] == two[1:]
+                           or one[:2] == two[1::-1] and one[2:] == two[2:])
+
+
+# a number that is set to nothing: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c,
+# -EINVAL in aws-ofi-nccl include/nccl_ofi_param_impl.h, which older ones did not have
+NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0', 'OFI_NCCL_': 'a newer plugin does not start'}
+# those that read a number only if nothing follows it; strtol(3) of the others reads up to a blank
+STRICT = ('MPICH_', 'OFI_NCCL_')
+
+
+def wrong_text(name, value, family):
+    """What is wrong with a value of a known variable; '' if nothing is."""
+    kind, known = family.kind(name), family.known[name]
+    number = kind[:1] == ['int']
+    # NCCL takes nothing as not set (src/misc/param.cc)
+    if not kind or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
+        return ''
+    if number and value.strip() and family.prefix not in STRICT:
+        value = value.strip()
+    if not value.strip():
+        return 'is set to nothing' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
+    wrong = wrong_value(kind, value)
+    if value != value.strip() and not wrong_value(kind, value.strip()):
+        return 'has a blank at an end, and is no value with it' if wrong or number else ''
+    return wrong + '; ' + known['note'] if wrong and 'note' in known else wrong
 
 
 def check(report, families, asked, with_gpu):
     """
     Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
 
+    Red is what a library said; what this table alone says is yellow: a newer library may know better.
+
     :param asked: Asked
     :param with_gpu: whether the nodes have GPUs
     """
     for fact, values in sorted(report.facts.items()):
         name = fact[4:]
-        family = family_of(name, families) if fact.startswith('env ') else None
-        if not family or name in family.other or not report.ranks:
+        family = family_of(name.upper(), families) if fact.startswith('env ') else None
+        if not family or name.upper() in family.other or not report.ranks:
             continue
         ranks = 0
         for mask in values.values():
             ranks |= mask
+        newest = getattr(family, 'newest', '')
+        limit = " (known to release %s)" % newest if newest else ''
+        if name != name.upper():
+            if name.upper() in family.known:
+                report.add('yellow', 'variable', "%s is set, and nobody reads it: names are in capital letters" % name,
+                           "write %s" % name.upper(), ranks)
+            continue
         reads, library = asked.reads(name, family)
         if name not in family.known:
             if reads or name.startswith(family.open or ('\0',)):
                 continue
-            meant = next(iter(difflib.get_close_matches(name, list(family.known), 1, 0.84)), None)
-            certain = meant and (reads is False or not family.partial)
-            text = "%s is no variable that %s reads" % (name, library or 'a known %s' % family.libraries[0])
+            near = sorted((known for known in family.known if one_edit(name, known)),
+                          key=lambda known: asked.reads(known, family)[0] is False)
+            meant = next(iter(near or difflib.get_close_matches(name, list(family.known), 1, 0.84)), None)
+            text = "%s is no variable that %s reads%s" % (
+                name, library or 'a known ' + family.libraries[0], '' if library else limit)
             if meant:
                 text += ". Meant is perhaps %s" % meant
-            report.add('red' if certain else 'yellow', 'variable', text,
+            report.add('red' if near and reads is False else 'yellow', 'variable', text,
                        "unset it in the job script, or write %s" % meant if meant else
                        "see whether the name is right; unset it otherwise", ranks)
             continue
         known = family.known[name]
-        if reads is False and library:
+        if reads is False:
             report.add('yellow', 'variable', "%s is set, and %s does not read it%s" % (
                 name, library, ''.join(' (%s %s)' % (word, known[word]) for word in ('since', 'until') if word in known)
             ), "it has no effect with this release; unset it, or take a library that knows it", ranks)
-        kind = family.kind(name)
         for value, mask in values.items():
-            wrong = wrong_value(kind, value) if kind else ''
+            wrong = wrong_text(name, value, family)
             if wrong:
-                report.add('red', 'value', "%s='%s' %s%s" % (
-                    name, value, wrong, '; ' + known['note'] if 'note' in known else ''),
-                    "the library ignores it or takes its default: correct it, or unset it (source: %s)" % family.source,
-                    mask)
-            elif (value, name) in family.warn:
-                report.add('red' if with_gpu else 'yellow', 'value',
-                           "%s=%s: %s" % (name, value, family.warn[value, name]), "change it in the job script", mask)
+                report.add('yellow', 'value', "%s='%s' %s%s" % (name, value, wrong, limit),
+                           "unless this release knows better, correct it, or unset it (source: %s)" % family.source,
+                           mask)
+            elif with_gpu and (value, name) in family.warn:
+                report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),
+                           "change it in the job script", mask)
