@@ -158,7 +158,7 @@ STRICT = ('MPICH_', 'OFI_NCCL_')
 def wrong_text(name, value, family):
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
-    number = kind[:1] == ['int']
+    number = kind[:1] in (['int'], ['whole'])
     # NCCL takes nothing as not set (src/misc/param.cc)
     if not kind or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
