@@ -16,7 +16,7 @@ import pytest
 import test_runscripts_get_master
 import test_sites
 from slingtorch import explain, sitefile
-from test_check import CHECK, findings, node, variables
+from test_check import CHECK, elf, findings, variables
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -155,7 +155,7 @@ def test_variables(record):
 def test_library_of_mpi(record):
     """The library of MPI, as ldd names it, is known as that."""
     libraries = re.findall(r'(?m)^\s*(lib\S+) => ', record.text)
-    assert [name for name in libraries if node.kind_of(name) == 'MPI'] == [
+    assert [name for name in libraries if elf.kind_of(name) == 'MPI'] == [
         name for name in libraries if name.startswith('libmpi')]
 
 
