@@ -16,7 +16,7 @@ import pytest
 import test_runscripts_get_master
 import test_sites
 from slingtorch import explain, sitefile
-from test_check import CHECK, findings, node, variables
+from test_check import CHECK, elf, findings, variables
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -25,6 +25,7 @@ KEYS = {
     'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
     'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
 }
+OTHERS = {'pals', 'libnccl', 'cray-mpich', 'variables'}     # kinds with other forms, and tests of their own
 ALWAYS = ['machine', 'url', 'published', 'cut']
 SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
 RULES = explain.read_rules()
@@ -44,7 +45,7 @@ class Record:
         return dict(found + re.findall(r'(?m): set ([A-Z]\w*) to (.*)$', self.text))
 
 
-ALL = [Record(path) for path in sorted(RECORDS.glob('*/*.txt'))]
+ALL = [Record(path) for kind in KEYS for path in sorted((RECORDS / kind).glob('*.txt'))]
 
 
 def each(*kinds, key=None):
@@ -64,7 +65,7 @@ def test_form(record):
 
 
 def test_all_are_read_and_there_are_enough():
-    assert {path.parent.name for path in RECORDS.glob('*/*')} - {'pals', 'libnccl'} <= set(KEYS)
+    assert {path.parent.name for path in RECORDS.glob('*/*')} - OTHERS <= set(KEYS)
     assert len(ALL) >= 20 and len({record.keys['machine'] for record in ALL}) >= 6
 
 
@@ -155,7 +156,7 @@ def test_variables(record):
 def test_library_of_mpi(record):
     """The library of MPI, as ldd names it, is known as that."""
     libraries = re.findall(r'(?m)^\s*(lib\S+) => ', record.text)
-    assert [name for name in libraries if node.kind_of(name) == 'MPI'] == [
+    assert [name for name in libraries if elf.kind_of(name) == 'MPI'] == [
         name for name in libraries if name.startswith('libmpi')]
 
 
