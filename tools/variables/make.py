@@ -292,8 +292,9 @@ def record_libraries(directory):
         [library] = [name for name in os.listdir(os.path.join(directory, release)) if name.startswith('libnccl.so')]
         names = names_in(os.path.join(directory, release, library))
         with open(os.path.join(RECORDS, release + '.txt'), 'w') as stream:
-            stream.write("# names NCCL_* among the strings of libnccl %s (nvidia-nccl-cu12 of the package index)\n%s\n" % (
-                release, '\n'.join(names)))
+            stream.write("# names NCCL_* among the strings of libnccl %s (nvidia-nccl-cu12 of the package index)\n"
+                         % release)
+            stream.writelines(name + '\n' for name in names)
 
 
 def read_records(directory=RECORDS):
