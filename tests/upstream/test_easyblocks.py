@@ -76,7 +76,8 @@ def test_python_36():
 
 
 def test_flake8():
-    done = flake8(*upstream_files.LOADED_BY_EB, testbed.ROOT / 'examples', testbed.ROOT / 'benchmarks')
+    done = flake8(*upstream_files.LOADED_BY_EB, testbed.ROOT / 'examples', testbed.ROOT / 'benchmarks',
+                  testbed.ROOT / 'tools')
     assert done.returncode == 0, done.stdout
 
 
