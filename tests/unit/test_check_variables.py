@@ -134,9 +134,9 @@ def test_no_library_reads_it(name):
 
 
 def test_all_that_cray_mpich_displays_is_known_with_its_values():
-    """tests/records/cray-mpich: 100 names, of which bfcca30 called 58 unknown."""
-    text = (ROOT / 'tests/records/cray-mpich/8.1.17.txt').read_text()
-    shown = re.findall(r'^((?:MPICH|FI)_\w+) = ?(.*)$', text, re.M)
+    """tests/records/mpich-display: 100 names, of which bfcca30 called 58 unknown."""
+    text = (ROOT / 'tests/records/mpich-display/crusher-8.1.17.txt').read_text()
+    shown = re.findall(r'^PE 0: +((?:MPICH|FI)_\w+) += ?(.*)$', text, re.M)
     assert len(shown) == 107
     for name, value in shown:
         assert found(name, value) == [] or not value or value == 'NULL', name

@@ -107,8 +107,8 @@ def read():
                 if not line.startswith('#'):
                     variable, said = line.split(' = ')
                     found[variable] = (said.split()[0], said.split()[1:])
-    with open(os.path.join(make.ROOT, 'tests/records/cray-mpich/8.1.17.txt')) as stream:
-        for variable, value in re.findall(r'^((?:MPICH|FI)_\w+) = (?!NULL)(\S+)$', stream.read(), re.M):
+    with open(os.path.join(make.ROOT, 'tests/records/mpich-display/crusher-8.1.17.txt')) as stream:
+        for variable, value in re.findall(r'^PE 0: +((?:MPICH|FI)_\w+) += (?!NULL)(\S+)$', stream.read(), re.M):
             found.setdefault(variable, ('any', [value]))
     return found
 

@@ -412,7 +412,7 @@ def make(checkouts, prefixes=tuple(UPSTREAMS), by_hand_path=BY_HAND, records=Non
         for name in [name for name in hand if name.startswith(prefix)]:
             names[name] = merged(names.get(name, {}), parse(hand.pop(name)))
         text.append('\n[%s]\n' % prefix)
-        keys = {'newest': found[-1][0]}
+        keys = {'newest': re.sub(r'^after (.*)', r'\1 and later', found[-1][0])}
         keys.update(hand)
         keys['source'] = '; '.join(said + ([hand['source']] if 'source' in hand else []))
         text += ['%s = %s\n' % item for item in sorted(keys.items())]

@@ -213,8 +213,7 @@ def check(report, families, asked, with_gpu):
         ranks = 0
         for mask in values.values():
             ranks |= mask
-        newest = getattr(family, 'newest', '')
-        limit = " (known to release %s)" % newest if newest else ''
+        limit = " (known to release %s)" % family.newest if family.newest else ''
         if name != name.upper():
             if name.upper() in family.known:
                 report.add('yellow', 'variable', "%s is set, and nobody reads it: names are in capital letters" % name,
@@ -236,7 +235,7 @@ def check(report, families, asked, with_gpu):
                        "see whether the name is right; unset it otherwise", ranks)
             continue
         known = family.known[name]
-        if reads is False:
+        if reads is False and 'plugin' not in known:
             report.add('yellow', 'variable', "%s is set, and %s does not read it%s" % (
                 name, library, ''.join(' (%s %s)' % (word, known[word]) for word in ('since', 'until') if word in known)
             ), "it has no effect with this release; unset it, or take a library that knows it", ranks)
