@@ -63,12 +63,12 @@ def job_script(site, names, scheduler):
     lines = heading(site, site.check_groups(names))
     if scheduler == 'slurm' and site.gpus_per_node.isdigit() and int(site.gpus_per_node):
         lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
+    if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
+        lines += comment("alt_read needs it: without it performance and stability suffer")
+        lines += ['#SBATCH --network=disable_rdzv_get' if scheduler == 'slurm' else
+                  '# start the ranks with: mpiexec --disable-rdzv-get ...']
     for value in values:
         lines += [''] + setting(value, 'export %s=%s' % (value.name, shlex.quote(value.value)))
-    if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
-        lines += [''] + comment("alt_read needs it: without it performance and stability suffer")
-        lines += ['export SLURM_NETWORK=disable_rdzv_get' if scheduler == 'slurm' else
-                  '# start the ranks with: mpiexec --disable_rdzv_get ...']
     if net:
         lines += [''] + comment("on one node the plugin would take the network needlessly, or not start; " + net.reason)
         lines += ['if (( %s > 1 )); then' % NODES[scheduler], '    export NCCL_NET=%s' % shlex.quote(net.value), 'fi']

@@ -8,7 +8,7 @@ _find_master() {
 }
 
 _find_host() {
-    local colons name hosts=$host_names wanting remedy='Export MASTER_ADDR=<host of rank 0> in the job script'
+    local colons name hosts=$host_names wanting unread='' remedy='Export MASTER_ADDR=<host of rank 0> in the job script'
     if [[ -n ${MASTER_ADDR-} ]]; then
         # the form of torchrun's --rdzv-endpoint, which many job scripts put here
         if [[ $MASTER_ADDR =~ ^([[:alnum:]_][[:alnum:]._-]*):([0-9]+)$ ]]; then
@@ -39,15 +39,11 @@ _find_host() {
     fi
     for name in ${hosts//,/ }; do
         [[ -n ${!name-} ]] || continue
-        if [[ $name == PALS_APINFO ]]; then
-            source "$_here/lib/pals.bash" 2> /dev/null || _incomplete "$_"
-            _rank0_of_apinfo "$PALS_APINFO" 2> /dev/null || continue
-        else
-            # shellcheck disable=SC2016  # for the user's shell
-            [[ $name != PBS_NODEFILE ]] || remedy='Before the launcher: export MASTER_ADDR=$("$RUNSCRIPTS/get-master")'
-            first_of_variable "$name" count || _fail 1 "$first_host_error. $remedy"
-        fi
-        break
+        # shellcheck disable=SC2016  # for the user's shell
+        [[ $name != P* ]] || remedy='Before the launcher: export MASTER_ADDR=$("$RUNSCRIPTS/get-master")'
+        ! first_of_variable "$name" count || break
+        [[ $name == PALS_APINFO ]] || _fail 1 "$first_host_error${unread:+. $unread}. $remedy"
+        unread=$first_host_error wanting=$first_host_error
     done
     [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0 is on is unknown: $wanting. $remedy"
     # The step's list and not the job's: a step may leave out the job's first node.

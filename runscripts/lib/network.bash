@@ -27,12 +27,24 @@ _check_plugin() {
     fi
 }
 
-# HPE's and OLCF's condition for alt_read. sbatch --network shows in no variable (Slurm 22.05); this one is srun's --network.
+# alt_read is for NICs whose own gets are off (fi_cxi(7), FI_CXI_RDZV_PROTO). The driver says so in the file that Slurm's
+# switch/hpe_slingshot writes for --network=disable_rdzv_get. Where it cannot be read, SLURM_NETWORK is what the step asked
+# for; sbatch's --network is in it since Slurm 24.05.1, before that steps have it too and no variable says so.
 _check_alt_read() {
-    if [[ ${FI_CXI_RDZV_PROTO-} == alt_read && -n ${SLURM_JOB_ID-} && ,${SLURM_NETWORK-}, != *,disable_rdzv_get,* ]]; then
-        ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) is switched off: it needs a job with disable_rdzv_get. Put 'export SLURM_NETWORK=disable_rdzv_get' into the job script before srun, or do without the site's group alt_read"
-        unset FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN FI_CXI_RDZV_EAGER_SIZE
-    fi
+    local file gets='' option="'#SBATCH --network=disable_rdzv_get'"
+    [[ ${FI_CXI_RDZV_PROTO-} == alt[_-]read ]] || return 0
+    for file in "${_cxi_devices:-/sys/class/cxi}"/cxi*/device/properties/rdzv_get_en; do
+        IFS= read -r gets 2> /dev/null < "$file" && break
+    done
+    [[ $launcher != pals ]] || option="'mpiexec --disable-rdzv-get'"
+    case $gets/,${SLURM_NETWORK-}, in
+        [0Nn]* | /*,disable_rdzv_get,*) ;;
+        /,,)
+            [[ -z ${SLURM_JOB_ID-} ]] || ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) needs a job with disable_rdzv_get, and nothing here says whether this is one. Have $option in the job script" ;;
+        *)
+            ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) is switched off: it needs a job with disable_rdzv_get. Put $option into the job script, or do without the site's group alt_read"
+            unset FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN FI_CXI_RDZV_EAGER_SIZE ;;
+    esac
 }
 
 # Oldest driver for each CUDA: NVIDIA's "CUDA Compatibility", minor version compatibility.

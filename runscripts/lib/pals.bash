@@ -1,33 +1,63 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Where rank 0 is, out of the binary table that PALS writes on every node ($PALS_APINFO). PBS_NODEFILE is on the job's first
-# node only and knows nothing of `mpiexec --hosts`. Sourced by conda-python-distributed.
+# Where rank 0 is, out of the binary table that PALS and `srun --mpi=cray_shasta` write on every node ($PALS_APINFO).
+# PBS_NODEFILE is on the job's first node only and knows nothing of `mpiexec --hosts`. Sourced by get-master.
 #
-# Tried on tables that tests/unit/test_runscripts.py writes, of 2 to 2,000 nodes; never on a table of PALS itself.
-# Layout, version 1: Slurm's src/plugins/mpi/cray_shasta/apinfo.c. A header of 17 8-byte numbers ([0] version, [8] pe_size,
-# [9] pe_offset, [10] npes, [11] node_size, [12] node_offset, [13] nnodes); a pe's third int is its node; a node is an int and
-# a name of 64 bytes.
+# Layout: HPE's pals.h, as Slurm has it (src/plugins/mpi/cray_shasta/apinfo.h: version 1 up to 22.05, 5 since 23.02) and
+# flux-coral2 (src/common/libapinfo/apinfo1.h, apinfo5.h). A header of 8-byte slots, of which a number fills the first
+# four bytes: [0] version, [8] pe_size, [9] pe_offset, [10] npes, [11] node_size, [12] node_offset, [13] nnodes. A pe's
+# third int is its node; a node is an int and a name of 64 bytes. Both versions have these alike.
+# Tried on tables that Slurm wrote (tests/records/pals), never on one of PALS itself.
 
-_rank0_of_apinfo() {  # FILE -> first_host; false if the file is anything else
-    local LC_ALL=C byte code i node
-    local -a bytes=() field=()
-    for ((i = 0; i < 1024; i++)); do
-        IFS= read -r -d '' -n 1 byte || break  # NUL is the delimiter: it reads as nothing, which is 0
-        printf -v code '%d' "'$byte"
-        bytes[i]=$((code & 255))
-    done < "$1"
-    ((${#bytes[@]} >= 136)) || return 1
-    for ((i = 0; i < 17; i++)); do
-        field[i]=$((bytes[8*i] | bytes[8*i+1] << 8 | bytes[8*i+2] << 16 | bytes[8*i+3] << 24))
+# shellcheck disable=SC2207  # numbers. exec: for a redirection bash would start one process more
+_bytes_at() {  # OFFSET COUNT -> chunk; of FILE
+    if (($1 + $2 <= ${#bytes[@]})); then chunk=("${bytes[@]:$1:$2}")
+    else chunk=($(exec od -An -v -tu1 -j "$1" -N "$2" -- "$file" 2> /dev/null))
+    fi
+    ((${#chunk[@]} == $2))
+}
+
+_number_at() {  # OFFSET -> number
+    local -a chunk
+    _bytes_at "$1" 4 && number=$((chunk[0] | chunk[1] << 8 | chunk[2] << 16 | chunk[3] << 24))
+}
+
+first_of_apinfo() {  # FILE [RANKS] -> first_host
+    local LC_ALL=C file=$1 i number at byte name='' table="the table '$1'"
+    local -a bytes=() chunk=() field=()
+    first_host='' first_host_error="$table cannot be read"
+    [[ -f $file && -r $file ]] || return 1
+    _bytes_at 0 4096  # all that is asked for, in jobs of up to 300 ranks
+    bytes=("${chunk[@]}")
+    first_host_error="$table ends within its header, after ${#bytes[@]} bytes"
+    for i in 0 8 9 10 11 12 13; do
+        _number_at $((8 * i)) || return 1
+        field[i]=$number
     done
-    ((field[0] == 1 && field[8] == 12 && field[10] == world_size && field[11] == 68 && field[13] > 1 &&
-        field[9] + 12 <= ${#bytes[@]})) || return 1
-    node=$((bytes[field[9]+8] | bytes[field[9]+9] << 8 | bytes[field[9]+10] << 16))
-    ((node < field[13])) || return 1
-    set -f
-    for byte in $(od -An -v -tc -j $((field[12] + 68 * node + 4)) -N 64 "$1"); do
-        [[ $byte == [A-Za-z0-9._-] ]] || break
-        first_host+=$byte
-    done
-    set +f
-    [[ -n $first_host && $byte == '\0' ]] || { first_host=''; return 1; }
+    if ((field[0] != 1 && field[0] != 5)); then
+        first_host_error="$table has format version ${field[0]}, and 1 and 5 are known"
+    elif ((field[8] < 12 || field[11] < 68 || field[13] < 1)); then
+        first_host_error="$table is damaged: ranks of ${field[8]} bytes, ${field[13]} nodes of ${field[11]} bytes"
+    elif [[ ${2:-${field[10]}} != "${field[10]}" ]]; then
+        first_host_error="$table is of a start of ${field[10]} ranks, and this one has $2"
+    elif ! _number_at $((field[9] + 8)); then
+        first_host_error="$table ends before its ranks, which should be at ${field[9]}"
+    elif ((number >= field[13])); then
+        first_host_error="$table says that rank 0 is on node $number of ${field[13]}"
+    elif at=$((field[12] + number * field[11] + 4)) && ! _bytes_at $at 64; then
+        first_host_error="$table ends before the name of node $number, which should be at $at"
+    else
+        for byte in "${chunk[@]}"; do
+            ((byte)) || break
+            printf -v byte '\\%o' "$byte"
+            printf -v byte '%b' "$byte"
+            name+=$byte
+        done
+        if [[ $byte == 0 && $name =~ ^[A-Za-z0-9_.][A-Za-z0-9._-]*$ ]]; then
+            first_host=$name first_host_error=''
+            return 0
+        fi
+        printf -v name '%q' "$name"
+        first_host_error="$table has no host name for node $number, but $name"
+    fi
+    return 1
 }

@@ -58,7 +58,7 @@ def test_module(tool_and_syntax, tmp_path):
     eb = easybuild.EasyBuild(tmp_path / 'eb', tool, ['--site', 'derecho', '--with', 'alt_read'])
     done = eb(write_easyconfig(tmp_path, more="modextravars = {'NCCL_CROSS_NIC': '2'}"), '--module-syntax=%s' % syntax)
     assert done.stdout.count('slingtorch: site derecho: PyTorch-9.9.eb: 10 site values') == 1
-    assert 'group alt_read, which needs: mpiexec --disable_rdzv_get' in done.stdout
+    assert 'group alt_read, which needs: mpiexec --disable-rdzv-get' in done.stdout
 
     amended = eb('PyTorch-9.9.eb', '--try-amend=versionsuffix=-mine', '--module-only', '--force', cwd=tmp_path)
     said = [line for line in amended.stdout.splitlines() if 'slingtorch' in line]

@@ -94,7 +94,7 @@ def test_only_shell_code_on_stdout(environ):
     for line in done.stdout.splitlines():
         assert line.startswith('export '), line
     assert 'site derecho' in done.stderr
-    assert '--disable_rdzv_get' in done.stderr
+    assert '--disable-rdzv-get' in done.stderr
     assert run(['env', '--quiet'], environ).stderr == ''
 
 

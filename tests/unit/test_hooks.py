@@ -174,7 +174,7 @@ def test_groups(parser):
     ec, out = parser.configure(site='frontier', groups='alt_read,hsn0').parse()
     assert ec['modextravars']['FI_CXI_RDZV_PROTO']['value'] == 'alt_read'
     assert ec['modextravars']['NCCL_SOCKET_IFNAME']['value'] == 'hsn0'
-    assert 'group alt_read, which needs: export SLURM_NETWORK=disable_rdzv_get' in out
+    assert 'group alt_read, which needs: #SBATCH --network=disable_rdzv_get' in out
 
 
 def test_groups_of_the_easyconfig(parser):

@@ -475,52 +475,90 @@ def test_pals_goes_before_hydras_names_outside_slurm(job, nodefile):
     assert len(ports) == 2
 
 
-def apinfo(nodes, ranks_per_node, first=0, version=1):
-    """A PALS application table: header, one communication profile, command, ranks, nodes."""
-    header, profile, command, pe, node = 17 * 8, 52, 12, 12, 68
+def apinfo(nodes, ranks_per_node, first=0, version=5, cyclic=False, profiles=2, **wrong):
+    """
+    A table of PALS as its header files describe it (runscripts/lib/pals.bash): header, profiles, command, ranks, nodes.
+
+    :param wrong: values of fields of the header, by their number as 'field9'
+    """
+    header, profile, command, pe, node = {1: 17, 5: 20}.get(version, 20) * 8, {1: 52}.get(version, 36), 12, 12, 68
     size = len(nodes) * ranks_per_node
-    at = [header, header + profile, header + profile + command]
+    at = [header, header + profile * profiles, header + profile * profiles + command]
     at.append(at[2] + pe * size)
     end = at[3] + node * len(nodes)
-    fields = (version, end, profile, at[0], 1, command, at[1], 1, pe, at[2], size, node, at[3], len(nodes), 0, end, 0)
-    data = struct.pack("<17Q", *fields) + b"\xff" * profile + struct.pack("<3i", size, ranks_per_node, 1)
+    fields = [version, end, profile, at[0], profiles, command, at[1], 1, pe, at[2], size, node, at[3], len(nodes), 112, end, 0]
+    for name, value in wrong.items():
+        fields[int(name[5:])] = value
+    # the compiler may leave anything in the four bytes after an int
+    data = b"".join(struct.pack("<Q", value) for value in fields).ljust(header, b"\0")
+    data = data[:4] + b"\xfe\xca\xad\xde" + data[8:] + b"\xff" * profile * profiles
+    data += struct.pack("<3i", size, ranks_per_node, 1)
     for rank in range(size):
-        data += struct.pack("<3i", rank % ranks_per_node, 0, (rank // ranks_per_node + first) % len(nodes))
+        where, local = (rank % len(nodes), rank // len(nodes)) if cyclic else divmod(rank, ranks_per_node)
+        data += struct.pack("<3i", local, 0, (where + first) % len(nodes))
     for number, name in enumerate(nodes):
         data += struct.pack("<i64s", number + 200, name.encode())
     return data
 
 
-def test_pals_finds_rank_0_in_its_own_table_where_the_node_file_is_not(job, tmp_path):
+@pytest.mark.parametrize("version", [1, 5])
+def test_pals_finds_rank_0_in_its_own_table_where_the_node_file_is_not(job, tmp_path, version):
     table = tmp_path / "apinfo"
     env = pals(5, 8, 1, 4, PALS_APINFO=str(table), PBS_NODEFILE=str(tmp_path / "only on the first node"))
-    table.write_bytes(apinfo(["deg0007", "deg0009"], 4))
-    assert job.rank(env)["MASTER_ADDR"] == "deg0007"
-    table.write_bytes(apinfo(["deg0007", "deg0009"], 4, first=1))
-    assert job.rank(env)["MASTER_ADDR"] == "deg0009"
-    table.write_bytes(apinfo(["n%04d" % number for number in range(2000)], 4))
-    assert job.rank({**env, "PMI_SIZE": "8000"})["MASTER_ADDR"] == "n0000"
+
+    def host(*args, **more):
+        table.write_bytes(apinfo(*args, version=version, **more))
+        environ = {**env, "PMI_SIZE": str(len(args[0]) * args[1])}
+        found = job.rank(environ)["MASTER_ADDR"]
+        alone = subprocess.run([str(RUNSCRIPTS / "get-master")], env={"PATH": "/usr/bin:/bin", **environ}, capture_output=True)
+        assert (alone.stdout.decode(), alone.stderr) == (found + "\n", b"")
+        return found
+
+    assert host(["deg0007", "deg0009"], 4) == "deg0007"
+    assert host(["deg0007", "deg0009"], 4, first=1) == "deg0009"
+    assert host(["deg0007", "deg0009"], 4, first=1, cyclic=True, profiles=0) == "deg0009"
+    assert host(["deg0007", "deg0009"], 4, profiles=200) == "deg0007"
+    assert host(["n%04d" % number for number in range(10000)], 1, first=9999) == "n9999"
+    assert host(["x" * 63, "b"], 4) == "x" * 63
 
 
 @pytest.mark.parametrize(
-    "data",
+    "data,words",
     [
-        b"",
-        b"short",
-        apinfo(["a", "b"], 4, version=2),
-        apinfo(["a", "b"], 3),
-        apinfo(["a;b", "c"], 4),
-        apinfo(["", ""], 4),
-        apinfo(["a", "b"], 4)[:250],
+        (b"", "ends within its header, after 0 bytes"),
+        (b"short", "ends within its header, after 5 bytes"),
+        (apinfo(["a", "b"], 4, version=0), "has format version 0"),
+        (apinfo(["a", "b"], 4, version=6), "has format version 6, and 1 and 5 are known"),
+        (apinfo(["a", "b"], 3), "is of a start of 6 ranks, and this one has 8"),
+        (apinfo(["a;b", "c"], 4), "no host name for node 0, but a\\;b"),
+        (apinfo(["", ""], 4), "no host name for node 0"),
+        (apinfo(["x" * 64, "b"], 4), "no host name for node 0"),  # a name without end
+        (apinfo(["a", "b"], 4)[:100], "ends within its header"),
+        (apinfo(["a", "b"], 4)[:250], "ends before its ranks"),
+        (apinfo(["a", "b"], 4)[:360], "ends before the name of node 0"),
+        (apinfo(["a", "b"], 4, field9=1 << 30), "ends before its ranks, which should be at 1073741824"),
+        (apinfo(["a", "b"], 4, field12=1 << 30), "ends before the name of node 0"),
+        (apinfo(["a", "b"], 4, field8=4), "is damaged: ranks of 4 bytes"),
+        (apinfo(["a", "b"], 4, field11=0), "is damaged"),
+        (apinfo(["a", "b"], 4, first=1, field13=1), "rank 0 is on node 1 of 1"),
+        (None, "cannot be read"),
     ],
 )
-def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, data):
+def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, data, words):
     table = tmp_path / "apinfo"
-    table.write_bytes(data)
+    if data is not None:
+        table.write_bytes(data)
     env = pals(5, 8, 1, 4, PALS_APINFO=str(table), PBS_NODEFILE=str(nodefile))
     assert job.rank(env)["MASTER_ADDR"] == "deg0001.hsn.de.hpc.ucar.edu"
     message = job.error({**env, "PBS_NODEFILE": "/nowhere/nodes"})
-    assert "does not exist on this node" in message and "export MASTER_ADDR=" in message
+    assert "does not exist on this node" in message and words in message and "export MASTER_ADDR=" in message
+    message = job.error({**env, "PBS_NODEFILE": ""})
+    assert words in message and "is not set" not in message and "export MASTER_ADDR=" in message
+    alone = subprocess.run([str(RUNSCRIPTS / "get-master")], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True)
+    assert alone.stdout == b"deg0001.hsn.de.hpc.ucar.edu\n"
+    del env["PBS_NODEFILE"]
+    alone = subprocess.run([str(RUNSCRIPTS / "get-master")], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True)
+    assert alone.returncode == 1 and words in alone.stderr.decode()
 
 
 def test_several_nodes_and_nothing_says_where_rank_0_is(job):
@@ -1219,30 +1257,69 @@ ALT_READ = {
 }
 
 
+@pytest.fixture
+def cxi(tmp_path):
+    """Function that makes /sys/class/cxi of a node whose driver says this of the NIC's own gets; None: says nothing."""
+
+    def make(gets):
+        for number in range(2):
+            path = tmp_path / f"sys/cxi{number}/device/properties/rdzv_get_en"
+            path.parent.mkdir(parents=True)
+            if gets is not None:
+                path.write_text(f"{gets}\n")
+        return str(tmp_path / "sys")
+
+    return make
+
+
 @pytest.mark.parametrize(
-    "env",
+    "env,gets",
     [
-        {**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"},
-        {**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"},
-        TORCHRUN,  # outside Slurm the launcher has an option of its own
+        ({**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"}, None),
+        ({**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"}, None),
+        (slurm(0), 0),  # sbatch --network of a Slurm before 24.05.1 is in no variable
+        (slurm(0), "N"),
+        ({**slurm(0), "SLURM_NETWORK": "single_node_vni"}, 0),  # the whole system is so
+        (TORCHRUN, None),
+        (TORCHRUN, 0),
     ],
 )
-def test_alt_read_stays_with_the_option_of_the_job(job, env):
-    found = job.rank({**env, **ALT_READ})
+def test_alt_read_stays_with_the_option_of_the_job(job, cxi, env, gets):
+    found = job.rank({**env, **ALT_READ, "_cxi_devices": cxi(gets)})
     assert {name: found.get(name) for name in ALT_READ} == ALT_READ
 
 
-@pytest.mark.parametrize("network", [{}, {"SLURM_NETWORK": "single_node_vni"}, {"SLURM_NETWORK": "no_disable_rdzv_get"}])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_alt_read_without_the_option_of_the_job_is_switched_off(job, network, rank):
+def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank):
+    """It stays, since steps of a Slurm before 24.05.1 have sbatch's --network without a variable that says so."""
+    done = job.start({**slurm(rank), **ALT_READ, "_cxi_devices": cxi(None)})
+    env = json.loads(done.stdout)["env"]
+    assert {name: env.get(name) for name in ALT_READ} == ALT_READ and done.stderr.count("\n") == 1 - rank
+    if rank == 0:
+        assert "alt_read" in done.stderr and "'#SBATCH --network=disable_rdzv_get'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "env,gets,option",
+    [
+        ({"SLURM_NETWORK": "single_node_vni"}, None, "#SBATCH --network"),
+        ({"SLURM_NETWORK": "no_disable_rdzv_get"}, None, "#SBATCH --network"),
+        ({}, 1, "#SBATCH --network"),
+        ({"SLURM_NETWORK": "disable_rdzv_get"}, 1, "#SBATCH --network"),  # exported in vain
+        ({}, "Y", "#SBATCH --network"),
+        (None, 1, "mpiexec --disable-rdzv-get"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_alt_read_without_the_option_of_the_job_is_switched_off(job, cxi, env, gets, option, rank):
     """On all ranks, and the first one says so."""
-    done = job.start({**slurm(rank), **network, **ALT_READ, "FI_CXI_RX_MATCH_MODE": "hybrid"})
+    start = pals(rank, 2, rank, 2) if env is None else {**slurm(rank), **env}
+    done = job.start({**start, **ALT_READ, "FI_CXI_RX_MATCH_MODE": "hybrid", "_cxi_devices": cxi(gets)})
     env = json.loads(done.stdout)["env"]
     assert done.returncode == 0 and not set(ALT_READ) & set(env) and env["FI_CXI_RX_MATCH_MODE"] == "hybrid"
     assert (done.stderr == "") == (rank == 1) and done.stderr.count("\n") == 1 - rank
     if rank == 0:
-        assert "alt_read (FI_CXI_RDZV_PROTO) is switched off" in done.stderr
-        assert "'export SLURM_NETWORK=disable_rdzv_get'" in done.stderr
+        assert "alt_read (FI_CXI_RDZV_PROTO) is switched off" in done.stderr and option in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------- torchrun

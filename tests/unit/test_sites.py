@@ -197,7 +197,7 @@ def test_unknown_site(tmp_path):
 def test_unknown_group():
     with pytest.raises(sites.SiteError) as info:
         sites.load('frontier').env_values(['altread'])
-    for text in ("'altread'", 'alt_read:', 'needs export SLURM_NETWORK=disable_rdzv_get', 'channels:'):
+    for text in ("'altread'", 'alt_read:', 'needs #SBATCH --network=disable_rdzv_get', 'channels:'):
         assert text in str(info.value)
     with pytest.raises(sites.SiteError, match='It has no groups'):
         sites.load('local').check_groups(['gdr'])
