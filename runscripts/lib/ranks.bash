@@ -62,6 +62,24 @@ _read_row() {  # FIELD...
     done
 }
 
+# srun --mpi=cray_shasta of Slurm 22.05 says the rank and the node alone (seen; docs/launchers-seen.md). The rest is in its
+# table, whose layout is in pals.bash; here as numbers of four bytes.
+_count_in_apinfo() {
+    local i at step count
+    local -a ints
+    _is_number "${PALS_NODEID-}" && _is_number "$rank" && [[ -f ${PALS_APINFO-} ]] || return 0
+    # shellcheck disable=SC2207  # numbers
+    ints=($(exec od -An -v -td4 -- "$PALS_APINFO" 2> /dev/null))
+    ((${#ints[@]} > 27 && (ints[0] == 1 || ints[0] == 5))) || return 0
+    step=$((ints[16] / 4)) at=$((ints[18] / 4)) count=${ints[20]}
+    ((step > 2 && at > 0 && rank < count && at + step * count <= ${#ints[@]})) || return 0
+    world_size=$count local_world_size=0
+    for ((i = 0; i < count; i++)); do
+        ((i != rank)) || local_rank=$local_world_size
+        ((ints[at + step * i + 2] != PALS_NODEID)) || ((++local_world_size))
+    done
+}
+
 # SLURM_STEP_TASKS_PER_NODE is a list with repetitions in the order of the step's nodes: 4(x2),3 is 4, 4 and 3 tasks.
 _slurm_tasks_on_this_node() {
     local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
@@ -78,7 +96,7 @@ _slurm_tasks_on_this_node() {
         ((step_nodes += nodes, sum += tasks * nodes))
     done
     [[ -n $local_world_size ]] || _fail 1 "$name='$list' is for $step_nodes nodes, but SLURM_NODEID is $node. Slurm sets both: see whether the job script changes one of them"
-    # A heterogeneous step (srun --het-group=0,1) shows each task the list of its own component only.
+    # A heterogeneous step (srun --het-group=0,1) has the list of all its components, in Slurm 22.05, 24.11 and 26.05 (seen).
     ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for every rank"
 }
 
@@ -126,6 +144,7 @@ _find_rank() {
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
             [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
+            [[ $launcher/$world_size != pals/ ]] || _count_in_apinfo
             for i in 2 3 4 5; do
                 name=${_fields[i]}
                 [[ $launcher/$name != slurm/local_world_size ]] || _slurm_tasks_on_this_node
