@@ -32,7 +32,7 @@ _find_host() {
     first_host=''
     if [[ $launcher == slurm && ${SLURM_DISTRIBUTION-} == arbitrary* ]]; then
         # Rank 0 is on the first host of the user's list, and the step's own list is sorted (seen with Slurm 22.05).
-        hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE
+        hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE,PALS_APINFO
         wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list. Name the file in SLURM_HOSTFILE instead of -w'
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"

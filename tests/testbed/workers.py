@@ -18,6 +18,7 @@ FIRST = [
     'tests/easyblocks/test_pytorch_cray_input.py',
     'tests/modules/test_cirrus.py',
     'tests/real/test_slurm_jobs.py',
+    'tests/real/test_launchers.py',
     'tests/real/test_frontier_example.py',
     'tests/modules/test_activation.py',
 ]

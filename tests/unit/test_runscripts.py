@@ -354,9 +354,34 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
     assert job.rank(slurm(1, SLURM_HOSTFILE=hosts, **env))["MASTER_ADDR"] == "nid009"
     assert job.rank(slurm(1, SLURM_ARBITRARY_NODELIST="nid009,nid001"))["MASTER_ADDR"] == "nid001"
     assert "no variable holds that list" in job.error(slurm(1, **env))
+    table = tmp_path / "apinfo"
+    table.write_bytes(apinfo(["nid009", "nid001"], 2))
+    assert job.rank(slurm(1, PALS_APINFO=table, **env))["MASTER_ADDR"] == "nid009"
     assert "SLURM_HOSTFILE: the node file '/nowhere' does not exist" in job.error(
         slurm(1, SLURM_HOSTFILE="/nowhere", **env)
     )
+
+
+# what salloc's interactive step leaves to a container with another Slurm in it (names: docs/launchers-seen.md)
+INTERACTIVE = {
+    "22.05": {"SLURM_NODE_ALIASES": "(null)", "SLURM_WORKING_CLUSTER": "c:10.0.0.1:6817:9728:109"},
+    "24.11": {"SLURM_JOB_START_TIME": 1, "SLURM_TRES_PER_TASK": "gres/gpu=1", "PRTE_MCA_plm_slurm_args": "--external-launcher"},
+    "26.05": {"SLURM_JOB_SLUID": "sA1", "SLURM_JOB_OVERSUBSCRIBE": "NO", "SLURM_NETWORK": "disable_rdzv_get"},
+}
+STEPS = {
+    "22.05": {"PALS_RANKID": 3, "PALS_APID": "4711.0"},
+    "24.11": {"PMI_RANK": 3, "PMI_SIZE": 4, "PMI_LOCAL_RANK": 1, "PMI_LOCAL_SIZE": 2, "PALS_RANKID": 3, "PALS_APID": "4711.0"},
+    "26.05": {"PMIX_RANK": 3, "PMIX_NAMESPACE": "slurm.pmix.4711.0", "SLURM_MPI_TYPE": "pmix"},
+}
+
+
+@pytest.mark.parametrize("outer", INTERACTIVE)
+@pytest.mark.parametrize("inner", STEPS)
+def test_variables_of_several_slurms_in_one_environment(job, outer, inner):
+    shell = {**slurm(0, "1", "nid001", step=4294967290), "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}
+    task = {**INTERACTIVE[outer], **slurm(3, "2(x2)", "nid[003-004]"), **STEPS[inner]}
+    env = job.rank({**shell, **{name: str(value) for name, value in task.items()}})
+    assert identity(env) == (3, 4, 1, 2) and env["MASTER_ADDR"] == "nid003"
 
 
 @pytest.mark.parametrize(
@@ -591,6 +616,13 @@ def test_what_neither_variables_nor_table_say(job, tmp_path):
     table.write_bytes(apinfo(["a", "b"], 2, version=6))
     message = job.error(aurora)
     assert "does not say the world_size" in message and "has format version 6" in message
+    alone = {"PALS_RANKID": "1", "PALS_APID": "1.0", "PALS_APINFO": str(table)}
+    data = apinfo(["a", "b"], 4)
+    ranks = struct.unpack_from("<Q", data, 9 * 8)[0]
+    for end, words in ((0, "its header, after 0"), (100, "its header"), (ranks + 8 * 12 - 12, "ends after 7 of its 8 ranks")):
+        table.write_bytes(data[:end])
+        message = job.error(alone)
+        assert "does not say the" in message and words in message and "Export RANK" in message
 
 
 def test_several_nodes_and_nothing_says_where_rank_0_is(job):
@@ -1309,7 +1341,7 @@ def cxi(tmp_path):
     [
         ({**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"}, None),
         ({**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"}, None),
-        (slurm(0), 0),  # sbatch --network of a Slurm before 24.05.1 is in no variable
+        (slurm(0), 0),  # sbatch --network of Slurm 22.05 and 24.11 is in no variable
         (slurm(0), "N"),
         ({**slurm(0), "SLURM_NETWORK": "single_node_vni"}, 0),  # the whole system is so
         (TORCHRUN, None),
@@ -1323,7 +1355,7 @@ def test_alt_read_stays_with_the_option_of_the_job(job, cxi, env, gets):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank):
-    """It stays, since steps of a Slurm before 24.05.1 have sbatch's --network without a variable that says so."""
+    """It stays, since steps of Slurm 22.05 and 24.11 have sbatch's --network without a variable that says so."""
     done = job.start({**slurm(rank), **ALT_READ, "_cxi_devices": cxi(None)})
     env = json.loads(done.stdout)["env"]
     assert {name: env.get(name) for name in ALT_READ} == ALT_READ and done.stderr.count("\n") == 1 - rank

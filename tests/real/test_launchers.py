@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Slurm, Open MPI and MPICH of Debian 12, 13 and sid: under each the runscripts find the same ranks and rank 0's node.
+
+What the launchers export is theirs: nothing here writes a variable of Slurm, PALS or PMI.
+"""
+
+import json
+import pathlib
+
+import pytest
+
+from testbed import NODES as TWO_NODES, ROOT, launchers, slurm as slurm_
+
+pytestmark = pytest.mark.real
+
+TRAIN = pathlib.Path(__file__).with_name('light_training.py')
+RECORDS = ROOT / 'tests/records/pals'
+NODES_OF = {**{name: nodes for name, (_, nodes) in (*launchers.SRUN.items(), *launchers.WITH_GPUS.items())},
+            **launchers.BATCHED,
+            'het step': launchers.HET_STEPS['het step']}
+ALONE = {**{f'PALS alone {name}': nodes for name, (_, nodes) in launchers.PALS_ALONE.items()},
+         'het PALS alone': launchers.HET_STEPS['het PALS alone']}
+
+
+@pytest.fixture(scope='module', params=launchers.SYSTEMS)
+def nodes(request):
+    """The cluster of one Debian: testbed.slurm.Cluster."""
+    slurm_.clean_up_killed_runs()
+    cluster = launchers.cluster(request.param)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope='module')
+def seen(nodes):
+    """What all launchers of this Debian did: testbed.launchers.Seen."""
+    return launchers.look(nodes)
+
+
+def works(seen, case):
+    """Whether this release has the option: no release may lose more than these."""
+    older = seen.versions['slurm'] == '22.05'
+    return not (case == '--mpi=pmix' and seen.versions['slurm'] != '24.11' or case == '--tres-per-task' and older)
+
+
+@pytest.mark.parametrize('case', [*NODES_OF, *ALONE])
+def test_ranks_and_the_node_of_rank_0(seen, case):
+    expected = NODES_OF.get(case) or ALONE[case]
+    ranks = seen.ranks[case]
+    if not works(seen, case):
+        assert not ranks, 'works now: see works() and docs/launchers-seen.md'
+        return
+    found = [rank.seen for rank in ranks]
+    said = seen.said.get(case, seen.said['batch'] + seen.said['het'])
+    assert None not in found, said
+    assert [rank['node'] for rank in found] == list(expected), said
+    assert [rank['RANK'] for rank in found] == [str(number) for number in range(len(expected))]
+    assert {rank['WORLD_SIZE'] for rank in found} == {str(len(expected))}
+    for number, rank in enumerate(found):
+        assert rank['LOCAL_RANK'] == str(expected[:number].count(expected[number]))
+        assert rank['LOCAL_WORLD_SIZE'] == str(expected.count(expected[number]))
+    assert {rank['MASTER_ADDR'] for rank in found} == {expected[0] if len(set(expected)) > 1 else '127.0.0.1'}
+    assert len({rank['MASTER_PORT'] for rank in found}) == 1
+    if case not in ('openmpi', 'mpich'):
+        assert {rank.master for rank in ranks} == {expected[0]}
+    if case in ALONE:
+        assert not any(name.startswith('SLURM_') for rank in ranks for name in rank.env)
+
+
+@pytest.mark.parametrize('case, shares', [
+    ('--gpus-per-node', ['0,1', '2,3']),
+    ('--gpus-per-task', ['0', '1']),
+    ('--gpu-bind', ['0', '1']),
+    ('--tres-per-task', ['0', '1']),
+])
+def test_gpus_are_shared_out_once(seen, case, shares):
+    if works(seen, case):
+        assert [rank.seen['gpus'] for rank in seen.ranks[case]] == shares * 2
+
+
+@pytest.mark.parametrize('case', ['block', 'two-nodes-uneven', 'cyclic', 'arbitrary'])
+def test_table_of_pals_is_the_recorded_one(seen, case):
+    # the format changed once, in 23.02
+    record = RECORDS / f'slurm-{"22.05.8" if seen.versions["slurm"] < "23.02" else "26.05.5"}-{case}.apinfo'
+    tables = {rank.apinfo for rank in seen.ranks[f'PALS alone {case}']}
+    assert tables == {record.read_bytes()}
+
+
+def test_page_says_what_is_seen(seen, remark):
+    page = launchers.read_page()
+    for section, found in launchers.columns(seen).items():
+        for title, cells in found.items():
+            if title not in page[section]:
+                remark(f'docs/launchers-seen.md has no column "{title}": cd tests && python -m testbed.launchers')
+                continue
+            assert launchers.without_dashes(cells) == page[section][title], f'{section}, {title}'
+
+
+# --- a training has the same losses under all of them
+
+START = '"$RUNSCRIPTS/conda-python-distributed"'
+ALONE_START = "bash -c 'for name in ${!SLURM@}; do unset \"$name\"; done; exec \"$0\" \"$@\"' " + START
+TRAININGS = {
+    'srun': f'srun {START}',
+    'PALS alone': f'srun --mpi=cray_shasta {ALONE_START}',
+    'openmpi': f'mpirun.openmpi --allow-run-as-root --bind-to none --map-by ppr:1:node -n 2 {START}',
+    'mpich': f'mpiexec.hydra -n 2 -ppn 1 {START}',
+}
+
+
+@pytest.fixture(scope='module')
+def train(installed_pytorch, tmp_path_factory):
+    """A function that runs a training on two nodes of a cluster, and returns the losses."""
+    env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
+           'SLINGTORCH_CACHE_ROOT': str(tmp_path_factory.mktemp('caches'))}
+
+    def function(cluster, start):
+        results = tmp_path_factory.mktemp('training') / 'results.json'
+        batch = cluster.sbatch(f'#!/bin/bash\n{start} "{TRAIN}" "{results}"\n', '-N2', '--ntasks-per-node=1', env=env)
+        assert batch.returncode == 0, batch.output
+        found = json.loads(results.read_text())
+        assert found['world_size'] == 2 and [host['rank'] for host in found['hosts']] == [0, 1]
+        assert [host['local_rank'] for host in found['hosts']] == [0, 0]
+        return found['losses']
+
+    return function
+
+
+@pytest.fixture(scope='module')
+def losses(train, slurm):
+    """Those of this machine's Slurm on its own two nodes."""
+    assert slurm.nodes == TWO_NODES
+    return train(slurm, TRAININGS['srun'])
+
+
+@pytest.mark.parametrize('nodes', launchers.debianroot.SUITES, indirect=True, scope='module')
+@pytest.mark.parametrize('launcher', TRAININGS)
+def test_losses_are_those_of_slurm_here(nodes, train, losses, launcher):
+    assert train(nodes, TRAININGS[launcher]) == pytest.approx(losses, rel=1e-4)
+    assert losses[-1] < losses[0]
