@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """PyTorch from wheels on emulated sites: lock from a local index, install, mpi4py from source, load."""
+import os
 import re
 import subprocess
 
@@ -74,11 +75,21 @@ def said(done):
     return ' '.join((done.stdout + done.stderr).split())
 
 
-def test_as_shipped_eb_names_the_command(today):
-    """The hashes of the real wheels are not in the bundle: their index was out of reach."""
-    done = today.eb(today.name, '--robot', check=False)
-    assert done.returncode != 0 and f'The lock file {today.name[:-3]}.lock is not there yet' in said(done)
-    assert f'slingtorch lock {ROOT}/easyconfigs/p/PyTorch/{today.name}' in said(done)
+def test_without_lock_file_eb_names_the_command(tmp_path, lmod):
+    """No public file has the hashes of these wheels."""
+    site = Wheels(tmp_path, lmod, EASYCONFIGS[2])
+    done = site.eb(site.name, '--robot', check=False)
+    assert done.returncode != 0 and f'The lock file {site.name[:-3]}.lock is not there yet' in said(done)
+    assert f'slingtorch lock {ROOT}/easyconfigs/p/PyTorch/{site.name}' in said(done)
+
+
+def test_as_shipped_the_lock_file_is_taken(today):
+    """eb asks for no other command: it goes on to the packages of the lock file beside the easyconfig."""
+    done = today.eb(today.name, '--robot', '--fetch', check=False,
+                    env={'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': (today.path / 'empty').as_uri()})
+    lock_file = ROOT / f'easyconfigs/p/PyTorch/{today.name[:-3]}.lock'
+    assert done.returncode != 0 and f'The lock file {lock_file} is for Python 3.12, and this is' in said(done) or \
+        f'Downloading the packages of {lock_file} failed' in said(done), said(done)
 
 
 @pytest.mark.parametrize('change, words', [
