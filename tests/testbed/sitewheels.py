@@ -37,8 +37,8 @@ class Wheels:
             derecho.ToySources(path / 'sources').write_extension(extension.lower(), version)
         self.easyconfig = path / name
         # all the rest of it is used as it is
-        text = re.sub("python_versions = .*", f"python_versions = ['{PYTHON}']", self.text).replace(
-            re.search(r"index_urls = \['(.*)'\]", self.text).group(1), self.index()).replace("    'pip',\n", '')
+        text = re.sub("index_urls = .*\n", '', self.text).replace("    'pip',\n", '')
+        text = re.sub("python_versions = .*", f"python_versions = ['{PYTHON}']\nindex_urls = ['{self.index()}']", text)
         # that is for the real sources
         regex = r"        'patches': .*\n|        'checksums': \[\n(    .*\n)+?        \],\n"
         self.easyconfig.write_text(re.sub(regex, '', text))
@@ -61,8 +61,12 @@ class Wheels:
 
     def torch(self, version):
         """Files of a torch whose version says what it is for."""
+        if '+' not in version:
+            # that of the package index says so of itself, unlike its file's name
+            version += '+cu121'
         kind, release = re.search(r'\+(cu|rocm|cpu)([\d.]*)', version).groups()
-        nccls = {'cu': {'libnccl.so.2': 22707}, 'rocm': {'librccl.so.1': 21806 if release == '5.7' else 22707}, 'cpu': {}}
+        nccls = {'cu': {'libnccl.so.2': 22707}, 'cpu': {},
+                 'rocm': {'librccl.so.1': 21806 if release == '5.7' else 22707}}
         files = wheels.toy_torch(
             self.path / 'libraries', version, cuda=f'{release[:2]}.{release[2:]}' if kind == 'cu' else None,
             hip=release + '.52802' if kind == 'rocm' else None, nccls=nccls[kind])

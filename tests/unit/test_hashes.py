@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Hashes of the easyconfigs: those of wheels that are no package index's, and what has none."""
+import ast
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EASYCONFIGS = sorted((ROOT / 'easyconfigs').rglob('*.eb'))
+LOCK_FILES = sorted((ROOT / 'easyconfigs').rglob('*.lock'))
+PAGE = (ROOT / 'docs/easyconfigs.md').read_text()
+# sha256 of the only file that may be installed, as public lock files of unrelated projects give it
+PINNED = {
+    'PyTorch-2.10.0-frontier-rocm-7.1.1.lock': {
+        'torch==2.10.0+rocm7.1': '008ee0d77bb8b5f9f4ee1f00212019c4619171e3c4195de56f253331b3bc320d',
+        'torchvision==0.25.0+rocm7.1': '8aea3ddbdb74801d3374577a10b3f04d49897c27add235cb25313df6e65b1929',
+        'triton-rocm==3.6.0': 'cff15082784c7056b0af9347770e034ab0a8ccbce0642723ddc8c8de1bd6af3f',
+    },
+}
+
+
+def values(easyconfig):
+    """Assignments of an easyconfig by name, and its checksums that are None."""
+    tree = ast.parse(easyconfig.read_text())
+    found = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    checksums = [found['checksums']] if 'checksums' in found else []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            checksums += [value for key, value in zip(node.keys, node.values)
+                          if isinstance(key, ast.Constant) and key.value == 'checksums']
+    return found, [node for one in checksums for node in ast.walk(one)
+                   if isinstance(node, ast.Constant) and node.value is None]
+
+
+def entries(lock_file):
+    """{requirement: hashes} of a lock file."""
+    text = re.sub('^#.*\n', '', lock_file.read_text(), flags=re.M).replace('\\\n', '')
+    return {line.split()[0]: re.findall('--hash=sha256:([0-9a-f]{64})', line)
+            for line in text.splitlines() if '==' in line}
+
+
+@pytest.mark.parametrize('name', PINNED)
+def test_hashes_of_the_record(name):
+    lock_file = next(one for one in LOCK_FILES if one.name == name)
+    found = entries(lock_file)
+    assert {key: found.get(key) for key in PINNED[name]} == {key: [value] for key, value in PINNED[name].items()}
+    # and each names two files with their commits
+    for key in PINNED[name]:
+        comment = re.search('^(#.*)\n' + re.escape(key), lock_file.read_text(), re.M).group(1)
+        assert len(set(re.findall(r'of (\S+/\S+)@[0-9a-f]{12}\b', comment))) == 2, comment
+
+
+@pytest.mark.parametrize('lock_file', LOCK_FILES, ids=lambda path: path.name)
+def test_lock_file_is_complete_and_that_of_its_easyconfig(lock_file):
+    assert all(entries(lock_file).values()) and '--only-binary :all:' in lock_file.read_text()
+    found, _ = values(lock_file.with_suffix('.eb'))
+    assert ast.literal_eval(found['checksums'])[0] == hashlib.sha256(lock_file.read_bytes()).hexdigest()
+    heads = {key: re.findall(f'^# {key}: (.*)$', lock_file.read_text(), re.M) for key in ['python', 'wanted']}
+    if 'python_packages' in found:
+        version = ast.literal_eval(found['version'])
+        assert heads['python'] == [' '.join(ast.literal_eval(found['python_versions']))]
+        assert heads['wanted'] == [one.replace('%(version)s', version)
+                                   for one in ast.literal_eval(found['python_packages'])]
+        for address in ast.literal_eval(found['index_urls']) if 'index_urls' in found else []:
+            assert f'--extra-index-url {address}\n' in lock_file.read_text()
+
+
+def test_what_has_no_checksum_stands_in_the_table():
+    """Containers aside, whose files no address has: their users make them."""
+    lacking = {path.name for path in EASYCONFIGS if '-singularity-' not in path.name and values(path)[1]}
+    section = re.search('^## Without a checksum$(.*?)(?=^## )', PAGE, re.M | re.S).group(1)
+    listed = set(re.findall(r'^\| `(PyTorch-\S+\.eb)`', section, re.M))
+    assert lacking == listed and lacking
