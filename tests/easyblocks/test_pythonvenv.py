@@ -18,6 +18,7 @@ import pytest
 from testbed import ROOT, modulestools, quickvenv, run, wheels
 from testbed.easybuild import BIN, EasyBuild
 
+UV = str(BIN / 'uv')
 PYTHON_VERSION = '%d.%d' % sys.version_info[:2]
 
 
@@ -200,14 +201,18 @@ def test_wrong_hash_names_file_hash_and_remedy(tiny, eb_env):
 
 
 def test_wheel_changed_after_download_is_refused(tiny, eb_env):
+    """By the one who installs, and by `eb --fetch`, which gets it again."""
     env = tiny.have(eb_env)
     good = tiny.wheels[1].read_bytes()
     wheel = eb_env.prefix / 'sources/p/PyTorch/wheels' / tiny.wheels[1].name
     wheels.make_wheel(wheel.parent, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
-    # with an index at hand the right file is fetched again, without one nothing is installed
-    done = eb_env(tiny.easyconfig, env=env, check=False)
+    for uv, words in ((UV, 'Hash mismatch for `beta==1.5`'), ('', 'DO NOT MATCH THE HASHES')):
+        done = eb_env(tiny.easyconfig, env={**env, 'SLINGTORCH_UV': uv}, check=False)
+        assert done.returncode == 42 and words in output(done) and "'eb --fetch' gets it again" in output(done)
+        assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
+    # with an index at hand the right file is fetched again
+    done = eb_env('--fetch', tiny.easyconfig, env=env, check=False)
     assert done.returncode != 0 and f'WARNING: Previously-downloaded file {wheel} has bad hash' in output(done)
-    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
     eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     assert wheel.read_bytes() == good
 
@@ -230,6 +235,51 @@ def test_incomplete_lock_file(tiny, eb_env, lock, words):
     assert done.returncode != 0
     for word in words:
         assert word in output(done)
+
+
+@pytest.mark.parametrize('lock, words', [
+    ('alpha==1.0\nbeta==1.5\n', 'all requirements must have a hash'),
+    ('alpha>=1 --hash=sha256:{sha256}\n', 'must have their versions pinned'),
+    ('{alpha}', 'no trusted hash was provided for: `beta`'),
+])
+def test_incomplete_lock_file_in_the_words_of_uv(tiny, eb_env, lock, words):
+    alpha = wheels.lock_text(tiny.wheels[:1])
+    tiny.write(lock=lock.format(alpha=alpha, sha256=wheels.sha256(tiny.wheels[0])))
+    done = eb_env(tiny.easyconfig, env={**tiny.have(eb_env), 'SLINGTORCH_UV': UV}, check=False)
+    assert done.returncode != 0 and words in output(done) and 'uv says' in output(done)
+    assert 'The lock file is not complete' in output(done)
+
+
+OLD_PYTHON = """#!/bin/sh
+case $* in *'sys.version_info < (3, 8)'*) exit 1 ;; esac
+exec {python} "$@"
+"""
+
+
+def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
+    """Without the user's settings of uv; no file is shared with a cache; each wheel is hashed once; pip works after it."""
+    env = {**tiny.have(eb_env), 'UV_CACHE_DIR': eb_env.prefix / 'cache', 'UV_LINK_MODE': 'symlink', 'UV_COMPILE_BYTECODE': '1',
+           'UV_INDEX_URL': 'http://127.0.0.1:9/simple'}
+    old = eb_env.prefix / 'old/python3'
+    old.parent.mkdir()
+    old.write_text(OLD_PYTHON.format(python=f'{quickvenv.python3()}/python3'))
+    old.chmod(0o755)
+    root = eb_env.prefix / 'software/PyTorch/0.1-tiny'
+    for more, options, program in [({'SLINGTORCH_UV': UV}, '', 'uv'), ({'SLINGTORCH_UV': ''}, '', 'pip'),
+                                   ({'SLINGTORCH_UV': '/nowhere/uv'}, '', 'pip'),
+                                   ({'SLINGTORCH_UV': UV}, f'python_command = {str(old)!r}', 'pip')]:
+        tiny.write(options=options)
+        printed = output(eb_env(tiny.easyconfig, '--rebuild', '--logtostdout', env={**env, **more}))
+        library, = root.glob('lib/python3*/site-packages')
+        assert (library / 'alpha-1.0.dist-info/INSTALLER').read_text().strip() == program
+        # what verifies the hashes of all files runs once
+        assert printed.count('--require-hashes --only-binary') == 2 and ' download --require-hashes' not in printed
+        assert (library / 'alpha.py').stat().st_nlink == 1 and not (library / 'alpha.py').is_symlink()
+        assert list(library.glob('__pycache__/alpha.*.pyc')) and not list(root.glob('.uv*'))
+        assert not (eb_env.prefix / 'cache').exists()
+        listed = subprocess.run([root / 'bin/python', '-m', 'pip', 'list', '--format=freeze'], text=True,
+                                stdout=subprocess.PIPE, check=True).stdout
+        assert {'alpha==1.0', 'beta==1.5'} < set(listed.split())
 
 
 @contextlib.contextmanager
@@ -258,6 +308,7 @@ def index_server(tiny):
             page = ''.join(f'<a href="/wheels/{name}">{name}</a>' for name in names).encode()
             self.send_response(200)
             self.send_header('Content-Type', 'application/octet-stream' if found else 'text/html')
+            self.send_header('Content-Length', str(len(found[0].read_bytes() if found else page)))
             self.end_headers()
             self.wfile.write(found[0].read_bytes() if found else page)
 
@@ -289,7 +340,9 @@ def test_no_package_index_answers(tiny, eb_env):
 
 
 def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
-    """Where the others have all that is needed nothing is said about it; pip asks it nothing."""
+    """Where the others have all that is needed nothing is said about it; pip asks it nothing. Large files are named."""
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': os.urandom(3_000_000)}))
+    tiny.write()
     config = tmp_path / 'pip.conf'
     with silent_server() as firewall, index_server(tiny) as (address, asked):
         config.write_text(f'[global]\nindex-url = {firewall}\nextra-index-url =\n    {firewall}\n    {address}\n')
@@ -297,7 +350,8 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
         # with all of pip's retries it took 275 s
         done = eb_env('--fetch', tiny.easyconfig, env=env, timeout=90)
     assert firewall not in output(done) and 'Retrying' not in output(done)
-    assert sorted(path for path in asked if 'simple' in path) == ['/simple/alpha/', '/simple/beta/']
+    assert sorted(path for path in asked if 'simple' in path) == ['/simple/alpha/', '/simple/beta/', '/simple/big/']
+    assert '==   big-1.0-py3-none-any.whl (3.0 MB)' in output(done) and 'alpha-1.0' not in output(done)
     assert sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir()) == \
         sorted(wheel.name for wheel in tiny.wheels)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """PyTorch from wheels on emulated sites: lock from a local index, install, mpi4py from source, load."""
+import os
 import re
 import subprocess
 
 import pytest
 
-from testbed import ROOT, derecho, run
+from testbed import derecho, run
 from testbed.sitewheels import Wheels
 
 EASYCONFIGS = ['PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-frontier-rocm-7.1.1.eb',
@@ -85,19 +86,23 @@ def said(done):
     return ' '.join((done.stdout + done.stderr).split())
 
 
-def test_without_lock_file_eb_names_the_command(tmp_path, lmod):
-    """No public file has the hashes of these wheels."""
-    site = Wheels(tmp_path, lmod, EASYCONFIGS[2])
-    done = site.eb(site.name, '--robot', check=False)
-    assert done.returncode != 0 and f'The lock file {site.name[:-3]}.lock is not there yet' in said(done)
-    assert f'slingtorch lock {ROOT}/easyconfigs/p/PyTorch/{site.name}' in said(done)
-
-
 def test_as_shipped_the_lock_file_is_taken(today):
     """eb asks for no other command: lock file and checksum are right, and it stops at the stand-in for mpi4py."""
     done = today.eb(today.name, '--robot', check=False)
     assert done.returncode != 0 and 'is not there yet' not in said(done)
     assert 'Checksum verification for extension source mpi4py-4.1.2.tar.gz failed' in said(done)
+
+
+def test_one_eb_locks_and_installs(tmp_path, lmod):
+    """No other command, and no checksum in the easyconfig: the lock file is made in the source path."""
+    made = Wheels(tmp_path, lmod, EASYCONFIGS[1])
+    # that of the real mpi4py
+    done = made.eb(made.easyconfig, '--robot', '--ignore-checksums', env={
+        'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': None, 'PIP_INDEX_URL': (tmp_path / 'empty').as_uri()})
+    lock = tmp_path / f'sources/p/PyTorch/{made.name[:-3]}.lock'
+    assert said(done).count('pinned') == 1 and f'in {lock}. The same will be installed next time' in said(done)
+    assert 'torch==2.10.0+rocm7.1, ' in said(done) and 'torch==2.10.0+rocm7.1 \\\n' in lock.read_text()
+    assert (made.root / 'packages.lock').read_text() == lock.read_text()
 
 
 @pytest.mark.parametrize('change, words', [
