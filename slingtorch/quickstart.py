@@ -979,8 +979,8 @@ def train(prefix, env, tool, ranks):
     root = prefix.file('easybuild', 'software', MODULE)
     script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '
               '{ echo "the module that was loaded is of $EBROOTPYTORCH and not of $1" >&2; exit 1; }; } && '
-              'exec mpiexec -n "$2" "$RUNSCRIPTS/conda-python-distributed" "$3" --json "$4"')
-    print("mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
+              'exec mpiexec -n "$2" conda-python-distributed "$3" --json "$4"')
+    print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
     sys.stdout.flush()
     command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], MODULE, root, str(ranks), EXAMPLE]
     env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
@@ -1073,7 +1073,7 @@ def quickstart(args, prefix, phases):
     if wrong:
         raise QuickstartError(wrong, "the messages above say why; logs are in " + prefix.file('log'))
     print("\n==> Done\n%s\n\nTo do it again by hand:\n\n  . %s\n  module load %s\n"
-          "  mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s\n\n"
+          "  mpiexec -n %d conda-python-distributed %s\n\n"
           "Next: README.md says how to do the same on a supercomputer."
           % (phases.table(), prefix.file('activate'), MODULE, args.ranks, shlex.quote(EXAMPLE)))
 

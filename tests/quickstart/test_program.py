@@ -117,9 +117,10 @@ def write(prefix, *names):
         path.write_text(name)
 
 
-MADE = ('venv/bin/pip', 'venv/lib/pip.py', 'easybuild/software/PyTorch/1/bin/python', 'easybuild/modules/all/PyTorch/1.lua')
-MINE = ('easybuild/modules/all/MyOwn/1.lua', 'easybuild/software/MyOwn/1/bin/own', 'easybuild/software/PyTorch/1/mine.py',
-        'venv/lib/__pycache__/mine.pyc', 'venv/mine.py')
+MADE = ('venv/bin/pip', 'venv/lib/pip.py', 'easybuild/software/PyTorch/1/bin/python',
+        'easybuild/modules/all/PyTorch/1.lua')
+MINE = ('easybuild/modules/all/MyOwn/1.lua', 'easybuild/software/MyOwn/1/bin/own',
+        'easybuild/software/PyTorch/1/mine.py', 'venv/lib/__pycache__/mine.pyc', 'venv/mine.py')
 SHOWN = {'easybuild/modules/all/MyOwn', 'easybuild/software/MyOwn', 'easybuild/software/PyTorch/1/mine.py',
          'venv/lib/__pycache__/mine.pyc', 'venv/mine.py'}
 
@@ -432,7 +433,7 @@ def test_find_python(tmp_path):
 
 
 def test_python_behind_a_shim(tmp_path):
-    """What a wrapper prints is not the Python's answer; what pyenv's shims say of a version that is not chosen is shown."""
+    """What a wrapper prints is not the Python's answer; what pyenv's shims say of a missing version is shown whole."""
     banner = fake_command(tmp_path, 'banner', 'echo "Welcome"; %s "$@"; echo "{bye}"' % sys.executable)
     found = quickstart.find_python(str(banner))
     assert found['path'] == sys.executable and found['version'] == '%d.%d' % sys.version_info[:2]

@@ -433,7 +433,7 @@ def test_older_easybuild_in_pythonpath(environ, old_easybuild):
     done = run(['env'], environ)
     assert (done.returncode, done.stdout, done.stderr) == (1, 'false\n', 'slingtorch: error: ' + wrong)
     # the module is loaded after the activation
-    active = {**active, 'PYTHONPATH': str(old_easybuild), 'EASYBUILD_INCLUDE_EASYBLOCKS': ''}
+    active = {**active, 'PYTHONPATH': str(old_easybuild)}
     done = subprocess.run([BIN / 'eb', '--search', 'PyTorch'], env=active, text=True, capture_output=True)
     assert done.returncode == 1 and done.stderr.endswith('ERROR: ' + wrong) and 'Traceback' not in done.stderr
 
