@@ -14,7 +14,8 @@ import sys
 
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, OTHER
 from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
-from easybuild.tools.build_log import EasyBuildError, print_error_and_exit, print_msg, print_warning
+from easybuild.tools import version as easybuild_version
+from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 
 # EasyBuild loads this file by its path: what lies beside it is not importable without this. It also archives this file,
@@ -26,9 +27,13 @@ try:
     import slingshot_sites
 except ImportError as error:
     # an EasyBuildError would end in a traceback: hooks are loaded before eb handles errors (easybuild/main.py)
-    print_error_and_exit("%s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the "
-                         "bundle, if you can in the version of that installation, and run the same command again: "
-                         "eval \"$(slingtorch env)\"", __file__, error)
+    sys.exit("ERROR: %s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the bundle, "
+             "if you can in the version of that installation, and run the same command again: "
+             "eval \"$(slingtorch env)\""
+             % (__file__, error))
+TOO_OLD = slingshot_sites.old_easybuild(easybuild_version.VERSION, easybuild_version.__file__)
+if TOO_OLD:
+    sys.exit("ERROR: " + TOO_OLD)
 
 # a parameter of every easyconfig, whichever its easyblock
 DEFAULT_CONFIG['only_site'] = [None, "Name of the one site that this easyconfig is for", OTHER]

@@ -25,6 +25,10 @@ PATH_VARIABLE = 'SLINGTORCH_SITES_PATH'
 # '<site>: <what was seen>' of an activation that detected the site: then nobody has named it
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
+# The first EasyBuild that has what hooks and easyblocks import: print_error_and_exit came in 5.2.1, EasyBuildExit in
+# 5.0 (easybuild/tools/build_log.py of the tags of easybuild-framework)
+OLDEST_EASYBUILD = '5.2.1'
+
 # ends of the names of files: a site, values that several sites share, what EasyBuild must know of a site's own modules
 SITE, SHARED, METADATA = '.cfg', '.inc', '_external_modules_metadata.cfg'
 
@@ -143,17 +147,7 @@ class Site:
         :param hostname: name of this host, short or full
         :param root: directory that stands for / (for tests)
         """
-        for kind, pattern in self.rules:
-            if kind == 'env':
-                variable, pattern = split_pair(pattern)
-                if variable in environ and fnmatch.fnmatchcase(environ[variable], pattern):
-                    return "$%s is %s" % (variable, environ[variable])
-            elif kind == 'file':
-                if os.path.exists(os.path.join(root, pattern.lstrip('/'))):
-                    return "%s exists" % pattern
-            elif any(fnmatch.fnmatchcase(host, pattern) for host in (hostname, hostname.split('.')[0])):
-                return "the host name is %s" % hostname
-        return None
+        return matching_rule(self.rules, environ, hostname, root)
 
     def check_groups(self, names, asked_by='$' + GROUPS_VARIABLE):
         """Return the groups with these names; an unknown one is a SiteError that lists the known ones."""
@@ -187,6 +181,22 @@ class Site:
     def parameter_values(self, groups=()):
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
         return self._selected(self.parameters, groups)
+
+
+def matching_rule(rules, environ, hostname, root):
+    """What the first of these rules that matches has seen, or None (parameters: Site.detected)."""
+    for kind, pattern in rules:
+        if kind == 'env':
+            variable, pattern = split_pair(pattern)
+            if variable in environ and fnmatch.fnmatchcase(environ[variable], pattern):
+                return "$%s is %s" % (variable, environ[variable])
+        elif kind == 'file':
+            if os.path.exists(os.path.join(root, pattern.lstrip('/'))):
+                return "%s exists" % pattern
+        elif kind == 'hostname' and any(fnmatch.fnmatchcase(host, pattern)
+                                        for host in (hostname, hostname.split('.')[0])):
+            return "the host name is %s" % hostname
+    return None
 
 
 def split_list(text):
@@ -361,17 +371,41 @@ def load(name, environ=os.environ):
     return read_site(name, known[name], environ)
 
 
-def load_all(environ=os.environ):
-    """All sites, sorted by name."""
-    return [read_site(name, path, environ) for name, path in find_files(SITE, environ).items()]
+def load_all(environ=os.environ, faults=None):
+    """
+    All sites, sorted by name, but those whose files are wrong: one of them must not stop the others.
+
+    :param faults: list to which these are added, as (path, what is wrong with it)
+    """
+    sites = []
+    for name, path in find_files(SITE, environ).items():
+        try:
+            sites.append(read_site(name, path, environ))
+        except SiteError as err:
+            if faults is not None:
+                faults.append((path, str(err)))
+    return sites
+
+
+def broken_rules(path):
+    """What can still be read of the rules of a site whose file is wrong: list of (kind, pattern)."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',), strict=False)
+    parser.optionxform = str
+    try:
+        with open(path, encoding='utf-8', errors='replace') as fp:
+            parser.read_file(fp)
+    except (configparser.Error, OSError):
+        return []
+    return [pair for section in parser.sections() if section.split()[:1] == ['detect']
+            for pair in parser.items(section) if pair[0] == 'file' or pair[0] == 'hostname' or '=' in pair[1]]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the choice
 
-def detected_sites(environ, hostname, root='/'):
-    """List of (site, why) of all sites whose rules match this machine."""
-    pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(environ)]
+def detected_sites(environ, hostname, root='/', faults=None):
+    """List of (site, why) of all sites whose rules match this machine (faults: load_all)."""
+    pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(environ, faults)]
     return [(site, why) for site, why in pairs if why]
 
 
@@ -382,35 +416,64 @@ def choose(environ=os.environ, hostname=None, root='/'):
 
     What an earlier activation detected holds where nothing is seen any more, as on a compute node.
     A named site that is contradicted by what is detected is an error, unless it is a site without rules of its own
-    (a generic one such as 'local'): that can be meant, and gives a warning.
+    (a generic one such as 'local'): that can be meant, and gives a warning. Files that are wrong give a warning too,
+    but where no site is named and the rules in such a file match this machine.
 
     :raises SiteError: also if the rules of more than one site match and none is named
     """
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
     earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
-    found = detected_sites(environ, hostname, root)
+    faults = []
+    found = detected_sites(environ, hostname, root, faults)
+    if not name or name == earlier:
+        for path, fault in faults:
+            if matching_rule(broken_rules(path), environ, hostname, root):
+                raise SiteError("%s. This machine looks like the site of this file: correct it, or name a site "
+                                "(--site or $%s)" % (fault.rstrip('.'), SITE_VARIABLE))
+    broken = '; '.join("a site is left out: " + fault for _, fault in faults) or None
     seen = ' and '.join("'%s' (%s)" % (site.name, reason) for site, reason in found)
     if not name or name == earlier:
         if len(found) > 1:
             raise SiteError("This machine looks like more than one site: %s. Name the right one with 'slingtorch env "
                             "--site NAME', or 'export %s=NAME'." % (seen, SITE_VARIABLE))
         if found:
-            return Choice(found[0][0], found[0][1], None, True)
+            return Choice(found[0][0], found[0][1], broken, True)
         why = why if name else "no rule of any site matches this machine"
-        return Choice(load(name or FALLBACK_SITE, environ), why, None, True)
+        return Choice(load(name or FALLBACK_SITE, environ), why, broken, True)
 
-    site, warning = load(name, environ), None
+    site, warning = load(name, environ), broken
     if found and name not in [other.name for other, _ in found]:
         if site.rules:
             raise SiteError("Site '%s' is named (by --site or $%s), but this machine looks like %s. Unset %s, or leave "
                             "--site out, to take what is detected; if the detection is wrong, correct the rules in %s."
                             % (name, SITE_VARIABLE, seen, SITE_VARIABLE, found[0][0].path))
         warning = ("site '%s' was named although this machine looks like %s: nothing of that site is added. To have "
-                   "it, unset %s." % (name, seen, SITE_VARIABLE))
+                   "it, unset %s." % (name, seen, SITE_VARIABLE)) + ('; ' + broken if broken else '')
     return Choice(site, "named by --site or $%s" % SITE_VARIABLE, warning, False)
 
 
 def chosen_groups(environ=os.environ):
     """Names of the opt-in groups in $SLINGTORCH_SITE_GROUPS (not checked against a site)."""
     return split_list(environ.get(GROUPS_VARIABLE))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# EasyBuild
+
+def old_easybuild(version, path, environ=os.environ):
+    """
+    What is wrong with the EasyBuild that runs, if it is too old for the bundle; else None.
+
+    :param version: its version
+    :param path: a file of it, easybuild/tools/version.py
+    """
+    numbers = [[int(number) for number in re.findall(r'\d+', str(text))[:3]] for text in (version, OLDEST_EASYBUILD)]
+    if numbers[0] >= numbers[1]:
+        return None
+    where = os.path.realpath(os.path.join(path, '..', '..', '..'))
+    remedy = "Install a newer one, in the Python that runs eb: pip install 'easybuild-framework>=%s'" % OLDEST_EASYBUILD
+    if where in [os.path.realpath(entry) for entry in environ.get('PYTHONPATH', '').split(':') if entry]:
+        remedy = "It comes first by PYTHONPATH: unload the module that sets it, or 'unset PYTHONPATH'"
+    return ("this is EasyBuild %s, in %s, and slingtorch needs %s or newer. %s"
+            % (version, where, OLDEST_EASYBUILD, remedy))

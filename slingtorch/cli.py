@@ -57,13 +57,25 @@ def note(message):
 # ----------------------------------------------------------------------------------------------------------------------
 # EasyBuild's configuration, which is continued
 
+def check_easybuild():
+    """Raise a CliError if the EasyBuild that this Python finds, and eb with it, is too old for the bundle."""
+    try:
+        from easybuild.tools import version
+    except ImportError:
+        return      # the next import says so
+    problem = load_slingshot_sites(bundle_root()).old_easybuild(version.VERSION, version.__file__)
+    if problem:
+        raise CliError(problem)
+
+
 def easybuild_configuration():
     """
     EasyBuild's own view of its configuration, from variables and files, as 'eb --show-config' has it.
 
     :return: easybuild.tools.options.EasyBuildOptions
-    :raises CliError: if EasyBuild is not there, or does not accept its configuration
+    :raises CliError: if EasyBuild is not there, is too old, or does not accept its configuration
     """
+    check_easybuild()
     try:
         from easybuild.tools.build_log import raise_easybuilderror
         from easybuild.tools.environment import restore_env
@@ -255,6 +267,9 @@ def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
         syntax = 'Tcl'
         variables.append(('EASYBUILD_MODULE_SYNTAX', syntax))
     check_destination(options, syntax)
+    if os.geteuid() == 0 and not options.allow_use_as_root_and_accept_consequences:
+        note("warning: you are root, and eb refuses to run as root: use an account of its own; on a machine that is "
+             "yours alone: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
 
     # PyTorch's modules put a Python without EasyBuild first
     variables.append(('EB_PYTHON', sys.executable))

@@ -45,8 +45,14 @@ PYTHON_LIMIT = 60
 DISK_NEEDED = 3000
 
 MARK = '.slingtorch-quickstart.json'
+# the files of TREES that quickstart made: {directory: names}
+RECORD = '.slingtorch-quickstart.files'
 # what quickstart makes in a prefix
 ENTRIES = ('activate', 'cache', 'easybuild', 'easybuild.cfg', 'log', 'quickstart.json', 'tmp', 'venv')
+# in these a user has files of his own as well: software that he installs with eb, what he puts into the environment
+TREES = ('easybuild', 'venv')
+# of what --remove keeps, so many paths are shown
+SHOWN = 20
 
 # Variables that would decide what is installed, where, or how ranks find each other, instead of quickstart.
 # A shell inside a Slurm job counts: mpiexec would start its ranks with srun.
@@ -73,7 +79,9 @@ PACKAGE_MANAGERS = (
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# asks an environment's interpreter what it is; without pip there is nothing that could install into it
+# Asks an environment's interpreter what it is; without pip there is nothing that could install into it. The mark is
+# for commands that print something themselves, as wrappers around a Python do.
+PYTHON_SAYS = 'slingtorch-python:'
 DESCRIBE_PYTHON = """
 import json, os, sys
 try:
@@ -81,9 +89,11 @@ try:
     packages = {dist.metadata['Name'].lower().replace('_', '-'): dist.version for dist in metadata.distributions()}
 except ImportError:  # before Python 3.8
     packages = {}
-json.dump({'version': '%d.%d' % sys.version_info[:2], 'prefix': os.path.realpath(sys.prefix), 'packages': packages,
-           'interpreter': os.path.realpath(getattr(sys, '_base_executable', sys.executable))}, sys.stdout)
-"""
+print('\\n@SAYS@' + json.dumps({
+    'version': '%d.%d' % sys.version_info[:2], 'prefix': os.path.realpath(sys.prefix), 'packages': packages,
+    'executable': sys.executable,
+    'interpreter': os.path.realpath(getattr(sys, '_base_executable', sys.executable))}))
+""".replace('@SAYS@', PYTHON_SAYS)
 
 
 class QuickstartError(Exception):
@@ -134,8 +144,13 @@ def parse_arguments(argv):
     parser.add_argument('--python', metavar='COMMAND',
                         help="Python to use, %s (default: the first that is found)" % ', '.join(PYTHON_VERSIONS))
     parser.add_argument('--remove', action='store_true',
-                        help="remove what quickstart has made in the prefix, with all that is in it, and nothing else")
-    return parser.parse_args(argv)
+                        help="remove what quickstart has made in the prefix; what is yours there stays, and is named")
+    parser.add_argument('--all', action='store_true',
+                        help="with --remove: the whole prefix, with what is yours in it; asks first")
+    args = parser.parse_args(argv)
+    if args.all and not args.remove:
+        parser.error("--all is for --remove")
+    return args
 
 
 def check_path(path):
@@ -177,6 +192,9 @@ class Prefix:
         self.path = check_path(path)
         self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
         self.lock = None
+        if self.path == os.path.realpath(os.path.expanduser('~')):
+            raise QuickstartError("%s is your home directory, and would be full of what quickstart makes" % self.path,
+                                  "choose a directory below it with --prefix DIR; nothing was changed")
         try:
             # a mark that was being written is no mark yet, and what was set aside is in nobody's way
             aside = re.compile(r'%s\.new$|(%s)\.old-\d+$' % (re.escape(MARK), '|'.join(map(re.escape, ENTRIES))))
@@ -188,7 +206,7 @@ class Prefix:
                                   "choose a directory of your own with --prefix DIR")
         if MARK in names:
             self.read_mark(names)
-        elif names or self.path == os.path.realpath(os.path.expanduser('~')):
+        elif names:
             raise QuickstartError(
                 "%s was not made by quickstart, and it is not empty: it has %s" % (
                     self.path, ', '.join(sorted(names)[:4]) + (', ...' if len(names) > 4 else '')),
@@ -325,33 +343,162 @@ class Prefix:
         self.mark['prefix'] = self.path
         self.write_mark()
 
-    def remove(self):
-        """Remove what the mark lists, then the directory if nothing else is in it; not what is mounted there."""
+    # --- what is quickstart's, and what is the user's
+
+    def recorded(self):
+        """The record: {directory, from the prefix: set of names}; empty if there is none, or it is damaged."""
+        try:
+            return {here: set(names) for here, names in json.loads(read_text(self.file(RECORD))).items()}
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+            return {}
+
+    def record(self, since):
+        """
+        Remember which files quickstart has made in TREES: those of the record, and what has changed its status since.
+
+        :param since: st_ctime_ns of a file in the prefix, since the file system may have a clock of its own
+        """
+        before, made = self.recorded(), {}
+        for tree in TREES:
+            for directory, dirs, files in os.walk(self.file(tree)):
+                here = os.path.relpath(directory, self.path)
+                names = {name for name in dirs + files
+                         if name in before.get(here, ()) or changed(os.path.join(directory, name), since)}
+                if names:
+                    made[here] = names
+        if made != before:
+            write_text(self.file(RECORD + '.new'), json.dumps({here: sorted(names) for here, names in made.items()}))
+            os.replace(self.file(RECORD + '.new'), self.file(RECORD))
+
+    def foreign(self):
+        """Paths, from the prefix, of what quickstart has not made, or the user has changed; of a directory its own."""
+        made, paths = self.recorded(), []
+        for name in sorted(set(os.listdir(self.path)) - {MARK, RECORD, '.lock'}):
+            if name not in self.mark['entries'] or os.path.islink(self.file(name)) or self.was_changed(name):
+                paths.append(name)
+            elif name in TREES and not self.is_disposable(name):
+                for directory, dirs, files in os.walk(self.file(name)):
+                    here = os.path.relpath(directory, self.path)
+                    mine = {entry for entry in dirs + files if not is_made(made, here, entry)}
+                    paths.extend(os.path.join(here, entry) for entry in sorted(mine))
+                    dirs[:] = [entry for entry in dirs if entry not in mine]
+        return paths
+
+    def was_changed(self, name):
+        """Whether the user has changed a file that quickstart wrote."""
+        written = self.mark.get('written', {}).get(name)
+        return bool(written and os.path.isfile(self.file(name)) and checksum(read_text(self.file(name))) != written)
+
+    def is_disposable(self, name):
+        """Whether a tree goes as a whole: an environment of an interrupted run, in which nobody has worked."""
+        return name == 'venv' and bool(self.mark.get('unfinished'))
+
+    def check_mounts(self, names):
+        """A file system that is mounted below one of these is nobody's to remove."""
         with open('/proc/self/mountinfo', errors='replace') as handle:
             mounted = [line.split()[4] for line in handle]
-        for name in self.mark['entries']:
-            below = [path for path in mounted if (path + '/').startswith(self.file(name) + '/')]
+        for name in names:
+            below = [path for path in mounted if (path + '/').startswith(self.file(name).rstrip('/') + '/')]
             if below:
                 raise QuickstartError("a file system is mounted at %s, and what is on it may be yours" % below[0],
                                       "unmount it, then run the same command again; nothing was removed")
-        for name in self.mark['entries']:
+
+    def remove(self):
+        """Remove what quickstart made and name the rest; then the directory, if nothing else is in it."""
+        entries = self.mark['entries']
+        self.check_mounts(entries)
+        kept = self.foreign()
+        for name in entries:
             path = self.file(name)
-            if os.path.isdir(path) and not os.path.islink(path):
+            if name in kept or not os.path.lexists(path):
+                continue
+            if name in TREES and not self.is_disposable(name):
+                self.remove_made(path)
+            elif os.path.isdir(path):
                 shutil.rmtree(path)
-            elif os.path.lexists(path):
+            else:
                 os.unlink(path)
-        os.unlink(self.file('.lock'))
-        left = sorted(set(os.listdir(self.path)) - {MARK})
-        if left:
-            # the mark stays: the same directory may be used again
-            self.mark = {key: self.mark[key] for key in ('made by', 'prefix')}
-            self.mark['entries'] = []
-            self.write_mark()
-            print("removed what quickstart made in %s; left there: %s" % (self.path, ', '.join(left)))
-        else:
-            os.unlink(self.file(MARK))
+        for name in ('.lock', RECORD, MARK):
+            if os.path.lexists(self.file(name)):
+                os.unlink(self.file(name))
+        if not kept:
             os.rmdir(self.path)
             print("removed %s" % self.path)
+            return
+        # the mark stays: the same directory may be used again
+        left = [name for name in entries if os.path.lexists(self.file(name))]
+        self.mark = {'made by': self.mark['made by'], 'prefix': self.mark['prefix'], 'entries': left,
+                     'written': {name: text for name, text in self.mark.get('written', {}).items() if name in left}}
+        self.write_mark()
+        print("removed what quickstart made in %s; not made by it, or changed by you, and left there:" % self.path)
+        print_paths(kept)
+        print("To remove these as well: %s --remove --all --prefix %s" % (COMMAND, self.path))
+
+    def remove_made(self, top):
+        """Remove what the record has of a tree, and directories that are empty then."""
+        made = self.recorded()
+        for directory, dirs, files in os.walk(top, topdown=False):
+            here = os.path.relpath(directory, self.path)
+            for name in files + dirs:
+                path = os.path.join(directory, name)
+                if not is_made(made, here, name):
+                    continue
+                if os.path.islink(path) or not os.path.isdir(path):
+                    os.unlink(path)
+                elif not os.listdir(path):
+                    os.rmdir(path)
+        if not os.listdir(top):
+            os.rmdir(top)
+
+    def remove_all(self):
+        """Remove the whole prefix, after a question."""
+        self.check_mounts([''])
+        kept = self.foreign()
+        print("In %s, not made by quickstart, or changed by you:%s" % (self.path, '' if kept else " nothing"))
+        print_paths(kept)
+        if not sys.stdin or not sys.stdin.isatty():
+            raise QuickstartError("--remove --all asks before it removes, and there is no terminal to ask at: nothing "
+                                  "was removed", "run it in a terminal; or, if you need none of the above: rm -r %s"
+                                  % self.path)
+        try:
+            answer = input("Remove all of %s? [y/N] " % self.path)
+        except EOFError:
+            answer = ''
+        if answer.strip().lower() not in ('y', 'yes'):
+            raise QuickstartError("nothing was removed")
+        shutil.rmtree(self.path)
+        print("removed %s" % self.path)
+
+
+def changed(path, since):
+    """Whether a file's status (st_ctime_ns) is of this time, or later."""
+    try:
+        return os.lstat(path).st_ctime_ns >= since
+    except FileNotFoundError:
+        return False
+
+
+def is_made(made, here, name):
+    """
+    Whether something is quickstart's.
+
+    :param made: the record
+    :param here: its directory, from the prefix
+    """
+    if name in made.get(here, ()):
+        return True
+    # Python writes byte code when it imports a file, also in the user's own runs
+    above, directory = os.path.split(here)
+    return (name == '__pycache__' and here in made
+            or directory == '__pycache__' and name.split('.')[0] + '.py' in made.get(above, ()))
+
+
+def print_paths(paths):
+    """Show paths, and of many only the first."""
+    for path in paths[:SHOWN]:
+        print('  ' + path)
+    if paths[SHOWN:]:
+        print("  and %d more" % len(paths[SHOWN:]))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -460,8 +607,9 @@ def end_group(process):
 def describe_python(python):
     """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
     try:
-        return dict(json.loads(run_python(python, DESCRIBE_PYTHON).stdout), path=os.path.abspath(python))
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        said = run_python(python, DESCRIBE_PYTHON).stdout.rpartition(PYTHON_SAYS)[2]
+        return dict(json.loads(said.splitlines()[0]), path=os.path.abspath(python))
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         return None
 
 
@@ -483,6 +631,10 @@ def find_python(wanted, path=None):
     seen = []
     for command in PYTHON_COMMANDS if wanted is None else [wanted]:
         found = describe_python(shutil.which(command, path=path) or '')
+        if found and found.get('executable', found['path']) != found['path']:
+            # a shim of pyenv, which is another Python in another directory, or a wrapper: what it starts is used
+            found = describe_python(found['executable']) or dict(found, version="one that does not run by itself, %s"
+                                                                 % found['executable'])
         if found and found['version'] in PYTHON_VERSIONS:
             return found
         if found:
@@ -494,7 +646,9 @@ def find_python(wanted, path=None):
     if wanted is not None:
         python = shutil.which(wanted, path=path)
         try:
-            why = last_lines(run_python(python, '').stderr, 1) if python else "there is no such command"
+            done = python and run_python(python, '')
+            # all of it: what pyenv's shims say ends in a hint on Python 2
+            why = last_lines(done.stderr or done.stdout, 12) if python else "there is no such command"
         except subprocess.TimeoutExpired:
             why = "it does not answer"
         raise QuickstartError("--python '%s': %s" % (wanted, why or "that is no Python"),
@@ -719,6 +873,8 @@ def pip_install(prefix, python, wanted, env):
 
 ACTIVATE = """\
 # Source this file in bash to use the slingtorch installation in {prefix}.
+# the next line is for csh and tcsh, which stop there; in other shells "$?tcsh" is a status and four letters
+test "$?tcsh" = 1 && echo "activate: this file is for bash. Type 'bash', then do the same in that shell" && exit 1
 if [ -z "${{BASH_VERSION-}}" ]; then
     echo "activate: source this file in bash" >&2
     return 1
@@ -823,8 +979,8 @@ def train(prefix, env, tool, ranks):
     root = prefix.file('easybuild', 'software', MODULE)
     script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '
               '{ echo "the module that was loaded is of $EBROOTPYTORCH and not of $1" >&2; exit 1; }; } && '
-              'exec mpiexec -n "$2" "$RUNSCRIPTS/conda-python-distributed" "$3" --json "$4"')
-    print("mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
+              'exec mpiexec -n "$2" conda-python-distributed "$3" --json "$4"')
+    print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
     sys.stdout.flush()
     command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], MODULE, root, str(ranks), EXAMPLE]
     env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
@@ -917,7 +1073,7 @@ def quickstart(args, prefix, phases):
     if wrong:
         raise QuickstartError(wrong, "the messages above say why; logs are in " + prefix.file('log'))
     print("\n==> Done\n%s\n\nTo do it again by hand:\n\n  . %s\n  module load %s\n"
-          "  mpiexec -n %d $RUNSCRIPTS/conda-python-distributed %s\n\n"
+          "  mpiexec -n %d conda-python-distributed %s\n\n"
           "Next: README.md says how to do the same on a supercomputer."
           % (phases.table(), prefix.file('activate'), MODULE, args.ranks, shlex.quote(EXAMPLE)))
 
@@ -966,9 +1122,17 @@ def main(argv=None):
             raise QuickstartError("there is nothing to remove: no quickstart has made %s" % prefix.path)
         prefix.claim()
         if args.remove:
-            prefix.remove()
+            prefix.remove_all() if args.all else prefix.remove()
         else:
-            quickstart(args, prefix, phases)
+            began = os.fstat(prefix.lock).st_ctime_ns
+            try:
+                quickstart(args, prefix, phases)
+            finally:
+                try:
+                    prefix.record(began)
+                except OSError as err:
+                    sys.stderr.write("quickstart: which files it made could not be noted, and --remove will keep "
+                                     "them: %s\n" % err)
         sys.stdout.flush()
         return 0
     except QuickstartError as err:

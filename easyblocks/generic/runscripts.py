@@ -31,7 +31,8 @@ class RunScripts(EasyBlock):
     To be inherited from first, in front of the easyblock that does the installation itself, as in
     class EB_PyTorch_Cray(RunScripts, EB_PyTorch).
 
-    The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts.
+    The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts, and adds it to $PATH:
+    where the module was forgotten, 'srun conda-python-distributed' says that there is no such command.
     """
 
     @staticmethod
@@ -95,6 +96,11 @@ class RunScripts(EasyBlock):
         command = 'cd "%s" && for script in %s; do bash -n "$script" || exit; done' % (
             self.installdir, ' '.join('"%s"' % path for path in scripts))
         super().sanity_check_step(custom_paths=paths, custom_commands=[command] + (custom_commands or []), **kwargs)
+
+    def make_module_req(self, *args, **kwargs):
+        """Add the runscripts to $PATH, in front of which the installation's own commands go."""
+        own = self.module_generator.prepend_paths('PATH', [RUNSCRIPTS_DIR])
+        return own + super().make_module_req(*args, **kwargs)
 
     def make_module_extra(self, *args, **kwargs):
         """Set the variables of the runscripts (docs/architecture.md, 'From a module to a runscript')."""

@@ -29,6 +29,8 @@ from easybuild.tools.run import run_shell_cmd
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
+# runscripts that start Python: typed outside, they run those in the container, whose Python it is to be
+RUNSCRIPT_LINKS = ['conda-python-distributed', 'conda-python-simple']
 
 # commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
@@ -455,7 +457,8 @@ class Singularity(RunScripts):
 
     def links(self):
         """Links in bin/: {name: name of the script}."""
-        return dict(CONTAINER_LINKS, **dict.fromkeys(self.cfg['wrappers'], 'in-container'))
+        inside = list(self.cfg['wrappers']) + [name for name in RUNSCRIPT_LINKS if name in self.cfg['runscripts']]
+        return dict(CONTAINER_LINKS, **dict.fromkeys(inside, 'in-container'))
 
     def write_container_conf(self):
         """Write down for the scripts what the module file says to the shell."""

@@ -4,7 +4,7 @@
 Check the values that collective and point-to-point operations give.
 
     mpiexec -n 8 -ppn 4 --cpu-bind numa python test_backend.py --backend mpi
-    mpiexec -n 8 -ppn 4 --cpu-bind numa $RUNSCRIPTS/conda-python-distributed test_backend.py --backend nccl
+    mpiexec -n 8 -ppn 4 --cpu-bind numa conda-python-distributed test_backend.py --backend nccl
 """
 import ranks
 import torch

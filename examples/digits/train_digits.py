@@ -5,8 +5,8 @@ Train a small network on scikit-learn's handwritten digits (1,797 images of 8x8 
 
 Start it through a runscript, which sets what torch.distributed needs:
 
-    srun -N 2 --ntasks-per-node 2 $RUNSCRIPTS/conda-python-distributed train_digits.py
-    mpiexec -n 4 $RUNSCRIPTS/conda-python-distributed train_digits.py
+    srun -N 2 --ntasks-per-node 2 conda-python-distributed train_digits.py
+    mpiexec -n 4 conda-python-distributed train_digits.py
 
 The global batch is the same for any number of ranks and is split evenly over them, so the losses are those of one
 rank up to rounding: that is how to see that gradients really travel.
@@ -96,6 +96,7 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
     if GLOBAL_BATCH % world_size:
+        dist.destroy_process_group()
         raise SystemExit("train_digits.py: %d ranks do not divide the global batch of %d images: "
                          "use 1, 2, 3, 4, 6, 8, 12, 16, 24 or 48 ranks" % (world_size, GLOBAL_BATCH))
 
@@ -128,10 +129,8 @@ def main():
                 json.dump({'accuracy': right, 'losses': losses, 'world_size': world_size, 'hosts': hosts,
                            'seconds': time.time() - started, 'torch': torch.__version__}, handle, indent=1)
 
-    # Training is over: leave while the model lives, without the destructors of torch's C++ objects. With torch 2.13 and
-    # gloo, on a busy node, they now and then wait for ever for a thread that waits for Python's interpreter lock (seen
-    # in 5 of 11 runs; not seen in 20 that ended like this), or find one still running and abort the process
-    # ("terminate called without an active exception", https://github.com/pytorch/pytorch/pull/179291).
+    # leave while the model lives, without the destructors of torch's C++ objects: docs/from-one-gpu-to-many.md, The end
+    # of a program
     sys.stdout.flush()
     os._exit(0)
 

@@ -3,7 +3,7 @@
 """
 Fit a small network with DistributedDataParallel, write snapshots, and go on from the last one after a kill.
 
-    srun ... $RUNSCRIPTS/conda-python-distributed train_ddp.py --epochs 2000 --save-every 10
+    srun ... conda-python-distributed train_ddp.py --epochs 2000 --save-every 10
 
 The runscript says which rank this is and where rank 0 is. BACKEND=gloo trains on processors.
 The data are made, not read: each rank makes all of them from the seed and trains on its share.
@@ -40,7 +40,14 @@ def give_up(message):
     if dist.get_rank() == 0:
         print("train_ddp.py: " + message, file=sys.stderr, flush=True)
     dist.barrier()
-    sys.exit(1)
+    dist.destroy_process_group()
+    leave(1)
+
+
+def leave(status=0):
+    """End while the model lives, without torch's destructors: docs/from-one-gpu-to-many.md, The end of a program."""
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def choose_device():
@@ -156,9 +163,7 @@ def main():
     train(args, network, optimizer, start, settings, device)
     dist.barrier()
     dist.destroy_process_group()
-    # leave while the model lives: examples/digits/train_digits.py says why
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == '__main__':

@@ -47,7 +47,7 @@ def need_launcher():
     """End the program unless a launcher has said which rank this is."""
     if 'RANK' not in os.environ:
         sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun "
-                 "and $RUNSCRIPTS/conda-python-distributed in front, or with torchrun")
+                 "and conda-python-distributed in front, or with torchrun")
 
 
 # --- data: data[indices] are the images and labels of these indices, len(data) how many there are
@@ -209,7 +209,8 @@ def leave(status=0):
     """
     End the process while the model lives, without the destructors of torch's C++ objects.
 
-    With torch 2.13 and gloo they now and then wait for ever, or abort (https://github.com/pytorch/pytorch/pull/179291).
+    With torch 2.13 and gloo they now and then wait for ever, or abort: docs/from-one-gpu-to-many.md, "The end of a
+    program".
     """
     sys.stdout.flush()
     os._exit(status)

@@ -3,7 +3,7 @@
 """
 Train with DistributedDataParallel: each rank has the whole network and a part of every batch.
 
-    srun -N 2 --ntasks-per-node 4 $RUNSCRIPTS/conda-python-distributed ddp_training.py
+    srun -N 2 --ntasks-per-node 4 conda-python-distributed ddp_training.py
     torchrun --nproc-per-node 4 ddp_training.py
 """
 import os

@@ -3,7 +3,7 @@
 """
 Train with FSDP2: each rank has a part of every layer and of every batch, for networks that one GPU cannot hold.
 
-    srun -N 2 --ntasks-per-node 4 $RUNSCRIPTS/conda-python-distributed fsdp2_training.py
+    srun -N 2 --ntasks-per-node 4 conda-python-distributed fsdp2_training.py
     torchrun --nproc-per-node 4 fsdp2_training.py
 """
 import os

@@ -3,7 +3,7 @@
 """
 Train with Horovod: each rank has the whole network and a part of every batch.
 
-    srun -N 2 --ntasks-per-node 4 $RUNSCRIPTS/conda-python-distributed horovod_training.py
+    srun -N 2 --ntasks-per-node 4 conda-python-distributed horovod_training.py
     horovodrun -np 4 python horovod_training.py
 """
 import os

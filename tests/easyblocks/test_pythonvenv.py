@@ -85,15 +85,19 @@ def test_installs_and_module_works(kept, modulestool):
                           text=True, stdout=subprocess.PIPE, check=True)
     assert done.stdout.split() == ['1.0', str(root)]
     code = 'import os; print(os.environ["WORLD_SIZE"])'
-    done = subprocess.run([f'{env["RUNSCRIPTS"]}/conda-python-distributed', '-c', code], env=env, text=True,
-                          stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(['conda-python-distributed', '-c', code], env=env, text=True, stdout=subprocess.PIPE,
+                          check=True)
     assert done.stdout.strip() == '1'
+    # behind the environment's own commands, of which none is hidden
+    assert env['PATH'].split(':')[:2] == [f'{root}/bin', f'{root}/runscripts']
+    assert not {path.name for path in (root / 'runscripts').iterdir()}.intersection(os.listdir(root / 'bin'))
 
 
 def test_unloading_gives_back_what_the_user_had(kept, modulestool):
-    script = 'module load PyTorch; module unload PyTorch; echo "$VIRTUAL_ENV $PYTHONNOUSERSITE"'
+    script = 'module load PyTorch; module unload PyTorch; echo "$VIRTUAL_ENV $PYTHONNOUSERSITE $PATH"'
     done = modulestool.bash(script, modulepath=[kept.eb.modulepath], env={'VIRTUAL_ENV': '/mine', 'PYTHONNOUSERSITE': '0'})
-    assert done.stdout.split() == ['/mine', '0']
+    *own, path = done.stdout.split()
+    assert own == ['/mine', '0'] and str(kept.eb.prefix) not in path
 
 
 def test_sanity_check_only(kept):

@@ -115,7 +115,7 @@ def test_module_gives_the_environment_of_derecho(installed, lmod):
     assert loaded[:7] == ['ncarenv/23.09', 'gcc/12.2.0', 'cray-mpich/8.1.27', 'cuda/12.2.1', 'cudnn/8.8.1.3-12',
                           'mkl/2024.0.0', 'conda/latest']
     assert f'{installed.plugin}/lib' in env['LD_LIBRARY_PATH'].split(':')
-    assert env['PATH'].split(':')[0] == f'{installed.root}/bin'
+    assert env['PATH'].split(':')[:2] == [f'{installed.root}/bin', f'{installed.root}/runscripts']
     assert not {'CPATH', 'PKG_CONFIG_PATH'}.intersection(env)
 
 

@@ -97,6 +97,14 @@ def test_commands_are_in_the_path(modules):
     assert done.stdout.split() == [f'{modules.root}/bin/{name}' for name in ('in-container', 'python', 'make-squashfs')]
 
 
+def test_runscripts_are_in_the_path(modules):
+    """Those that start Python run the ones in the container; those for the job script are the host's."""
+    done = modules.bash('module load Small; type -P conda-python-distributed conda-python-simple cpu-bind', check=True)
+    assert done.stdout.split() == [f'{modules.root}/bin/conda-python-distributed',
+                                   f'{modules.root}/bin/conda-python-simple', f'{modules.root}/runscripts/cpu-bind']
+    assert os.readlink(modules.root / 'bin/conda-python-distributed') == 'in-container'
+
+
 def test_unloading_leaves_nothing(modules):
     assert modules.after('module load Small; module unload Small') == {}
     assert modules.after('module load Small; module load Small; module unload Small') == {}

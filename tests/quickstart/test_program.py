@@ -61,9 +61,10 @@ def test_directory_of_the_user_is_refused_untouched(tmp_path):
 
 
 def test_home_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv('HOME', str(tmp_path))
-    with pytest.raises(quickstart.QuickstartError, match='not made by quickstart'):
-        quickstart.Prefix(str(tmp_path))
+    for home in (tmp_path, tmp_path / 'not-there-yet'):
+        monkeypatch.setenv('HOME', str(home))
+        with pytest.raises(quickstart.QuickstartError, match='is your home directory'):
+            quickstart.Prefix(str(home))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,13 +100,103 @@ def test_remove_removes_only_what_it_made(prefix, capsys):
     prefix.remove()
     # the mark stays, so that the directory can be used again
     assert sorted(os.listdir(prefix.path)) == [quickstart.MARK, 'mine']
-    assert 'left there: mine\n' in capsys.readouterr().out
+    assert 'left there:\n  mine\n' in capsys.readouterr().out
     quickstart.Prefix(prefix.path)
     mine.unlink()
     again = quickstart.Prefix(prefix.path)
     again.claim()
     again.remove()
     assert not os.path.exists(prefix.path)
+
+
+def write(prefix, *names):
+    """Files in a prefix."""
+    for name in names:
+        path = pathlib.Path(prefix.file(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+MADE = ('venv/bin/pip', 'venv/lib/pip.py', 'easybuild/software/PyTorch/1/bin/python',
+        'easybuild/modules/all/PyTorch/1.lua')
+MINE = ('easybuild/modules/all/MyOwn/1.lua', 'easybuild/software/MyOwn/1/bin/own',
+        'easybuild/software/PyTorch/1/mine.py', 'venv/lib/__pycache__/mine.pyc', 'venv/mine.py')
+SHOWN = {'easybuild/modules/all/MyOwn', 'easybuild/software/MyOwn', 'easybuild/software/PyTorch/1/mine.py',
+         'venv/lib/__pycache__/mine.pyc', 'venv/mine.py'}
+
+
+@pytest.fixture
+def used(prefix):
+    """A prefix as a run leaves it, and what its user has put there since."""
+    began = os.fstat(prefix.lock).st_ctime_ns
+    for name in ('venv', 'easybuild'):
+        prefix.register(name)
+    prefix.write('easybuild.cfg', '[config]\n')
+    write(prefix, *MADE)
+    os.symlink('lib', prefix.file('venv/lib64'))
+    prefix.record(began)
+    write(prefix, *MINE, 'venv/lib/__pycache__/pip.cpython-311.pyc')
+    os.close(prefix.lock)
+    prefix = quickstart.Prefix(prefix.path)
+    prefix.claim()
+    return prefix
+
+
+def shown(text):
+    return {line.strip() for line in text.splitlines() if line.startswith('  ')}
+
+
+def test_remove_keeps_and_names_what_the_user_made(used, capsys):
+    """Software that he installed with eb, a file in the environment: they were deleted unnamed."""
+    used.remove()
+    said = capsys.readouterr().out
+    assert shown(said) == SHOWN and f'--remove --all --prefix {used.path}\n' in said
+    files = [name for name, content in tree(pathlib.Path(used.path)).items() if content is not None]
+    assert sorted(files) == sorted([*MINE, quickstart.MARK])
+    # the directory can be used again; what is in the way is set aside
+    assert sorted(quickstart.Prefix(used.path).mark['entries']) == ['easybuild', 'venv']
+
+
+def test_remove_after_a_second_run(used):
+    """What the user made between two runs is not quickstart's."""
+    mine = began = os.stat(used.file('venv/mine.py')).st_ctime_ns
+    while began == mine:    # the clock of files has steps of milliseconds
+        write(used, 'venv/lib/new.py')
+        began = os.stat(used.file('venv/lib/new.py')).st_ctime_ns
+    used.record(began)
+    used.remove()
+    assert not os.path.exists(used.file('venv/lib/new.py')) and os.path.exists(used.file('venv/mine.py'))
+
+
+def test_remove_without_a_record(used, capsys):
+    """A prefix of an earlier version: nobody can say what is whose."""
+    os.unlink(used.file(quickstart.RECORD))
+    used.remove()
+    assert all(os.path.exists(used.file(name)) for name in MADE + MINE)
+    assert {'easybuild/software', 'venv/bin', 'venv/lib'} <= shown(capsys.readouterr().out)
+
+
+def test_remove_keeps_a_file_that_was_changed(used, capsys):
+    pathlib.Path(used.file('easybuild.cfg')).write_text('[config]\nmine = 1\n')
+    used.remove()
+    assert os.path.exists(used.file('easybuild.cfg')) and 'easybuild.cfg' in shown(capsys.readouterr().out)
+
+
+def test_remove_all_asks(used):
+    """Without a terminal it says what to do; on one it names what is the user's, and only y removes."""
+    os.close(used.lock)
+    command = [str(ROOT / 'quickstart'), '--remove', '--all', '--prefix', used.path]
+    done = subprocess.run(command, env=clean_environ(), text=True, capture_output=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and 'there is no terminal to ask at' in done.stderr
+    assert f'rm -r {used.path}' in done.stderr and shown(done.stdout) == SHOWN
+    for answer, status in (('\n', 1), ('y\n', 0)):
+        assert os.path.exists(used.file('venv/mine.py'))
+        done = subprocess.run(['script', '-qec', ' '.join(command), '/dev/null'], env=clean_environ(), text=True,
+                              input=answer, stdout=subprocess.PIPE)
+        assert done.returncode == status and 'venv/mine.py' in done.stdout and '[y/N]' in done.stdout
+    assert not os.path.exists(used.path)
+    done = subprocess.run([command[0], '--all'], env=clean_environ(), text=True, capture_output=True)
+    assert done.returncode == 2 and '--all is for --remove' in done.stderr
 
 
 def test_remove_leaves_what_is_mounted(prefix, monkeypatch):
@@ -316,6 +407,16 @@ def fake_command(directory, name, text):
     return path
 
 
+PYENV_SAYS = """pyenv: python3.12: command not found
+
+The `python3.12' command exists in these Python versions:
+  3.12.1
+
+Note: See 'pyenv help global' for tips on allowing multiple
+      Python versions to be found at the same time.
+"""
+
+
 def test_find_python(tmp_path):
     old = fake_command(tmp_path, 'python3', """echo '{"version": "3.6", "interpreter": "/x", "packages": {}}'""")
     for wanted, path in ((str(old), None), (None, str(tmp_path))):
@@ -329,6 +430,22 @@ def test_find_python(tmp_path):
         with pytest.raises(quickstart.QuickstartError, match="--python '%s': %s" % (nonsense, why)):
             quickstart.find_python(nonsense)
     assert quickstart.find_python(sys.executable)['version'] == '%d.%d' % sys.version_info[:2]
+
+
+def test_python_behind_a_shim(tmp_path):
+    """What a wrapper prints is not the Python's answer; what pyenv's shims say of a missing version is shown whole."""
+    banner = fake_command(tmp_path, 'banner', 'echo "Welcome"; %s "$@"; echo "{bye}"' % sys.executable)
+    found = quickstart.find_python(str(banner))
+    assert found['path'] == sys.executable and found['version'] == '%d.%d' % sys.version_info[:2]
+    # what the real one (libexec/pyenv-which) printed
+    (tmp_path / 'words').write_text(PYENV_SAYS)
+    shim = fake_command(tmp_path, 'python3.12', 'cat %s/words >&2; exit 127' % tmp_path)
+    with pytest.raises(quickstart.QuickstartError) as err:
+        quickstart.find_python(str(shim))
+    assert PYENV_SAYS.strip() in err.value.args[0]
+    says = fake_command(tmp_path, 'says', 'echo "no license today"; exit 1')
+    with pytest.raises(quickstart.QuickstartError, match='no license today'):
+        quickstart.find_python(str(says))
 
 
 def test_python_that_does_not_answer(tmp_path, monkeypatch):
@@ -642,6 +759,13 @@ def test_activate_where_slingtorch_does_not_start(activated_prefix):
     activate.write_text(activate.read_text().replace('%s/venv/bin/slingtorch' % activated_prefix.path, str(command)))
     done = source(activated_prefix, 'echo went on')
     assert (done.returncode, done.stdout, done.stderr) == (1, '', 'no libpython\n')
+
+
+def test_activate_in_tcsh(activated_prefix):
+    """It is for bash, and says what to type; the shell goes on."""
+    script = f"source {activated_prefix.file('activate')}\necho went on\n"
+    done = subprocess.run(['tcsh', '-f'], input=script, env=clean_environ(), text=True, capture_output=True)
+    assert done.stdout == "activate: this file is for bash. Type 'bash', then do the same in that shell\nwent on\n"
 
 
 def test_checkout_with_a_blank(tmp_path):

@@ -410,6 +410,54 @@ def test_what_nobody_named_is_detected_again(environ):
     assert 'named by --site or $SLINGTORCH_SITE' in run(['sites'], named).stderr
 
 
+@pytest.fixture
+def old_easybuild(tmp_path):
+    """A copy of EasyBuild that says that it is 5.0.0, and lacks what came later: print_error_and_exit."""
+    import easybuild.tools
+    copy = tmp_path / 'old/easybuild'
+    shutil.copytree(pathlib.Path(easybuild.tools.__file__).parents[1], copy,
+                    ignore=shutil.ignore_patterns('__pycache__', 'easyblocks'))
+    version = copy / 'tools/version.py'
+    version.write_text(re.sub(r'(?m)^VERSION = .*', "VERSION = LooseVersion('5.0.0')", version.read_text()))
+    for path in copy.rglob('*.py'):
+        path.write_text(path.read_text().replace('print_error_and_exit', 'print_nothing_and_exit'))
+    return tmp_path / 'old'
+
+
+def test_older_easybuild_in_pythonpath(environ, old_easybuild):
+    """An EasyBuild module sets PYTHONPATH: 'slingtorch env' sees it before, and eb says it in one line."""
+    wrong = f'this is EasyBuild 5.0.0, in {old_easybuild}, and slingtorch needs 5.2.1 or newer. It comes first by ' \
+            "PYTHONPATH: unload the module that sets it, or 'unset PYTHONPATH'\n"
+    active = evaluate('', environ)
+    environ['PYTHONPATH'] = f'{old_easybuild}:{ROOT}'
+    done = run(['env'], environ)
+    assert (done.returncode, done.stdout, done.stderr) == (1, 'false\n', 'slingtorch: error: ' + wrong)
+    # the module is loaded after the activation
+    active = {**active, 'PYTHONPATH': str(old_easybuild)}
+    done = subprocess.run([BIN / 'eb', '--search', 'PyTorch'], env=active, text=True, capture_output=True)
+    assert done.returncode == 1 and done.stderr.endswith('ERROR: ' + wrong) and 'Traceback' not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='what root is told')
+def test_root_is_told_before_eb_refuses(environ):
+    assert 'you are root' not in run(['env'], environ).stderr
+    del environ['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES']
+    done = run(['env'], environ)
+    assert done.returncode == 0
+    assert 'you are root, and eb refuses' in done.stderr
+    assert 'export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1' in done.stderr
+
+
+def test_broken_site_file(environ, tmp_path):
+    (tmp_path / 'broken.cfg').write_text('[site]\n')
+    environ['SLINGTORCH_SITES_PATH'] = str(tmp_path)
+    done = run(['env', '--site', 'slurm'], environ)
+    assert done.returncode == 0 and 'SLINGTORCH_SITE=slurm' in done.stdout
+    assert f'warning: a site is left out: {tmp_path}/broken.cfg, section [site]: ' in done.stderr
+    done = run(['sites'], environ)
+    assert done.returncode == 0 and 'frontier' in done.stdout and 'broken.cfg' in done.stderr
+
+
 def test_error_messages(environ):
     assert re.search('The sites are: .*cirrus, .*lumi', run(['env', '--site', 'nonsense'], environ).stderr)
     error = run(['env', '--site', 'frontier', '--with', 'nonsense'], environ).stderr

@@ -109,7 +109,7 @@ def test_what_has_hurt_is_opt_in():
         site = sites.load(name)
         assert 'FI_CXI_RDZV_PROTO' not in site.env_values()
         assert site.env_values(['alt_read'])['FI_CXI_RDZV_PROTO'].value == 'alt_read'
-        assert 'disable_rdzv_get' in site.groups['alt_read'].needs
+        assert 'disable_rdzv_get' in site.groups['alt_read'].needs.replace('-', '_')
 
 
 def test_since_when_a_monitor_that_cannot_start_is_an_error():
@@ -222,6 +222,36 @@ def test_new_centre_is_one_file(site_dir, tmp_path):
     assert choice.site.name == 'mine'
     assert choice.site.env_values()['NCCL_CROSS_NIC'].value == '1'
     assert choice.site.env_values(['fast'])['NCCL_CROSS_NIC'].value == '0'
+
+
+def test_broken_file_stops_no_other_site(site_dir, tmp_path):
+    """It is named in a warning, and only where its own rules match this machine nothing else is taken for it."""
+    rule = "[detect node]\nhostname = %s[0-9]\nsource = me\n"
+    environ = site_dir(broken=SITE + rule % 'other' + "[env NCCL_CROSS_NIC]\nvalue = 1\n", worse='no section\n',
+                       mine=SITE + rule % 'mine')
+    root = str(tmp_path / 'root')
+    for named, host, site in (({}, 'mine1', 'mine'), ({'SLINGTORCH_SITE': 'slurm'}, 'mine1', 'slurm'),
+                              ({}, 'laptop', 'local'), ({'SLINGTORCH_SITE': 'slurm'}, 'other1', 'slurm')):
+        choice = sites.choose({**environ, **named}, host, root=root)
+        assert choice.site.name == site
+        assert f'a site is left out: {tmp_path}/broken.cfg, section [env NCCL_CROSS_NIC]: key' in choice.warning
+        assert f'{tmp_path}/worse.cfg is not a valid site file' in choice.warning
+    with pytest.raises(sites.SiteError, match='This machine looks like the site of this file: correct it'):
+        sites.choose(environ, 'other1', root=root)
+    with pytest.raises(sites.SiteError, match="key 'reason' is missing"):
+        sites.load('broken', environ)
+
+
+def test_easybuild_that_is_too_old(tmp_path):
+    """The version, where it is, and what puts it first."""
+    path = tmp_path / 'easybuild/tools/version.py'
+    for version in ('5.2.1', '5.4.1', '5.10.0', '6.0.0.dev0'):
+        assert sites.old_easybuild(version, str(path), {}) is None
+    for version in ('5.2.0', '4.9.4', '5.0.0'):
+        said = sites.old_easybuild(version, str(path), {'PYTHONPATH': f'/other:{tmp_path}/'})
+        assert said.startswith(f'this is EasyBuild {version}, in {tmp_path}, and slingtorch needs 5.2.1 or newer. ')
+        assert said.endswith("unload the module that sets it, or 'unset PYTHONPATH'")
+        assert 'pip install' in sites.old_easybuild(version, str(path), {'PYTHONPATH': '/other'})
 
 
 def test_example_of_the_page(site_dir):
