@@ -27,9 +27,11 @@ import textwrap
 import time
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+# started as a file
+sys.path.insert(0, BUNDLE)
+from slingtorch import gpus  # noqa: E402
 COMMAND = shlex.quote(os.path.join(BUNDLE, 'quickstart'))
-EASYCONFIG = 'PyTorch-2.13.0-local-cpu.eb'
-MODULE = 'PyTorch/2.13.0-local-cpu'
+CPU = 'PyTorch-2.13.0-local-cpu.eb'
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
 # the versions that the lock file of the easyconfig covers, in the order in which they are looked for
 PYTHON_COMMANDS = ('python3', 'python3.13', 'python3.12', 'python3.11', 'python3.14', '/usr/bin/python3')
@@ -41,8 +43,8 @@ MPICH = 'mpich==5.0.2'
 TRAINING_LIMIT = 600
 # seconds in which an interpreter must answer, also from a slow disk
 PYTHON_LIMIT = 60
-# MB of disk that a whole installation takes while it is made
-DISK_NEEDED = 3000
+# MB that are downloaded, and MB of disk that a whole prefix takes while it is made: pip's cache, wheels, installation
+SIZES = {'cpu': (255, 3000), 'cuda-12': (3900, 15500), 'cuda-13': (2900, 11500)}
 
 MARK = '.slingtorch-quickstart.json'
 # the files of TREES that quickstart made: {directory: names}
@@ -138,9 +140,11 @@ def parse_arguments(argv):
     parser.add_argument('--prefix', metavar='DIR', default=os.path.join(BUNDLE, '.slingtorch'),
                         help="directory for everything: new, empty, or of an earlier quickstart "
                              "(default: .slingtorch in this checkout)")
-    parser.add_argument('--ranks', metavar='N', type=int, choices=RANKS, default=2,
-                        help="ranks to train on: %s (default: 2); the example divides batches of 48 images evenly"
-                             % ', '.join(map(str, RANKS)))
+    parser.add_argument('--cpu', action='store_true',
+                        help="the small PyTorch for processors, also on a machine with GPUs")
+    parser.add_argument('--ranks', metavar='N', type=int, choices=RANKS,
+                        help="ranks to train on: %s (default: one for each GPU, without GPUs 2); the example divides "
+                             "batches of 48 images evenly" % ', '.join(map(str, RANKS)))
     parser.add_argument('--python', metavar='COMMAND',
                         help="Python to use, %s (default: the first that is found)" % ', '.join(PYTHON_VERSIONS))
     parser.add_argument('--remove', action='store_true',
@@ -183,6 +187,7 @@ class Prefix:
     The directory for everything, with a mark that says what quickstart has made in it.
 
     :ivar path: real path of the directory
+    :ivar easyconfig: what is installed in this run
     :ivar mark: content of the mark: prefix (path at which it was made), entries (names that quickstart made), and what
                 is known of the tools (requirements, packages)
     """
@@ -191,7 +196,7 @@ class Prefix:
         """Look at the directory; nothing is written. A QuickstartError if it is somebody else's."""
         self.path = check_path(path)
         self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
-        self.lock = None
+        self.easyconfig, self.lock = CPU, None
         if self.path == os.path.realpath(os.path.expanduser('~')):
             raise QuickstartError("%s is your home directory, and would be full of what quickstart makes" % self.path,
                                   "choose a directory below it with --prefix DIR; nothing was changed")
@@ -215,6 +220,21 @@ class Prefix:
     def file(self, *names):
         """Path of something in the prefix."""
         return os.path.join(self.path, *names)
+
+    @property
+    def module(self):
+        """Name of PyTorch's module."""
+        return self.easyconfig[:-len('.eb')].replace('-', '/', 1)
+
+    @property
+    def is_cpu(self):
+        """Whether PyTorch is the one for processors."""
+        return self.easyconfig == CPU
+
+    @property
+    def sizes(self):
+        """MB to download, MB of disk."""
+        return next(sizes for kind, sizes in SIZES.items() if '-%s' % kind in self.easyconfig)
 
     def read_mark(self, names):
         """Read the mark of an earlier run, and check that what is here is that run's."""
@@ -299,10 +319,9 @@ class Prefix:
 
     def check_access(self):
         """Directories of an earlier run that may not be used now: eb would end in a traceback."""
-        software, modules = os.path.join('easybuild', 'software'), os.path.join('easybuild', 'modules')
-        for name in ('tmp', 'cache', 'log', 'venv', 'easybuild', software, os.path.join(software, 'PyTorch'),
-                     os.path.join(software, MODULE), modules, os.path.join(modules, 'all'),
-                     os.path.join(modules, 'all', 'PyTorch'), os.path.join('easybuild', 'build')):
+        for name in ('tmp', 'cache', 'log', 'venv', 'easybuild', 'easybuild/build', 'easybuild/modules',
+                     'easybuild/modules/all', 'easybuild/modules/all/PyTorch', 'easybuild/software',
+                     'easybuild/software/PyTorch', 'easybuild/software/' + self.module):
             path = self.file(name)
             if os.path.isdir(path) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                 raise QuickstartError("you may not use the directory %s, which is quickstart's" % path,
@@ -322,11 +341,13 @@ class Prefix:
             os.unlink(script)
 
     def check_disk(self):
-        """Space for a whole installation."""
-        free = shutil.disk_usage(self.path).free // 10**6
-        if free < DISK_NEEDED:
-            raise QuickstartError("only %d MB are free in %s, and %d MB are needed" % (free, self.path, DISK_NEEDED),
-                                  "free some space, or choose another place with --prefix DIR")
+        """Space for a whole installation; what an earlier run has downloaded for it is there already."""
+        free, needed = shutil.disk_usage(self.path).free // 10**6, self.sizes[1]
+        needed -= min(size_of(self.file('cache')) + size_of(self.file('easybuild', 'sources')), self.sizes[0])
+        if free < needed:
+            raise QuickstartError("only %d MB are free in %s, and %d MB are needed for %s" % (
+                free, self.path, needed, self.easyconfig), "free some space, or choose another place with --prefix DIR"
+                + ('' if self.is_cpu else "; --cpu needs %d MB" % SIZES['cpu'][1]))
 
     def recover_from_move(self):
         """Environments and modules hold their own path: after a move they are made anew. Downloads stay good."""
@@ -468,6 +489,12 @@ class Prefix:
             raise QuickstartError("nothing was removed")
         shutil.rmtree(self.path)
         print("removed %s" % self.path)
+
+
+def size_of(top):
+    """MB of the files below a directory."""
+    return sum(os.lstat(os.path.join(directory, name)).st_size
+               for directory, _, names in os.walk(top) for name in names) // 10**6
 
 
 def changed(path, since):
@@ -922,7 +949,7 @@ def write_configuration(prefix, tool):
         options.append(('allow-use-as-root-and-accept-consequences', '1'))
     prefix.write('easybuild.cfg', '[config]\n' + ''.join('%s = %s\n' % option for option in options))
     prefix.write('activate', ACTIVATE.format(
-        prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1]), tool=tool[1], module=MODULE,
+        prefix=prefix.path, bundle=shlex.quote(BUNDLE), init=shlex.quote(tool[1]), tool=tool[1], module=prefix.module,
         quickstart=re.sub(r'(["$`\\])', r'\\\1', "%s --prefix %s" % (COMMAND, prefix.path))))
 
 
@@ -940,18 +967,68 @@ def activated(prefix, env):
 # ----------------------------------------------------------------------------------------------------------------------
 # PyTorch
 
+def choose(prefix, cpu, root='/'):
+    """
+    Decide which PyTorch is installed, and say which and why, and what it takes.
+
+    :param cpu: whether the one for processors is asked for
+    :param root: directory that stands for / (for tests)
+    """
+    name, why = (None, "--cpu was given") if cpu else gpus.fitting_easyconfig(root)
+    if name and '-cuda-' not in name:
+        name, why = None, "%s; for these GPUs, by README.md: eb %s" % (why, name)
+    # as in a container that was given no GPU: the driver's files are those of the machine around it
+    if name and not os.path.exists(os.path.join(root, 'dev/nvidiactl')):
+        name, why = None, why + ", but there is no /dev/nvidiactl"
+    prefix.easyconfig = name or CPU
+    print("PyTorch:      %s (%s%s)" % (prefix.easyconfig, "for processors: " if prefix.is_cpu else '', why))
+
+
+def say_sizes(prefix):
+    """What is about to be downloaded, and the disk that it takes; a QuickstartError if there is too little."""
+    download, disk = prefix.sizes
+    print("It downloads %s, and takes up to %.1f GB of disk while it is installed in %s%s"
+          % ("%d MB" % download if download < 1000 else "%.1f GB" % (download / 1000), disk / 1000, prefix.path,
+             '' if prefix.is_cpu else " (--cpu: %d MB, %d GB)" % (SIZES['cpu'][0], SIZES['cpu'][1] // 1000)))
+    prefix.check_disk()
+
+
+def ranks_for(prefix, env, asked):
+    """
+    On how many ranks to train: with GPUs one on each, since NCCL refuses two.
+
+    :param asked: by --ranks, or None
+    """
+    if prefix.is_cpu:
+        return asked or 2
+    python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
+    code = 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)'
+    done = subprocess.run([python, '-s', '-c', code], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+    if done.returncode or done.stdout.strip() == '0':
+        raise QuickstartError("PyTorch is installed, and finds no GPU that it can use:",
+                              last_lines(done.stderr, 3) or "it does not say why",
+                              "'nvidia-smi' says more; on processors: %s --cpu --prefix %s"
+                              % (COMMAND, prefix.path))
+    found = int(done.stdout)
+    if asked and asked > found:
+        raise QuickstartError("there are %d GPUs for %d ranks, and each rank needs its own" % (found, asked),
+                              "--ranks %d; or --cpu" % max(number for number in RANKS if number <= found))
+    return asked or max(number for number in RANKS if number <= found)
+
+
 def installed_pytorch(prefix):
     """Time of PyTorch's module file (None: not there), and what its Python says of itself (None: it does not run)."""
-    module = glob.glob(prefix.file('easybuild', 'modules', 'all', MODULE + '*'))
-    python = prefix.file('easybuild', 'software', MODULE, 'bin', 'python')
+    module = glob.glob(prefix.file('easybuild', 'modules', 'all', prefix.module + '*'))
+    python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
     return (os.stat(module[0]).st_mtime_ns if module else None), describe_python(python)
 
 
 def set_pytorch_aside(prefix, why):
     """Keep an installation that eb is about to replace: the user may have installed packages into it."""
     prefix.check_disk()
-    if os.path.lexists(prefix.file('easybuild', 'software', MODULE)):
-        prefix.set_aside(os.path.join('easybuild', 'software', MODULE), why)
+    if os.path.lexists(prefix.file('easybuild', 'software', prefix.module)):
+        prefix.set_aside(os.path.join('easybuild', 'software', prefix.module), why)
 
 
 def install_pytorch(prefix, env, rebuild):
@@ -960,11 +1037,14 @@ def install_pytorch(prefix, env, rebuild):
         print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could then\n"
               "damage the machine. It is allowed here because nothing foreign is built: wheels whose hashes are\n"
               "checked are unpacked below %s. On a shared system use an account of its own." % prefix.path)
-    command = [prefix.file('venv', 'bin', 'eb'), EASYCONFIG, '--disable-trace'] + (['--rebuild'] if rebuild else [])
+    command = [prefix.file('venv', 'bin', 'eb'), prefix.easyconfig, '--disable-trace']
+    command += ['--rebuild'] if rebuild else []
     sys.stdout.flush()
     if run(command, env, prefix.lock, cwd=prefix.path):
-        raise QuickstartError("EasyBuild could not install %s; its message above says why" % EASYCONFIG,
+        raise QuickstartError("EasyBuild could not install %s; its message above says why" % prefix.easyconfig,
                               "fix that, then run the same command again: it goes on from what is there")
+    # all of it lies in EasyBuild's source path now
+    shutil.rmtree(prefix.file('cache'), ignore_errors=True)
 
 
 def train(prefix, env, tool, ranks):
@@ -976,13 +1056,14 @@ def train(prefix, env, tool, ranks):
     result = prefix.register('quickstart.json')
     if os.path.lexists(result):
         os.unlink(result)
-    root = prefix.file('easybuild', 'software', MODULE)
+    root = prefix.file('easybuild', 'software', prefix.module)
     script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '
               '{ echo "the module that was loaded is of $EBROOTPYTORCH and not of $1" >&2; exit 1; }; } && '
               'exec mpiexec -n "$2" conda-python-distributed "$3" --json "$4"')
     print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
     sys.stdout.flush()
-    command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], MODULE, root, str(ranks), EXAMPLE]
+    command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], prefix.module, root, str(ranks),
+               EXAMPLE]
     env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
     try:
         status = run(command + [result], env, prefix.lock, cwd=prefix.path, limit=TRAINING_LIMIT)
@@ -994,6 +1075,9 @@ def train(prefix, env, tool, ranks):
         trained = json.loads(read_text(result))
         if trained['world_size'] != ranks or trained['accuracy'] < 0.9:
             return "training ended with accuracy %(accuracy).4f on %(world_size)d ranks" % trained
+        devices = {host['device'].partition(':')[0] for host in trained['hosts']}
+        if not prefix.is_cpu and (trained['backend'], devices) != ('nccl', {'cuda'}):
+            return "training ran on %s with %s, and not on GPUs with NCCL" % (' '.join(devices), trained['backend'])
     except (OSError, ValueError, KeyError) as err:
         return "training ended without a result in %s: %s" % (result, err)
     return None
@@ -1031,8 +1115,8 @@ def check_loopback():
                               "the network interface lo must be up: ip link set lo up")
 
 
-def quickstart(args, prefix, phases):
-    """Everything, in order."""
+def quickstart(args, prefix, phases, root='/'):
+    """Everything, in order. For tests `root` stands for / where GPUs are looked for."""
     # EasyBuild stumbles over a locale that is not installed, as ssh may bring one
     env = dict(clean_environment(os.environ), LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
                TMPDIR=prefix.file('tmp'), PIP_CACHE_DIR=prefix.file('cache'), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
@@ -1042,15 +1126,16 @@ def quickstart(args, prefix, phases):
     prefix.recover_from_move()
     venv_python = describe_python(prefix.file('venv', 'bin', 'python'))
     python, tool = set_up_packages(args.python, venv_python, prefix.file('log', 'packages.log'))
+    choose(prefix, args.cpu, root)
     module, found = installed_pytorch(prefix)
     if not module:
-        prefix.check_disk()
+        say_sizes(prefix)
 
     phases.begin("EasyBuild, the bundle and an MPI launcher in %s" % prefix.file('venv'))
     set_up_tools(prefix, python, env)
     write_configuration(prefix, tool)
 
-    phases.begin("eb %s" % EASYCONFIG)
+    phases.begin("eb %s" % prefix.easyconfig)
     env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
     rebuild = module and (not found or found['interpreter'] != python['interpreter'])
     if rebuild:
@@ -1060,22 +1145,23 @@ def quickstart(args, prefix, phases):
         env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
     install_pytorch(prefix, env, rebuild)
 
-    ranks = "%d rank%s" % (args.ranks, '' if args.ranks == 1 else 's')
+    number = ranks_for(prefix, env, args.ranks)
+    ranks = "%d rank%s" % (number, '' if number == 1 else 's')
     phases.begin("Training on " + ranks)
-    wrong = train(prefix, env, tool, args.ranks)
+    wrong = train(prefix, env, tool, number)
     if wrong and module and installed_pytorch(prefix)[0] == module:
         phases.begin("Installing PyTorch anew")
         set_pytorch_aside(prefix, wrong)
         env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
         install_pytorch(prefix, env, rebuild=True)
         phases.begin("Training on %s once more" % ranks)
-        wrong = train(prefix, env, tool, args.ranks)
+        wrong = train(prefix, env, tool, number)
     if wrong:
         raise QuickstartError(wrong, "the messages above say why; logs are in " + prefix.file('log'))
     print("\n==> Done\n%s\n\nTo do it again by hand:\n\n  . %s\n  module load %s\n"
           "  mpiexec -n %d conda-python-distributed %s\n\n"
           "Next: README.md says how to do the same on a supercomputer."
-          % (phases.table(), prefix.file('activate'), MODULE, args.ranks, shlex.quote(EXAMPLE)))
+          % (phases.table(), prefix.file('activate'), prefix.module, number, shlex.quote(EXAMPLE)))
 
 
 def command_line(argv):
@@ -1098,8 +1184,8 @@ def flush():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main(argv=None):
-    """Run quickstart; return the exit status."""
+def main(argv=None, root='/'):
+    """Run quickstart; return the exit status. For tests `root` stands for / where GPUs are looked for."""
     argv = sys.argv[1:] if argv is None else argv
     for number, name in ((1, 'stdout'), (2, 'stderr')):
         # closed; or bash has given the number of a closed one to its script, which nobody can write to
@@ -1126,7 +1212,7 @@ def main(argv=None):
         else:
             began = os.fstat(prefix.lock).st_ctime_ns
             try:
-                quickstart(args, prefix, phases)
+                quickstart(args, prefix, phases, root)
             finally:
                 try:
                     prefix.record(began)

@@ -48,9 +48,18 @@ def load_data(seed, rank, device):
     """
     data = [None]
     if rank == 0:
-        from sklearn.datasets import load_digits
-        data = [load_digits(return_X_y=True)]
+        try:
+            from sklearn.datasets import load_digits
+            data = [load_digits(return_X_y=True)]
+        except ImportError as err:
+            # said before the others end: a launcher may kill this rank then
+            print("train_digits.py: %s. The images come with scikit-learn, and %s has none: install it on top of the "
+                  "module (docs/extending.md), or train examples/training/ddp_training.py, which draws its images"
+                  % (err, sys.prefix), file=sys.stderr, flush=True)
     dist.broadcast_object_list(data, device=device)
+    if data[0] is None:
+        dist.destroy_process_group()
+        os._exit(1)
     images, labels = data[0]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(images, dtype=torch.float32)[order] / PIXEL_MAX
@@ -92,16 +101,19 @@ def main():
     args = parse_arguments()
     started = time.time()
     use_gpu = torch.cuda.is_available()
-    dist.init_process_group(args.backend or ('nccl' if use_gpu else 'gloo'))
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
+    # a task that sees one GPU calls it 0, whatever its local rank is
+    device = torch.device('cuda', local_rank % torch.cuda.device_count()) if use_gpu else torch.device('cpu')
+    if use_gpu:
+        # collectives of objects use the current device: without this all ranks of a node would use GPU 0
+        torch.cuda.set_device(device)
+    backend = args.backend or ('nccl' if use_gpu else 'gloo')
+    dist.init_process_group(backend)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     if GLOBAL_BATCH % world_size:
         dist.destroy_process_group()
         raise SystemExit("train_digits.py: %d ranks do not divide the global batch of %d images: "
                          "use 1, 2, 3, 4, 6, 8, 12, 16, 24 or 48 ranks" % (world_size, GLOBAL_BATCH))
-
-    # a task that sees one GPU calls it 0, whatever its local rank is
-    device = torch.device('cuda', local_rank % torch.cuda.device_count()) if use_gpu else torch.device('cpu')
 
     images, labels, test_images, test_labels = load_data(args.seed, rank, device)
     torch.manual_seed(args.seed)
@@ -127,7 +139,8 @@ def main():
         if args.json:
             with open(args.json, 'w') as handle:
                 json.dump({'accuracy': right, 'losses': losses, 'world_size': world_size, 'hosts': hosts,
-                           'seconds': time.time() - started, 'torch': torch.__version__}, handle, indent=1)
+                           'seconds': time.time() - started, 'torch': torch.__version__, 'backend': backend}, handle,
+                          indent=1)
 
     # leave while the model lives, without the destructors of torch's C++ objects: docs/from-one-gpu-to-many.md, The end
     # of a program
