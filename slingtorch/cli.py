@@ -437,9 +437,13 @@ def run_sites(args):
 
 def run_lock(args):
     """slingtorch lock"""
-    sourcepath = easybuild_configuration().options.sourcepath.split(':')[0]
-    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
-              lambda name: os.path.join(sourcepath, name.lower()[0], name, 'wheels'), note)
+    def store(name):
+        """Where eb looks for the wheels of a software."""
+        if args.output:
+            return os.path.join(os.path.dirname(os.path.abspath(args.output)), 'wheels')
+        return os.path.join(easybuild_configuration().options.sourcepath.split(':')[0], name.lower()[0], name, 'wheels')
+
+    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), store, note, args.output, args.python)
     return 0
 
 
@@ -486,10 +490,16 @@ def make_parser():
     sites.set_defaults(function=run_sites)
 
     locking = commands.add_parser('lock', help="write the lock file of an easyconfig of PythonVenv",
-                                  description="Lets pip choose the packages that the easyconfig wants, for the Python "
-                                              "and platform that it names, downloads them to EasyBuild's source path "
-                                              "and writes versions and hashes to the lock file beside the easyconfig.")
+                                  description="Lets uv choose the packages that the easyconfig wants, for the Pythons "
+                                              "and platforms that it names, and writes versions and hashes to the lock "
+                                              "file beside the easyconfig. Without uv pip does so for the Python and "
+                                              "the machine at hand, and downloads the packages to EasyBuild's source "
+                                              "path. $SLINGTORCH_UV names another uv; empty: none.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
+    locking.add_argument('--output', metavar='FILE', help="the lock file to write; default: beside the easyconfig")
+    locking.add_argument('--python', metavar='PYTHON',
+                         help="Python whose pip is asked for its indexes, and to choose where there is no uv; default: "
+                              "the one that runs this")
     locking.set_defaults(function=run_lock)
 
     explaining = commands.add_parser('explain', help="say why a job failed, from its output",

@@ -9,6 +9,8 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import urllib.parse
 import urllib.request
@@ -20,8 +22,9 @@ from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_l
 from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.filetools import IGNORE, convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
@@ -40,29 +43,32 @@ WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 # pip installs into another environment since 22.3
 RECENT_PIP = "import pip, sys; sys.exit(tuple(map(int, pip.__version__.split('.')[:2])) < (22, 3))"
 
+# uv in place of pip: for another Python than EasyBuild's own it needs 3.8 (the oldest that it can ask)
+OLDEST_PYTHON_FOR_UV = (3, 8)
+
 # Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
 NOT_COMPILED = '/tests?/'
 
-# words that pip prints, and what to do then; with the first two no index helps
+# words that pip or uv prints, and what to do then; with the first two no index helps
 PIP_PROBLEMS = [
-    ('No space left on device|Errno 28|Disk quota exceeded|Errno 122',
+    ('No space left on device|Errno 28|Disk quota exceeded|Errno 122|os error (28|122)',
      "Free some space there or in the directory for temporary files, or choose another place with --prefix, "
      "--sourcepath or --tmpdir; then run the same command again"),
     ('Permission denied',
      "You may not read or write what is named last: its owner can allow it (chmod a+rX), or you name other directories "
      "with --sourcepath"),
-    ('DO NOT MATCH THE HASHES',
-     "Either the file was changed on its way: then do not install it. Or the lock file has no hash for the wheel of "
-     "this platform: then compare the hash that pip got with the one that the publisher gives, add it to the entry of "
-     "the package (' --hash=sha256:...'), and put the new checksum of the lock file into the easyconfig "
-     "(eb --inject-checksums --force)"),
-    ('versions pinned|Hashes are required|--require-hashes mode',
+    ('DO NOT MATCH THE HASHES|Hash mismatch',
+     "Either the file was changed, on its way or here: then do not install it; 'eb --fetch' gets it again. Or the lock "
+     "file has no hash for the wheel of this platform: then compare the hash that was got with the one that the "
+     "publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the lock "
+     "file into the easyconfig (eb --inject-checksums --force)"),
+    ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),
     ('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support',
      "The address of a proxy is not one that pip can use: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
      "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed"),
-    ('No matching distribution',
+    ('No matching distribution|No solution found',
      "Either no index that pip reaches has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; "
      "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for this "
      "Python and platform, and the lock file needs another version"),
@@ -78,7 +84,9 @@ class PythonVenv(RunScripts):
 
     The fetch step downloads every package through pip's own configuration (mirrors, proxies, certificates) to the
     directory 'wheels' of the software in EasyBuild's source path; it asks no index for what is already there.
-    The install step needs no network, and pip verifies every hash once more.
+    The install step needs no network, and verifies every hash. It is done by uv where that is at hand, else by pip.
+
+    Where there is no lock file yet, the fetch step makes one in the source path ('slingtorch lock').
 
     The Python is the one of the dependencies' modules, else the first 'python_command' in $PATH.
 
@@ -107,8 +115,8 @@ class PythonVenv(RunScripts):
             'system_site_packages': [False, "Let the environment see the packages of the Python it is made with",
                                      CUSTOM],
             'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels 'slingtorch lock' takes, as pip "
-                                                        "calls it: the machine needs that glibc or a newer one",
-                               CUSTOM],
+                                                        "calls it: the machine needs that glibc or a newer one. A "
+                                                        "list for more than one processor", CUSTOM],
         })
         return extra_vars
 
@@ -127,14 +135,11 @@ class PythonVenv(RunScripts):
         return dict(super().scripts(), **{'bin/extend-venv-activate': 'extend-venv-activate'})
 
     def fetch_step(self, skip_checksums=False):
-        """Find the lock file, then download what it names."""
-        if self.cfg['python_packages'] and self.cfg['sources'] and not self.dry_run:
-            name = self.cfg['sources'][0]
-            if not self.obtain_file(name, no_download=True, warning_only=True):
-                raise EasyBuildError("The lock file %s is not there yet: it holds the sha256 of every package. This "
-                                     "makes it where the package indexes can be reached (%s): slingtorch lock %s", name,
-                                     ', '.join(["those of pip's configuration"] + self.cfg['index_urls']),
-                                     shlex.quote(self.cfg.path))
+        """Find the lock file or make it, then download what it names."""
+        # obtain_file() looks beside the easyconfig, which --try-amend has written anew elsewhere
+        self.robot_path = [os.path.dirname(path) for path in self.named_easyconfigs()] + (self.robot_path or [])
+        if self.cfg['sources'] and not self.dry_run:
+            self.need_lock_file(self.cfg['sources'][0], wants_checksums_only(skip_checksums))
         super().fetch_step(skip_checksums)
 
         if not self.src:
@@ -149,6 +154,90 @@ class PythonVenv(RunScripts):
             # pip picks wheels for the Python that it runs with
             with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
                 self.download_wheels(self.find_python())
+
+    def named_easyconfigs(self):
+        """
+        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend').
+
+        EasyBuild keeps no record of the file that an amended easyconfig was made from.
+        """
+        if 'tweaked_easyconfigs' not in self.cfg.path.split(os.sep):
+            return []
+        return [os.path.abspath(path) for path in sys.argv[1:] if path.endswith('.eb') and os.path.isfile(path)]
+
+    def need_lock_file(self, name, for_checksums):
+        """
+        See to it that there is a lock file, and say so where it is not safe.
+
+        :param name: of the lock file
+        :param for_checksums: whether eb runs for nothing but the checksum of the lock file
+        """
+        path = self.obtain_file(name, no_download=True, warning_only=True)
+        checksum = self.get_checksum_for(self.cfg['checksums'], filename=name, index=0)
+        easyconfig = shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
+        if path:
+            self.lock_file = path
+            if not checksum and not for_checksums and not self.is_own_lock_file():
+                print_warning("The easyconfig has no checksum for %s: a changed lock file would not be noticed. This "
+                              "writes it: eb --inject-checksums=sha256 --force %s", path, easyconfig, log=self.log)
+        elif not self.cfg['python_packages']:
+            # EasyBuild's own message names the places where it has looked
+            return
+        elif build_option('enforce_checksums'):
+            raise EasyBuildError("Missing checksum for %s, which is not there yet: with --enforce-checksums none is "
+                                 "made. This makes it, and then its checksum: slingtorch lock %s; "
+                                 "eb --inject-checksums=sha256 --force %s", name, easyconfig, easyconfig,
+                                 exit_code=EasyBuildExit.FAIL_CHECKSUM)
+        elif checksum or for_checksums:
+            raise EasyBuildError("The lock file %s is not there%s: it holds the sha256 of every package. This "
+                                 "makes it where the package indexes can be reached (%s): slingtorch lock %s", name,
+                                 ", and the easyconfig has a checksum for it" if checksum else '',
+                                 ', '.join(["those of pip's configuration"] + self.cfg['index_urls']), easyconfig)
+        else:
+            with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
+                self.make_lock_file(name)
+
+    def is_own_lock_file(self):
+        """Whether the lock file is in a source path: an earlier eb has made it."""
+        return any(self.lock_file.startswith(os.path.abspath(path) + os.sep) for path in source_paths())
+
+    def make_lock_file(self, name):
+        """Make the lock file in the source path, by 'slingtorch lock', and say what it has."""
+        path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
+        print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
+        python = self.find_python()
+        # a checkout need not be installed
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+        env = dict(os.environ, SLINGTORCH_UV=find_uv() or '',
+                   PYTHONPATH=':'.join([root] + list(filter(None, [os.environ.get('PYTHONPATH')]))))
+        mkdir(self.wheel_dirs()[0], parents=True)
+        work_dir = tempfile.mkdtemp()
+        try:
+            cmd = [sys.executable, '-m', 'slingtorch', 'lock', self.cfg.path, '--output', path, '--python',
+                   self.python_with_pip(python, work_dir)]
+            res = run_shell_cmd(' '.join(shlex.quote(word) for word in cmd), fail_on_error=False, hidden=True, env=env)
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        if res.exit_code != EasyBuildExit.SUCCESS:
+            raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name,
+                                 re.sub('(?m)^slingtorch: ', '', res.output.strip()))
+        text = read_file(path)
+        pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
+        wanted = [re.split(r'[^\w.-]', word)[0] for word in self.cfg['python_packages'] + self.cfg['extra_packages']]
+        shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
+        print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove that file for newer "
+                  "packages", ', '.join(shown),
+                  " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else '',
+                  ''.join(re.findall('^# python: (.*)', text, re.M)).replace(' ', ', '), path, log=self.log,
+                  silent=self.silent)
+
+    def python_with_pip(self, python, work_dir):
+        """
+        Path of a Python with a pip that knows the options used here: that one, or one of an environment made for it.
+
+        :param work_dir: directory for the environment
+        """
+        return python if has_recent_pip(python) else self.make_venv(python, os.path.join(work_dir, 'venv'))
 
     def wheel_dirs(self):
         """
@@ -181,7 +270,8 @@ class PythonVenv(RunScripts):
                                  "with one of these, or name another Python with "
                                  "--try-amend=python_command=/path/to/python%s",
                                  version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
-        self.check_lock_file(version)
+        if self.lock_file:
+            self.check_lock_file(version)
         self.log.info("Using Python %s at %s", version, python)
         return python
 
@@ -193,29 +283,34 @@ class PythonVenv(RunScripts):
         """
         head = re.findall(r'^# (python|platform|wanted): (.*)$', read_file(self.lock_file), re.M)
         pythons = ' '.join(value for key, value in head if key == 'python').split()
-        command = 'slingtorch lock %s' % shlex.quote(self.cfg.path)
+        platforms = ' '.join(value for key, value in head if key == 'platform').split()
+        remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
+        if self.is_own_lock_file():
+            remedy = 'remove the lock file: eb makes a new one'
         if pythons and python_version not in pythons:
             raise EasyBuildError("The lock file %s is for Python %s, and this is Python %s. Load a module with that "
-                                 "one, or change python_versions and run: %s", self.lock_file, ', '.join(pythons),
-                                 python_version, command)
+                                 "one, or change python_versions and %s", self.lock_file, ', '.join(pythons),
+                                 python_version, remedy)
         libc, machine = os.confstr('CS_GNU_LIBC_VERSION') or '', os.uname().machine
-        for platform in [value for key, value in head if key == 'platform']:
+        glibc = re.match(r'glibc 2\.(\d+)', libc)
+        fits = not platforms
+        for platform in platforms:
             form = re.match(r'manylinux_2_(\d+)_(\w+)$', platform)
             if not form:
-                raise EasyBuildError("The lock file %s was edited: '# platform: %s' is none. Run: %s", self.lock_file,
-                                     platform, command)
+                raise EasyBuildError("The lock file %s was edited: '# platform: %s' is none. To get it back, %s",
+                                     self.lock_file, platform, remedy)
             minor, platform_machine = form.groups()
-            found = re.match(r'glibc 2\.(\d+)', libc)
-            if machine != platform_machine or not found or int(found.group(1)) < int(minor):
-                raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change "
-                                     "wheel_platform of the easyconfig and run: %s", self.lock_file, platform, machine,
-                                     libc or 'another C library', command)
+            fits = fits or machine == platform_machine and glibc and int(glibc.group(1)) >= int(minor)
+        if not fits:
+            raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change wheel_platform of "
+                                 "the easyconfig and %s", self.lock_file, ', '.join(platforms), machine,
+                                 libc or 'another C library', remedy)
         locked = [value for key, value in head if key == 'wanted']
         wanted = self.cfg['python_packages'] + self.cfg['extra_packages']
         if locked and locked != wanted:
             changed = ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order'
-            raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s). Run: %s",
-                                 self.lock_file, changed, command)
+            raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s): %s",
+                                 self.lock_file, changed, remedy)
 
     def make_venv(self, python, path, options=''):
         """
@@ -245,10 +340,11 @@ class PythonVenv(RunScripts):
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
         try:
-            # an environment of its own only where there is no pip, or one that does not know the options below
-            pip = recent_pip(python)
-            if not pip:
-                pip = '%s -m pip' % shlex.quote(self.make_venv(python, os.path.join(work_dir, 'venv')))
+            # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
+            if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
+                self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
+                return
+            pip = '%s -s -m pip' % shlex.quote(self.python_with_pip(python, work_dir))
             download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
                         '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
 
@@ -275,12 +371,57 @@ class PythonVenv(RunScripts):
                 if answering:
                     # an empty list would stand for that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
-            res = run_shell_cmd(' '.join(download + ['--retries', '2', '--requirement', shlex.quote(lock_file)]),
-                                fail_on_error=False, hidden=True, env=env)
-            if res.exit_code != EasyBuildExit.SUCCESS:
-                self.raise_pip_error(res.output, "Downloading", wheel_dirs[0], silent)
+            download += ['--retries', '2', '--requirement', shlex.quote(lock_file)]
+            status, text = self.run_download(download, env)
+            if status != EasyBuildExit.SUCCESS:
+                self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+
+    def has_wheels(self, python, work_dir):
+        """
+        Whether there is a wheel of each package in the directories for them, for that Python, by name and version.
+
+        :param python: path of the Python interpreter
+        :param work_dir: directory for a copy of the lock file
+        """
+        text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', read_file(self.lock_file))
+        path = os.path.join(work_dir, 'names')
+        write_file(path, '\n'.join(line for line in text.splitlines() if not ADDRESS_REGEX.match(line)) + '\n')
+        uv, env = uv_for(python), None
+        if uv:
+            cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
+            env = uv_environment()
+        elif has_recent_pip(python):
+            cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-s', '-m', 'pip', 'install', '--isolated',
+                   '--ignore-installed', '--disable-pip-version-check']
+        else:
+            return False
+        cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
+                '--requirement', shlex.quote(path)] + self.find_links()
+        res = run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
+        return res.exit_code == EasyBuildExit.SUCCESS
+
+    def run_download(self, command, env):
+        """
+        Run pip, and say of each large file that it begins with how large it is.
+
+        :param command: list of words, ready for the shell
+        :param env: environment, or None for the present one
+        :return: exit status and what pip printed
+        """
+        self.log.info("Running: %s", ' '.join(command))
+        lines = []
+        with subprocess.Popen(['/bin/bash', '-c', ' '.join(command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, env=dict(env or os.environ, PYTHONUNBUFFERED='1')) as process:
+            for line in process.stdout:
+                lines.append(line.decode('utf-8', 'replace'))
+                found = re.match(r'\s*(?:Downloading|(Using cached)) (?:\S*/)?(\S+\.whl)\S* \((.* [MG]B)\)', lines[-1])
+                if found:
+                    print_msg("  %s (%s%s)", found.group(2), found.group(3), ", pip has it" if found.group(1) else '',
+                              log=self.log, silent=self.silent)
+        self.log.info("Exit status %s; pip printed:\n%s", process.returncode, ''.join(lines))
+        return process.returncode, ''.join(lines)
 
     def look_at_indexes(self, pip):
         """
@@ -329,13 +470,15 @@ class PythonVenv(RunScripts):
         :param directory: directory for a copy of the lock file (pip asks the addresses in one even with --no-index)
         :return: list of options, ready for the shell
         """
-        options = ['--isolated', '--no-index', '--requirement',
-                   shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))]
-        for path in self.wheel_dirs():
-            options.extend(['--find-links', shlex.quote(path)])
-        return options
+        return ['--isolated', '--no-index', '--requirement',
+                shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
 
-    def raise_pip_error(self, output, doing, path, silent=()):
+    def find_links(self):
+        """Options for pip and uv that name the directories with wheels; uv does not accept one that is not there."""
+        found = [path for path in self.wheel_dirs() if os.path.isdir(path)]
+        return [word for path in found for word in ('--find-links', shlex.quote(path))]
+
+    def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
         """
         Raise an error with pip's own words and with what to do.
 
@@ -343,6 +486,7 @@ class PythonVenv(RunScripts):
         :param doing: what was being done: 'Downloading' or 'Installing'
         :param path: directory that was being written to
         :param silent: texts that name package indexes that do not answer
+        :param program: whose output it is
         """
         problem, remedy = pip_problem(output) or ('', '')
         if (problem, remedy) in PIP_PROBLEMS[:2]:
@@ -350,11 +494,11 @@ class PythonVenv(RunScripts):
             silent = ()
         # of a traceback its last line is enough
         lines = re.sub(r'(?s)ERROR: Exception:\s*\nTraceback .*\n(?=\w)', 'ERROR: ', output).strip().splitlines()
-        first_error = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -15)
+        first_error = next((number for number, line in enumerate(lines) if line.startswith(('ERROR', 'error'))), -15)
         raise EasyBuildError(
-            "%s the packages of %s failed (to %s).%s pip says:\n%s\n%s", doing, self.lock_file, path,
-            " No answer from %s." % ', '.join(silent) if silent else '', '\n'.join(lines[first_error:]), remedy,
-            exit_code=EasyBuildExit.FAIL_CHECKSUM if 'HASHES' in problem else EasyBuildExit.ERROR)
+            "%s the packages of %s failed (to %s).%s %s says:\n%s\n%s", doing, self.lock_file, path,
+            " No answer from %s." % ', '.join(silent) if silent else '', program, '\n'.join(lines[first_error:]),
+            remedy, exit_code=EasyBuildExit.FAIL_CHECKSUM if 'HASHES' in problem else EasyBuildExit.ERROR)
 
     @property
     def own_python(self):
@@ -388,22 +532,30 @@ class PythonVenv(RunScripts):
         try:
             base_python = self.find_python()
             # where the lock file brings a pip, none has to be there first: that takes seconds
-            pip = recent_pip(base_python) if re.search('^pip==', read_file(self.lock_file), re.M) else None
-            options += ['--without-pip'] if pip else []
+            brings_pip = re.search('^pip==', read_file(self.lock_file), re.M)
+            uv = uv_for(base_python)
+            recent_pip = brings_pip and not uv and has_recent_pip(base_python)
+            options += ['--without-pip'] if brings_pip and (uv or recent_pip) else []
             python = self.make_venv(base_python, self.installdir, options=' '.join(options))
-            pip = '%s --python %s' % (pip, shlex.quote(python)) if pip else '%s -m pip' % shlex.quote(python)
-            cmd = [WITHOUT_PIP_CONFIG, pip, 'install', '--require-hashes', '--only-binary', ':all:', '--no-cache-dir',
-                   '--disable-pip-version-check', '--progress-bar', 'off', '--no-compile']
-            res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
-            if res.exit_code != EasyBuildExit.SUCCESS:
-                self.raise_pip_error(res.output, "Installing", self.installdir)
+            if uv:
+                self.install_with_uv(uv, python, work_dir)
+            else:
+                pip = '%s -m pip' % shlex.quote(python)
+                if recent_pip:
+                    pip = '%s -s -m pip --python %s' % (shlex.quote(base_python), shlex.quote(python))
+                cmd = [WITHOUT_PIP_CONFIG, pip, 'install', '--require-hashes', '--only-binary', ':all:', '--no-compile',
+                       '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
+                res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
+                if res.exit_code != EasyBuildExit.SUCCESS:
+                    self.raise_pip_error(res.output, "Installing", self.installdir)
             if self.cfg['system_nccl']:
                 root = dependency_root(self.cfg, self.cfg['system_nccl'])
                 if not root:
                     raise EasyBuildError("Easyconfig parameter system_nccl is '%s', and no dependency has that name "
                                          "and a prefix", self.cfg['system_nccl'])
                 replace_nccl(self.installdir, root)
-            # pip compiles with one process; what is no valid Python, as templates in packages, is left out by both
+            # pip compiles with one process, uv the tests as well; what is no valid Python, as templates in packages,
+            # is left out by all
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
             run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
@@ -419,6 +571,25 @@ class PythonVenv(RunScripts):
             raise
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+
+    def install_with_uv(self, uv, python, work_dir):
+        """
+        Install what the lock file names, without network, with every hash verified.
+
+        :param uv: path of uv
+        :param python: path of the environment's Python
+        :param work_dir: directory for a copy of the lock file
+        """
+        # uv unpacks into its cache and links from there: beside the environment each file is written once; and with a
+        # cache that nobody else uses and that goes at the end, no file is shared with another installation
+        cache = os.path.join(self.installdir, '.uv-cache')
+        cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--offline', '--no-index',
+               '--require-hashes', '--only-binary', ':all:', '--no-progress', '--link-mode', 'hardlink', '--cache-dir',
+               shlex.quote(cache), '--requirement', shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir))]
+        res = run_shell_cmd(' '.join(cmd + self.find_links()), fail_on_error=False, env=uv_environment())
+        if res.exit_code != EasyBuildExit.SUCCESS:
+            self.raise_pip_error(res.output, "Installing", self.installdir, program='uv')
+        remove_dir(cache)
 
     def sanity_check_rpath(self, *args, **kwargs):
         """Skip the check for RPATH: wheels are binaries made elsewhere."""
@@ -491,14 +662,50 @@ class PythonVenv(RunScripts):
         return txt
 
 
-def recent_pip(python):
-    """Command, ready for the shell, that runs the pip of a Python; None where that has none, or an old one."""
+def has_recent_pip(python):
+    """Whether a Python has a pip that knows the options used here."""
     command = [shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)]
-    if run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
+    return run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS
+
+
+def find_uv():
+    """
+    Path of uv: that of $SLINGTORCH_UV, else that beside EasyBuild's Python, else the one in $PATH.
+
+    slingtorch/lock.py finds it in the same way, and may not be where this is.
+
+    :return: None without one that runs here, or where $SLINGTORCH_UV is empty
+    """
+    if 'SLINGTORCH_UV' in os.environ:
+        uv = os.environ['SLINGTORCH_UV']
+    else:
+        uv = os.path.join(os.path.dirname(sys.executable), 'uv')
+        uv = uv if os.access(uv, os.X_OK) else which('uv', on_error=IGNORE)
+    if not uv:
         return None
-    return '%s -s -m pip' % shlex.quote(python)
+    runs = run_shell_cmd(shlex.quote(uv) + ' --version', fail_on_error=False, hidden=True, env=uv_environment())
+    return uv if runs.exit_code == EasyBuildExit.SUCCESS else None
+
+
+def uv_for(python):
+    """Path of uv if it can install for that Python, else None."""
+    command = [shlex.quote(python), '-c', shlex.quote('import sys; sys.exit(sys.version_info < %r)' %
+                                                      (OLDEST_PYTHON_FOR_UV,))]
+    new = run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS
+    return find_uv() if new else None
+
+
+def uv_environment():
+    """The environment without the user's settings of uv, which must not send packages elsewhere."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith('UV_')}
+    return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', NO_COLOR='1')
+
+
+def normalised(name):
+    """Name of a package as lock files have it (PEP 503)."""
+    return re.sub('[-_.]+', '-', name).lower()
 
 
 def pip_problem(output):
-    """The first of PIP_PROBLEMS that pip's output tells of, or None."""
+    """The first of PIP_PROBLEMS that the output of pip or uv tells of, or None."""
     return next((problem for problem in PIP_PROBLEMS if re.search(problem[0], output)), None)

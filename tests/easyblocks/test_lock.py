@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""`slingtorch lock`: real pip against a package index of tiny wheels; and what `eb` says of a lock file that does not fit."""
+"""`slingtorch lock`: real uv and pip against indexes of tiny wheels; `eb` that locks by itself, or refuses a lock file."""
 import os
+import re
+import shutil
 import sys
 
 import pytest
 
+from slingtorch import lock
 from testbed import ROOT, run, wheels
+from testbed.easybuild import BIN
 
 PYTHON = '%d.%d' % sys.version_info[:2]
 MACHINE = os.uname().machine
@@ -21,14 +25,15 @@ class Locked:
         self.store = directory / 'sources/p/PyTorch/wheels'
         self.files = directory / 'files'
         self.wheels = []
+        self.pip_env = {}
         self.write()
 
     def wheel(self, *args, **kwargs):
         """Add a wheel to the index."""
         self.wheels.append(wheels.make_wheel(self.files, *args, **kwargs))
         self.address = wheels.make_index(self.dir / 'simple', self.wheels)
-        self.pip_env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': self.address, 'PIP_EXTRA_INDEX_URL': None,
-                        'PIP_NO_INDEX': None, 'PIP_FIND_LINKS': None}
+        self.pip_env.update({'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': self.address, 'PIP_EXTRA_INDEX_URL': None,
+                             'PIP_NO_INDEX': None, 'PIP_FIND_LINKS': None})
         return self.wheels[-1]
 
     def write(self, packages="['alpha==1.0']", pythons=f"['{PYTHON}']", options=''):
@@ -54,9 +59,9 @@ python_versions = {pythons}
 moduleclass = 'ai'
 """)
 
-    def lock(self, easyconfig=None, check=True):
+    def lock(self, easyconfig=None, *options, check=True):
         """`slingtorch lock EASYCONFIG`, of this checkout."""
-        return self.python('-m', 'slingtorch', 'lock', easyconfig or self.easyconfig.name, check=check)
+        return self.python('-m', 'slingtorch', 'lock', easyconfig or self.easyconfig.name, *options, check=check)
 
     def python(self, *words, check=True):
         """Run a Python that has the slingtorch of this checkout."""
@@ -77,12 +82,19 @@ def tiny(tmp_path):
     return tiny
 
 
+@pytest.fixture(params=['uv', 'pip'])
+def program(tiny, request):
+    """Which of both chooses the packages."""
+    tiny.pip_env['SLINGTORCH_UV'] = str(BIN / 'uv') if request.param == 'uv' else ''
+    return request.param
+
+
 def said(done):
     return ' '.join((done.stdout + done.stderr).split())
 
 
-def test_lock_inject_install(tiny, eb_env):
-    """The three commands that a user types, the last without any index."""
+def test_lock_inject_install(tiny, eb_env, program):
+    """The three commands that a user types; pip has all then, with uv `eb` downloads."""
     gamma = tiny.wheel('gamma', '3.0')
     tiny.write(options=f"extra_packages = ['gamma']\nindex_urls = ['{tiny.address}']")
     message = said(tiny.lock())
@@ -91,9 +103,12 @@ def test_lock_inject_install(tiny, eb_env):
     assert tiny.text().splitlines() == [
         f'--extra-index-url {tiny.address}', '--only-binary :all:',
         *wheels.lock_text([tiny.wheels[0], tiny.wheels[1], gamma]).splitlines()]
-    assert sorted(path.name for path in tiny.store.iterdir()) == sorted(wheel.name for wheel in tiny.wheels)
+    there = sorted(path.name for path in tiny.store.iterdir()) if tiny.store.exists() else []
+    assert there == (sorted(wheel.name for wheel in tiny.wheels) if program == 'pip' else [])
     path = f"{tiny.dir}/sources:{eb_env.env['EASYBUILD_SOURCEPATH']}"
-    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
+    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'SLINGTORCH_UV': ''}
+    if program == 'uv':
+        nowhere = tiny.pip_env
     eb_env(tiny.easyconfig, '--inject-checksums=sha256', '--force', f'--sourcepath={path}', env=nowhere)
     eb_env(tiny.easyconfig, f'--sourcepath={path}', env=nowhere)
     site_packages = eb_env.prefix / f'software/PyTorch/0.1-tiny/lib/python{PYTHON}/site-packages'
@@ -105,7 +120,8 @@ def test_python_and_platform_are_those_of_the_easyconfig(tiny):
     chosen = [tiny.wheel('delta', '1.0', tag=f'cp3{minor}-cp3{minor}-{platform}_aarch64', requires=[
         'alpha; python_version < "3.12"', 'beta; platform_machine == "aarch64"', 'alpha==9; platform_machine == "x86_64"'])
               for minor, platform in [(10, 'manylinux_2_17'), (13, 'linux')]]
-    tiny.wheel('delta', '1.0', tag='cp311-cp311-manylinux_2_17_aarch64')
+    # of a version that is taken, all hashes are: another Python is one word in the easyconfig
+    chosen.append(tiny.wheel('delta', '1.0', tag='cp311-cp311-manylinux_2_17_aarch64'))
     tiny.wheel('delta', '2.0', tag='cp310-cp310-manylinux_2_39_aarch64')
     tiny.wheel('delta', '3.0', tag='cp313-cp313-manylinux_2_17_x86_64')
     tiny.write("['delta']", "['3.10', '3.13']", "wheel_platform = 'manylinux_2_28_aarch64'")
@@ -114,14 +130,185 @@ def test_python_and_platform_are_those_of_the_easyconfig(tiny):
     hashes = [f'    --hash=sha256:{sha256}' for sha256 in sorted(map(wheels.sha256, chosen))]
     assert tiny.text().splitlines()[1:] == [
         *alpha.replace('1.0 ', "1.0 ; python_version == '3.10' ").splitlines(), *beta.splitlines(),
-        'delta==1.0 \\', hashes[0] + ' \\', hashes[1]]
-    assert {wheel.name for wheel in chosen} < {path.name for path in tiny.store.iterdir()}
+        'delta==1.0 \\', hashes[0] + ' \\', hashes[1] + ' \\', hashes[2]]
+
+
+def test_several_pythons_and_both_processors(tiny, eb_env):
+    """One lock file; where something is for one of them alone, a marker says so; pip and uv take it here."""
+    local = [tiny.wheel('torch', '2.0+rocm1', tag=f'cp3{minor}-cp3{minor}-manylinux_2_28_{machine}',
+                        requires=['alpha; platform_machine == "aarch64"', 'beta==1.4; python_version == "3.10"',
+                                  'beta; python_version != "3.10"'])
+             for minor in (10, sys.version_info[1]) for machine in ('x86_64', 'aarch64')]
+    old = tiny.wheel('beta', '1.4')
+    tiny.write("['torch==2.0+rocm1']", f"['3.10', '{PYTHON}']", f"""index_urls = ['{tiny.address}']
+wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']""")
+    assert '4 packages' in said(tiny.lock())
+    text = tiny.lock_file.read_text()
+    assert f'# python: 3.10 {PYTHON}\n# platform: manylinux_2_28_x86_64 manylinux_2_28_aarch64\n' in text
+    assert all(wheels.sha256(wheel) in text for wheel in [*tiny.wheels, *local, old])
+    assert "\nbeta==1.4 ; python_version == '3.10' \\\n" in text
+    assert f"\nbeta==1.5 ; python_version == '{PYTHON}' \\\n" in text and '\ntorch==2.0+rocm1 \\\n' in text
+    assert "\nalpha==1.0 ; platform_machine == 'aarch64' \\\n" in text
+    for uv in (str(BIN / 'uv'), ''):
+        eb_env(tiny.easyconfig, '--rebuild', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
+        there = {path.name for path in eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/*')}
+        assert {'torch.py', 'beta.py'} < there and ('alpha.py' in there) == (MACHINE == 'aarch64')
+
+
+def test_a_platform_without_a_wheel_is_named(tiny):
+    tiny.wheel('delta', '1.0', tag='cp312-cp312-manylinux_2_28_x86_64')
+    tiny.write("['delta']", "['3.12']", "wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']")
+    done = tiny.lock(check=False)
+    assert done.returncode == 1 and 'uv failed for Python 3.12 on manylinux_2_28_aarch64' in said(done)
+    assert 'delta' in said(done) and 'wheel_platform' in said(done) and not tiny.lock_file.exists()
+
+
+def test_of_two_indexes_each_version_from_the_first_that_has_it(tiny):
+    """PyTorch's index has old releases of common packages; what others offer under the name of its own is not taken."""
+    ours = tiny.dir / 'ours'
+    mine = [wheels.make_wheel(ours / 'files', 'torch', '2.0+cu1', requires=['triton==3.0', 'alpha']),
+            wheels.make_wheel(ours / 'files', 'triton', '3.0'), wheels.make_wheel(ours / 'files', 'alpha', '0.9')]
+    address = wheels.make_index(ours / 'simple', mine)
+    squatted = tiny.wheel('triton', '3.0', files={'triton.py': 'raise SystemExit("evil")\n'})
+    tiny.wheel('triton', '99.0')
+    tiny.write("['torch==2.0+cu1']", options=f"index_urls = ['{address}']")
+    tiny.lock()
+    assert wheels.lock_text([tiny.wheels[0], tiny.wheels[1], mine[0], mine[1]]) in tiny.text() + '\n'
+    assert wheels.sha256(squatted) not in tiny.text()
+
+
+def test_local_version_from_another_index_than_that_of_the_easyconfig(tiny):
+    tiny.wheel('torch', '2.0+cu1')
+    ours = wheels.make_index(tiny.dir / 'ours', [tiny.wheels[0]])
+    tiny.write("['torch==2.0+cu1', 'alpha']", options=f"index_urls = ['{ours}']")
+    done = tiny.lock(check=False)
+    assert done.returncode == 1 and f'torch 2.0+cu1 is not on the package index of the easyconfig ({ours})' in said(done)
+    assert not tiny.lock_file.exists()
+
+
+def test_index_without_hashes(tiny, program):
+    """The file counts."""
+    for page in tiny.dir.glob('simple/*/index.html'):
+        page.write_text(re.sub('#sha256=[0-9a-f]*', '', page.read_text()))
+    tiny.lock()
+    assert wheels.lock_text(tiny.wheels) in tiny.text() + '\n'
+
+
+def test_settings_of_pip_reach_uv(tiny):
+    """uv.toml and variables of uv do not count: pip downloads later, from pip's indexes."""
+    config = tiny.dir / 'pip.conf'
+    config.write_text(f'[global]\nextra-index-url =\n    http://127.0.0.1:9/none\n    {tiny.address}\n'
+                      f'index-url = {(tiny.dir / "empty").as_uri()}\n')
+    tiny.pip_env.update(PIP_CONFIG_FILE=str(config), PIP_INDEX_URL=None, UV_INDEX_URL='http://127.0.0.1:7/simple',
+                        UV_EXCLUDE_NEWER='2001-01-01')
+    done = tiny.lock()
+    # as pip does without one of its own
+    assert 'left out, since it does not answer: http://127.0.0.1:9/none' in said(done) and ':7' not in said(done)
+    assert wheels.lock_text(tiny.wheels) in tiny.text() + '\n'
+
+
+def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
+    for name in ('SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'UV_HTTP_TIMEOUT'):
+        monkeypatch.delenv(name, raising=False)
+    options, env = lock.uv_settings({'index-url': 'https://a/simple', 'extra-index-url': 'https://b https://c',
+                                     'find-links': '/wheels', 'trusted-host': 'b c', 'proxy': 'http://p:3128',
+                                     'cert': '/ca.pem', 'client-cert': '/me.pem', 'timeout': '60'}, ['https://o'])
+    assert ' '.join(options) == ('--index-strategy unsafe-best-match --index https://o --index https://b --index https://c '
+                                 '--default-index https://a/simple --find-links /wheels --allow-insecure-host b '
+                                 '--allow-insecure-host c')
+    assert [env[name] for name in ('HTTPS_PROXY', 'HTTP_PROXY', 'SSL_CERT_FILE', 'SSL_CLIENT_CERT', 'UV_HTTP_TIMEOUT')] == [
+        'http://p:3128', 'http://p:3128', '/ca.pem', '/me.pem', '60']
+    assert 'UV_SYSTEM_CERTS' not in env
+    options, env = lock.uv_settings({'no-index': 'true'}, [])
+    assert options[2:] == ['--no-index'] and env['UV_SYSTEM_CERTS'] == env['UV_NATIVE_TLS'] == '1'
+
+
+# --- eb that locks by itself
+
+def test_one_command_without_a_lock_file(tiny, eb_env, program):
+    """`eb` locks in the source path, says once what, installs; the next installation is the same."""
+    store = eb_env.prefix / 'sources/p/PyTorch'
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env)
+    made = store / tiny.lock_file.name
+    assert done.stdout.count('pinned') == 1
+    assert f'pinned alpha==1.0 and 1 more, for Python {PYTHON}, in {made}. The same' in said(done)
+    assert 'no checksum' not in said(done) and not tiny.lock_file.exists()
+    assert f'# python: {PYTHON}\n' in made.read_text() and '# wanted: alpha==1.0\n' in made.read_text()
+    assert sorted(path.name for path in (store / 'wheels').iterdir()) == sorted(wheel.name for wheel in tiny.wheels)
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+    tiny.wheel('beta', '1.6')
+    done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env)
+    assert 'pinned' not in said(done)
+    library, = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages')
+    assert (library / 'beta-1.5.dist-info').exists()
+
+    tiny.write("['alpha==1.0', 'beta']")
+    done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and 'for other packages than the easyconfig wants now (beta): remove the lock file' in said(done)
+    made.unlink()
+    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env))
+
+
+def test_fetch_locks_and_the_next_eb_needs_no_index(tiny, eb_env):
+    assert 'pinned alpha==1.0' in said(eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env))
+    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
+    eb_env(tiny.easyconfig, env=nowhere)
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+
+
+def test_enforce_checksums_makes_no_lock_file(tiny, eb_env):
+    done = eb_env(tiny.easyconfig, '--enforce-checksums', env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and f'Missing checksum for {tiny.lock_file.name}' in said(done)     # EasyBuild's words
+    assert f'slingtorch lock {tiny.easyconfig}' in said(done)
+    assert not list(eb_env.prefix.glob('sources/p/PyTorch/*'))
+
+
+def test_locking_that_fails_says_why(tiny, eb_env, program):
+    tiny.write("['alpha==3']")
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and f'There is no lock file {tiny.lock_file.name}, and it could not be made' in said(done)
+    assert 'alpha==3' in said(done) and 'python_versions and wheel_platform' in said(done) and 'Traceback' not in said(done)
+    assert not list(eb_env.prefix.glob('sources/p/PyTorch/*.lock*'))
+
+
+def test_index_that_answers_eb_with_another_file(tiny, eb_env):
+    """The hash is that of the index's page, and the file is refused."""
+    wheels.make_wheel(tiny.files, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
+    tiny.pip_env['SLINGTORCH_UV'] = str(BIN / 'uv')
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and 'DO NOT MATCH THE HASHES' in said(done)
+    assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
+    assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/beta*'))
+
+
+def test_forgotten_checksum_is_said(tiny, eb_env):
+    """A lock file beside the easyconfig has a checksum there; one that was made in the source path has none."""
+    tiny.lock()
+    done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    assert f'no checksum for {tiny.lock_file}' in said(done)
+    assert f'eb --inject-checksums=sha256 --force {tiny.easyconfig}' in said(done)
+    done = eb_env('--inject-checksums=sha256', '--force', tiny.easyconfig, env=tiny.pip_env)
+    assert 'no checksum' not in said(done)
+    assert 'no checksum' not in said(eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env))
+
+
+def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):
+    """As the message about the wrong Python advises: the lock file lies beside the easyconfig that was named."""
+    tiny.lock()
+    amend = f"--try-amend=python_command={shutil.which('python3')}"
+    tiny.easyconfig.write_text(tiny.easyconfig.read_text() + "\npython_command = '/nowhere/python3'\n")
+    done = eb_env(tiny.easyconfig.name, amend, '--fetch', env=tiny.pip_env, cwd=tiny.dir)
+    assert 'pinned' not in said(done) and f'no checksum for {tiny.lock_file}' in said(done)
+    assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*'))) == 2
 
 
 # --- bad input
 
 def test_index_that_answers_with_another_file(tiny):
+    """pip downloads; uv takes the hash of the page, and then `eb` refuses the file."""
     tiny.lock_file.write_text('as before\n')
+    tiny.pip_env['SLINGTORCH_UV'] = ''
     tiny.pip_env['PIP_USER'] = '1'  # as in somebody's pip.conf
     wheels.make_wheel(tiny.files, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
     done = tiny.lock(check=False)
@@ -130,7 +317,7 @@ def test_index_that_answers_with_another_file(tiny):
     assert tiny.lock_file.read_text() == 'as before\n' and not list(tiny.store.glob('beta*'))
 
 
-def test_index_of_the_easyconfig_does_not_answer(tiny):
+def test_index_of_the_easyconfig_does_not_answer(tiny, program):
     """pip alone would go on without, and take what another index has under that name."""
     tiny.write(options="index_urls = ['http://127.0.0.1:9/whl']")
     done = tiny.lock(check=False)
@@ -139,7 +326,7 @@ def test_index_of_the_easyconfig_does_not_answer(tiny):
     assert not tiny.lock_file.exists()
 
 
-def test_index_on_which_there_is_nothing(tiny):
+def test_index_on_which_there_is_nothing(tiny, program):
     """pip alone says nothing of a wrong address, or of a page to log in."""
     page = tiny.dir / 'login/alpha/index.html'
     page.parent.mkdir(parents=True)
@@ -159,7 +346,7 @@ def test_index_that_pip_does_not_trust(tiny):
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
-def test_malformed_address_of_a_proxy(tiny):
+def test_malformed_address_of_a_proxy(tiny, program):
     tiny.write(options="index_urls = ['https://packages.example/whl']")
     tiny.pip_env.update(https_proxy='http://', no_proxy='')
     done = tiny.lock(check=False)
@@ -172,7 +359,16 @@ def test_nothing_for_that_python(tiny):
     tiny.write("['delta==1.0']", "['3.13']")
     done = tiny.lock(check=False)
     assert done.returncode == 1 and 'failed for Python 3.13 on manylinux_2_28_x86_64' in said(done)
-    assert 'No matching distribution found for delta==1.0' in said(done) and 'wheel_platform' in said(done)
+    assert 'we only found wheels for `delta` (v1.0) with the following Python ABI tag: `cp310`' in said(done)
+    assert 'wheel_platform' in said(done)
+
+
+def test_without_uv_what_is_not_at_hand_is_not_locked(tiny):
+    tiny.pip_env['SLINGTORCH_UV'] = ''
+    tiny.write(pythons="['3.7']")
+    done = tiny.lock(check=False)
+    assert done.returncode == 1 and f'is for Python 3.7 on manylinux_2_28_x86_64, and this is Python {PYTHON}' in said(done)
+    assert 'pip install uv' in said(done) and '--python' in said(done)
 
 
 NOT_LOCKED = [
@@ -221,11 +417,12 @@ def test_name_of_one_of_the_bundle(tiny):
     assert done.returncode == 1 and 'PyTorch-2.13.0-local-cpu.eb names no packages to lock' in said(done)
 
 
-def test_without_a_lock_file_eb_says_how_to_make_it(tiny, eb_env):
-    tiny.write(options="index_urls = ['https://wheels.example.org/rocm']")
+def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env):
+    """Another one would have another checksum."""
+    tiny.write(options="index_urls = ['https://wheels.example.org/rocm']\nchecksums = ['%s']" % ('0' * 64))
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     assert done.returncode != 0
-    assert (f'The lock file PyTorch-0.1-tiny.lock is not there yet: it holds the sha256 of every package. This makes it '
+    assert (f'The lock file PyTorch-0.1-tiny.lock is not there, and the easyconfig has a checksum for it: it holds the sha256 of every package. This makes it '
             f"where the package indexes can be reached (those of pip's configuration, https://wheels.example.org/rocm): "
             f'slingtorch lock {tiny.easyconfig}') in said(done)
 
