@@ -17,7 +17,7 @@ DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
-    + ['lib/bench.py', 'lib/tree_copy.py']
+    + ['lib/bench.py', 'lib/drivers.cfg', 'lib/tree_copy.py']
     + ['lib/check/%s' % name for name in ['__main__.py', 'elf.py', 'findings.py', 'look.py', 'node.py', 'probe.py',
                                           'tree.py', 'variables.cfg', 'variables.py', 'vet.py']]
 )

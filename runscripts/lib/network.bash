@@ -48,18 +48,18 @@ _check_alt_read() {
     esac
 }
 
-# Oldest driver for each CUDA: NVIDIA's "CUDA Compatibility", minor version compatibility.
+# Rows of lib/drivers.cfg: CUDA, oldest driver, easyconfig, machines.
 _warn_of_old_driver() {
-    local line driver oldest
+    local line driver cuda needs easyconfig machines oldest='' fits=''
     [[ -n ${SLINGTORCH_CUDA_VERSION-} && $local_rank == 0 ]] || return 0
     IFS= read -r line 2> /dev/null < "${_nvidia_driver:-/proc/driver/nvidia/version}" || return 0
     [[ $line =~ \ ([0-9]+)\.[0-9.]+\  ]] || return 0
     driver=${BASH_REMATCH[1]}
-    case ${SLINGTORCH_CUDA_VERSION%%.*} in
-        11) oldest=450 ;;
-        12) oldest=525 ;;
-        13) oldest=580 ;;
-        *) return 0 ;;
-    esac
-    ((driver >= oldest)) || _say "the driver of this node's GPUs is $driver, and this PyTorch is for CUDA $SLINGTORCH_CUDA_VERSION, which needs $oldest or newer: without NVIDIA's cuda-compat no GPU will be found. Take a PyTorch for an older CUDA"
+    while read -r cuda needs easyconfig machines; do
+        [[ $cuda != "${SLINGTORCH_CUDA_VERSION%%.*}" ]] || oldest=$needs
+        [[ $cuda != [0-9]* || ,$machines, != *,$HOSTTYPE,* ]] || ((driver < needs)) || fits=$easyconfig
+    done < "$_here/lib/drivers.cfg"
+    [[ -n $oldest ]] && ((driver < oldest)) || return 0
+    [[ -n $fits ]] && fits="eb $fits installs one that this driver runs" || fits="Take a PyTorch for an older CUDA"
+    _say "the driver of this node's GPUs is $driver, and this PyTorch is for CUDA $SLINGTORCH_CUDA_VERSION, which needs $oldest or newer: without NVIDIA's cuda-compat no GPU will be found. $fits"
 }

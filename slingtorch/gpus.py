@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Which easyconfig of PyTorch's wheels fits the GPUs of this machine and their driver.
+
+Only files are read, no command is run. The table of drivers is runscripts/lib/drivers.cfg; what a wheel is for stands
+in its easyconfig: CUDA or ROCm in the name, processors in wheel_platform, GPUs in cuda_compute_capabilities.
+"""
+import ast
+import glob
+import os
+import re
+from collections import namedtuple
+
+from slingtorch import bundle_root
+
+# without a site between the versions: for any cluster
+NAME = re.compile(r'^PyTorch-(\d[\d.]*)-(cuda|rocm)-(\d+)\.(\d+)\.eb$')
+KFD = 'sys/class/kfd/kfd/topology/nodes'
+# Compute capability of the models that are older than Turing, which has 7.5 (developer.nvidia.com/cuda-legacy-gpus), as
+# the driver calls them ('Tesla V100-SXM2-32GB', 'Quadro GV100', 'NVIDIA TITAN V'). All newer ones are in every wheel.
+OLD_MODELS = (((7, 0), r'\bG?V100S?\b|TITAN V\b'), ((6, 0), r'\bG?P\d{1,4}\b|GTX 10[5-8]0|TITAN X'),
+              ((5, 0), r'\bM\d{1,4}M?\b|GTX (9\d0|750)'), ((3, 0), r'\bK\d{1,4}[cmst]?\b'))
+
+Wheel = namedtuple('Wheel', ['name', 'version', 'kind', 'toolkit', 'machines', 'oldest_gpu'])
+
+
+def read(root, path):
+    """A small file below root; '' if it cannot be read."""
+    try:
+        with open(os.path.join(root, path), errors='replace') as stream:
+            return stream.read(1 << 16)
+    except OSError:
+        return ''
+
+
+def oldest_drivers(table=None):
+    """
+    The table of drivers.
+
+    :param table: path, by default of that in the bundle
+    :return: {major version of CUDA: oldest driver}
+    """
+    path = table or os.path.join(bundle_root(), 'runscripts', 'lib', 'drivers.cfg')
+    with open(path) as stream:
+        rows = [line.split() for line in stream if not line.startswith('#')]
+    return {int(row[0]): int(row[1]) for row in rows}
+
+
+def wheels(easyconfigs=None):
+    """
+    The easyconfigs of wheels for any cluster, as a list of Wheel, newest first.
+
+    :param easyconfigs: directory, by default that of the bundle
+    """
+    found = []
+    top = easyconfigs or os.path.join(bundle_root(), 'easyconfigs')
+    for path in glob.glob(os.path.join(glob.escape(top), '**', 'PyTorch-*.eb'), recursive=True):
+        match = NAME.match(os.path.basename(path))
+        if not match:
+            continue
+        version, kind, major, minor = match.groups()
+        with open(path) as stream:
+            tree = ast.parse(stream.read())
+        values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+
+        def texts(key, default=(), values=values):
+            value = ast.literal_eval(values[key]) if key in values else default
+            return [value] if isinstance(value, str) else list(value)
+
+        # manylinux_2_28_x86_64; the default is that of PythonVenv
+        platforms = texts('wheel_platform', 'manylinux_2_28_x86_64')
+        machines = [re.sub(r'^manylinux_\d+_\d+_', '', text) for text in platforms]
+        gpus = [numbers(text) for text in texts('cuda_compute_capabilities')]
+        found.append(Wheel(os.path.basename(path), numbers(version), kind, (int(major), int(minor)), machines,
+                           min(gpus) if gpus else (0, 0)))
+    return sorted(found, key=lambda wheel: (wheel.version, wheel.toolkit), reverse=True)
+
+
+def numbers(text):
+    """(2, 10, 0) for '2.10.0'."""
+    return tuple(int(part) for part in text.split('.') if part.isdigit())
+
+
+def nvidia_driver(root='/'):
+    """Version of NVIDIA's kernel driver that is loaded; None without one."""
+    # open kernel modules say 'Kernel Module for x86_64  580.65.06'
+    match = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', read(root, 'proc/driver/nvidia/version'))
+    return match.group(1) if match else None
+
+
+def nvidia_models(root='/'):
+    """Models of NVIDIA's GPUs, as the driver calls them."""
+    found = set()
+    for path in glob.glob(os.path.join(glob.escape(root), 'proc/driver/nvidia/gpus/*/information')):
+        found.update(re.findall(r'^Model:\s*(\S.*?)\s*$', read(root, path), re.M))
+    return sorted(found)
+
+
+def capability(model):
+    """Compute capability of a model that is older than Turing; None for all others."""
+    return next((number for number, pattern in OLD_MODELS if re.search(pattern, model)), None)
+
+
+def amd_driver(root='/'):
+    """What the driver of AMD's GPUs calls itself ('amdgpu 6.12.12', 'amdgpu'); None where ROCm has no GPU."""
+    nodes = glob.glob(os.path.join(glob.escape(root), KFD, '*', 'properties'))
+    # a processor's simd_count is 0 (Linux, kfd_topology.c)
+    if not any(re.search(r'^simd_count [1-9]', read(root, path), re.M) for path in nodes):
+        return None
+    # AMD's own has a version, that of the kernel has none
+    return ('amdgpu ' + read(root, 'sys/module/amdgpu/version').strip()).strip()
+
+
+def nvidia_wheel(root, candidates, machine):
+    """(name or None, reason) for NVIDIA's GPUs, or None without a driver."""
+    driver, models = nvidia_driver(root), nvidia_models(root)
+    if not driver:
+        return None
+    oldest = oldest_drivers()
+    for_machine = [wheel for wheel in candidates if wheel.kind == 'cuda' and machine in wheel.machines]
+    if not for_machine:
+        return None, "there is no wheel with CUDA for %s" % machine
+    runs = [wheel for wheel in for_machine if int(driver.split('.')[0]) >= oldest[wheel.toolkit[0]]]
+    if not runs:
+        return None, ("driver %s is too old for every wheel: the oldest on %s needs driver %d. Ask the centre for a "
+                      "newer driver" % (driver, machine, min(oldest[wheel.toolkit[0]] for wheel in for_machine)))
+    old, model = min([(capability(model), model) for model in models if capability(model)] or [(None, None)])
+    fits = [wheel for wheel in runs if not old or old >= wheel.oldest_gpu]
+    if not fits:
+        return None, "%s is too old for every wheel that driver %s runs (compute capability %d.%d)" % (
+            model, driver, old[0], old[1])
+    reason = 'driver %s' % driver
+    if fits[0] != runs[0]:
+        reason += ', and %s has no code for %s' % (runs[0].name, model)
+    return fits[0].name, reason
+
+
+def amd_wheel(root, candidates, machine):
+    """(name or None, reason) for AMD's GPUs, or None without a driver."""
+    driver = amd_driver(root)
+    if not driver:
+        return None
+    # no driver is too old by what AMD says: its table has the pairs that were tested
+    fits = [wheel for wheel in candidates if wheel.kind == 'rocm' and machine in wheel.machines]
+    if not fits:
+        return None, "there is no wheel with ROCm for %s" % machine
+    return fits[0].name, driver
+
+
+def without_driver(candidates, machine, site_gpu):
+    """(name or None, reason) where no driver is loaded, as on a login node."""
+    fits = [wheel for wheel in candidates if wheel.kind == site_gpu and machine in wheel.machines]
+    if not fits:
+        return None, "no driver of NVIDIA's or AMD's GPUs is loaded here"
+    reason = "no driver is loaded here to compare with"
+    if site_gpu == 'cuda':
+        oldest = oldest_drivers()
+        reason += "; it needs driver %d" % oldest[fits[0].toolkit[0]]
+        other = [wheel for wheel in fits if oldest[wheel.toolkit[0]] < oldest[fits[0].toolkit[0]]]
+        if other:
+            reason += ", %s %d" % (other[0].name, oldest[other[0].toolkit[0]])
+    return fits[0].name, reason
+
+
+def fitting_easyconfig(root='/', easyconfigs=None, machine=None, site_gpu=None):
+    """
+    Which easyconfig of PyTorch's wheels fits the GPUs of this machine.
+
+    :param root: where /proc and /sys are
+    :param easyconfigs: directory, by default that of the bundle
+    :param machine: as 'uname -m' says; by default of this machine
+    :param site_gpu: cuda or rocm, where the site says which GPUs it has: it decides where both or none are here
+    :return: (name of the easyconfig or None, reason: what was compared, or why there is none)
+    """
+    machine, candidates = machine or os.uname().machine, wheels(easyconfigs)
+    answers = [('cuda', nvidia_wheel(root, candidates, machine)), ('rocm', amd_wheel(root, candidates, machine))]
+    # what fits first, then what the site says
+    answers = sorted([(kind, answer) for kind, answer in answers if answer],
+                     key=lambda item: (item[1][0] is None, item[0] != site_gpu))
+    if not answers:
+        return without_driver(candidates, machine, site_gpu)
+    name, reason = answers[0][1]
+    if len(answers) > 1 and answers[1][1][0]:
+        reason += "; for the other GPUs here, %s: %s" % (answers[1][1][1], answers[1][1][0])
+    elif len(answers) > 1:
+        reason += "; for the other GPUs here: none, " + answers[1][1][1]
+    return name, reason
