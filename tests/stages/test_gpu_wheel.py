@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The newest easyconfig of a wheel with CUDA, as a user installs it: 2.9 GB from the package index, removed afterwards."""
+"""The newest easyconfig of a wheel with CUDA, as a user installs it: 2.9 GB, which are removed afterwards."""
 import json
 import shutil
 
@@ -14,7 +14,8 @@ nccl = ctypes.CDLL('libnccl.so.2')
 number = ctypes.c_int()
 nccl.ncclGetVersion(ctypes.byref(number))
 print(json.dumps({
-    'torch': torch.__version__, 'torchvision': torchvision.__version__, 'cuda': torch.version.cuda, 'nccl': number.value,
+    'torch': torch.__version__, 'torchvision': torchvision.__version__,
+    'cuda': torch.version.cuda, 'nccl': number.value,
     'gpus': [name for name in torch._C._cuda_getArchFlags().split() if name.startswith('sm_')],
     'backends': [torch.distributed.is_nccl_available(), torch.distributed.is_gloo_available()],
     'mapped': sorted({line.split()[-1] for line in open('/proc/self/maps') if 'libnccl.so' in line}),
