@@ -19,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, check, explain, lock, sitefile, siteformats
+from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, sitefile, siteformats
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -305,6 +305,22 @@ def shell_code(variables, environ, shell):
     return '\n'.join(lines) + '\n'
 
 
+def gpu_note(site, root='/'):
+    """
+    One line on the wheel of PyTorch that fits the GPUs of this machine and their driver; None where there is no GPU.
+
+    :param site: a Site: with Slingshot 11 it has easyconfigs of its own, with the network's plugin
+    """
+    if site.network == 'slingshot11':
+        return None
+    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
+    if name:
+        return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
+    if gpus.nvidia_driver(root) or gpus.amd_driver(root):
+        return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
+    return None
+
+
 def run_env(args):
     """slingtorch env"""
     environ = dict(os.environ)
@@ -343,6 +359,9 @@ def run_env(args):
         if sys.stdout.isatty():
             use = 'eval "$(slingtorch env)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh`"'
             note("nothing has changed in your shell; to change it: %s" % use)
+        fitting = gpu_note(choice.site)
+        if fitting:
+            note(fitting)
     return 0
 
 

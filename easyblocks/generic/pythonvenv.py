@@ -57,11 +57,15 @@ PIP_PROBLEMS = [
     ('Permission denied',
      "You may not read or write what is named last: its owner can allow it (chmod a+rX), or you name other directories "
      "with --sourcepath"),
+    # pip 25.1 and newer; an older one takes what came, and then speaks of the hash
+    ('not enough bytes were received|incomplete-download|IncompleteRead|Connection broken',
+     "The connection ended before the whole file was there. Nothing of it is kept; 'eb --fetch' gets it again, and not "
+     "the files that are complete"),
     ('DO NOT MATCH THE HASHES|Hash mismatch',
-     "Either the file was changed, on its way or here: then do not install it; 'eb --fetch' gets it again. Or the lock "
-     "file has no hash for the wheel of this platform: then compare the hash that was got with the one that the "
-     "publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the lock "
-     "file into the easyconfig (eb --inject-checksums --force)"),
+     "Either the file was cut off or changed, on its way or here: then do not install it; 'eb --fetch' gets it again. "
+     "Or the lock file has no hash for the wheel of this platform: then compare the hash that was got with that which "
+     "the publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the "
+     "lock file into the easyconfig (eb --inject-checksums --force)"),
     ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),

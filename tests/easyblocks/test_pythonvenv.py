@@ -300,8 +300,12 @@ def silent_server():
 
 
 @contextlib.contextmanager
-def index_server(tiny):
-    """Address of a package index with the wheels, and the paths it is asked for."""
+def index_server(tiny, answer=bytes):
+    """
+    Address of a package index with the wheels, and the paths it is asked for.
+
+    :param answer: function: what is sent of a file's content; less than all of it is a connection that ends early
+    """
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -312,9 +316,10 @@ def index_server(tiny):
             page = ''.join(f'<a href="/wheels/{name}">{name}</a>' for name in names).encode()
             self.send_response(200)
             self.send_header('Content-Type', 'application/octet-stream' if found else 'text/html')
-            self.send_header('Content-Length', str(len(found[0].read_bytes() if found else page)))
+            content = found[0].read_bytes() if found else page
+            self.send_header('Content-Length', str(len(content)))
             self.end_headers()
-            self.wfile.write(found[0].read_bytes() if found else page)
+            self.wfile.write(answer(content) if found else content)
 
         def log_message(self, *args):
             pass
@@ -327,6 +332,58 @@ def index_server(tiny):
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture(params=['uv', 'pip'])
+def installer(request):
+    """Environment in which eb installs with this one."""
+    return {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1',
+            'SLINGTORCH_UV': str(BIN / 'uv') if request.param == 'uv' else ''}
+
+
+def changed(content):
+    """A file of the same length with another byte."""
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def test_index_that_answers_with_another_file(tiny, eb_env, installer):
+    with index_server(tiny, changed) as (address, asked):
+        env = {**installer, 'PIP_INDEX_URL': address}
+        for options in [[], ['--fetch']]:
+            done = eb_env(*options, tiny.easyconfig, env=env, check=False)
+            assert done.returncode == 42 and 'do not install it' in output(done), output(done)
+            assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
+    assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
+    assert [path for path in asked if path.endswith('.whl')]
+
+
+def half(content):
+    """What comes of a file when the connection ends early."""
+    return content[:len(content) // 2]
+
+
+def test_download_that_is_cut(tiny, eb_env, installer):
+    """Nothing is installed of it, and the same command does it where the connection holds; so does --fetch before it."""
+    options = ['--fetch'] if installer['SLINGTORCH_UV'] else []
+    with index_server(tiny, half) as (address, _):
+        done = eb_env(*options, tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address}, check=False)
+        assert done.returncode != 0 and 'Downloading the packages of' in output(done), output(done)
+        assert "'eb --fetch' gets it again" in output(done), output(done)
+        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
+        assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
+    with index_server(tiny) as (address, _):
+        env = {**installer, 'PIP_INDEX_URL': address}
+        eb_env(*options, tiny.easyconfig, env=env)
+    eb_env(tiny.easyconfig, env={**installer, 'PIP_NO_INDEX': '1'})
+    assert (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin/python').exists()
+
+
+def test_lock_file_for_another_processor(tiny, eb_env):
+    other = {'x86_64': 'aarch64', 'aarch64': 'x86_64'}[os.uname().machine]
+    tiny.write(lock=f'# python: {PYTHON_VERSION}\n# platform: manylinux_2_28_{other}\n' + wheels.lock_text(tiny.wheels))
+    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and f'is for manylinux_2_28_{other}, and this machine is {os.uname().machine}' in output(done)
+    assert not list(eb_env.prefix.glob('software/PyTorch/*/bin'))
 
 
 def test_no_package_index_answers(tiny, eb_env):
@@ -456,16 +513,32 @@ def small_disk(path, size):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
-def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path):
+def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
     tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
     tiny.write()
     with small_disk(tmp_path / 'small', '30m') as disk:
-        done = eb_env(tiny.easyconfig, f'--installpath={disk}', env=tiny.have(eb_env), check=False)
+        done = eb_env(tiny.easyconfig, f'--installpath={disk}', env={**tiny.have(eb_env), **installer},
+                      check=False)
         assert done.returncode != 0
         assert f'Installing the packages of {tiny.lock_file} failed (to {disk}/software' in output(done)
         assert 'No space left on device' in output(done) and 'Free some space' in output(done)
         assert not (disk / 'software/PyTorch/0.1-tiny/bin').exists()
         assert not list(disk.glob('modules/all/PyTorch/*'))
+        assert not list(disk.glob('software/PyTorch/0.1-tiny/*')), 'the space is free again'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
+def test_full_disk_while_downloading(tiny, eb_env, tmp_path, installer):
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
+    tiny.write()
+    with small_disk(tmp_path / 'small', '30m') as disk, index_server(tiny) as (address, _):
+        path = f'{disk}:{ROOT}/runscripts'
+        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**installer, 'PIP_INDEX_URL': address}, check=False)
+        assert done.returncode != 0 and f'Downloading the packages of {tiny.lock_file} failed (to {disk}' in output(done)
+        assert 'Free some space' in output(done), output(done)
+        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
+    with index_server(tiny) as (address, _):
+        eb_env(tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address})
 
 
 def start_installation(tiny, eb_env):

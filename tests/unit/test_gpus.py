@@ -3,11 +3,12 @@
 import re
 import shutil
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
 
-from slingtorch import gpus
+from slingtorch import cli, gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / 'runscripts/lib/drivers.cfg'
@@ -123,6 +124,36 @@ def test_other_easyconfigs(machine, tmp_path):
 ])
 def test_models_older_than_turing(model, expected):
     assert gpus.capability(model) == expected
+
+
+# -------------------------------------------------------------------------------------------------- slingtorch env
+
+@pytest.mark.parametrize('files,gpu,network,line', [
+    ({'driver': '550.90.07'}, 'any', 'any', 'PyTorch for the GPUs here: eb %s   (driver 550.90.07)' % OLDER),
+    ({'driver': '550.90.07'}, 'none', 'any', 'PyTorch for the GPUs here: eb %s   (driver 550.90.07)' % OLDER),
+    ({'driver': '470.57.02'}, 'any', 'any', 'no easyconfig with a wheel of PyTorch fits the GPUs here: driver '
+     '470.57.02 is too old for every wheel: the oldest on x86_64 needs driver 525. Ask the centre for a newer driver'),
+    # a login node: the site says what the others have
+    ({}, 'cuda', 'infiniband', 'PyTorch for the GPUs here: eb %s   (no driver is loaded here to compare with; it needs '
+     'driver 580, %s 525)' % (NEWEST, OLDER)),
+    ({}, 'any', 'any', None),
+    ({}, 'none', 'any', None),
+    # these sites have easyconfigs of their own
+    ({'driver': '580.65.06'}, 'cuda', 'slingshot11', None),
+])
+def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
+    monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
+    assert cli.gpu_note(types.SimpleNamespace(gpu=gpu, network=network), machine(**files)) == line
+
+
+def test_env_ends_with_it(monkeypatch, capsys):
+    monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu: (OLDER, 'driver 550.90.07'))
+    monkeypatch.setattr(cli, 'activation', lambda *args: [])
+    monkeypatch.delenv('SLINGTORCH_SITE_GROUPS', raising=False)
+    line = 'slingtorch: PyTorch for the GPUs here: eb %s   (driver 550.90.07)\n' % OLDER
+    for more, last in [([], line), (['--quiet'], '')]:
+        assert cli.main(['env', '--site', 'slurm'] + more) == 0
+        assert (capsys.readouterr().err.splitlines(True) or [''])[-1] == last
 
 
 # ------------------------------------------------------------------------------------------------ one home for drivers
