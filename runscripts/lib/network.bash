@@ -4,8 +4,8 @@
 
 _set_network() {
     _warn_of_old_driver
-    _check_alt_read
     _several_nodes || return 0
+    _check_alt_read
     # On one node the plugin would take a network identifier that is not needed, or refuse to start.
     [[ -n ${NCCL_NET-} || -z ${SLINGTORCH_MULTINODE_NCCL_NET-} ]] || export NCCL_NET=$SLINGTORCH_MULTINODE_NCCL_NET
     _check_plugin
@@ -27,24 +27,27 @@ _check_plugin() {
     fi
 }
 
-# alt_read is for NICs whose own gets are off (fi_cxi(7), FI_CXI_RDZV_PROTO). The driver says so in the file that Slurm's
-# switch/hpe_slingshot writes for --network=disable_rdzv_get. Where it cannot be read, SLURM_NETWORK is what the step asked
-# for. Steps have sbatch's --network too, but 22.05 and 24.11 say so in no variable (seen); Slurm does since 25.05.3
-# (8d2e6385e7, src/slurmctld/job_scheduler.c).
+# alt_read is for NICs whose own gets are off (fi_cxi(7), FI_CXI_RDZV_PROTO), but for software matching (HPE's SHS guide,
+# rendezvous protocol configuration). The driver says so in the file that Slurm's switch/hpe_slingshot writes for
+# --network=disable_rdzv_get, for steps of several nodes. Where it cannot be read, SLURM_NETWORK may name the option; that
+# it does not says nothing: Slurm adds the job's options to the step's, and 22.05 and 24.11 show the job's in no variable
+# (seen; it does since 25.05.3: 8d2e6385e7, src/slurmctld/job_scheduler.c).
 _check_alt_read() {
-    local file gets='' option="'#SBATCH --network=disable_rdzv_get'"
-    [[ ${FI_CXI_RDZV_PROTO-} == alt[_-]read ]] || return 0
+    local file gets='' option="Put '#SBATCH --network=disable_rdzv_get' into the job script"
+    [[ ${FI_CXI_RDZV_PROTO-} == alt[_-]read && ${FI_CXI_RX_MATCH_MODE-} != software ]] || return 0
     for file in "${_cxi_devices:-/sys/class/cxi}"/cxi*/device/properties/rdzv_get_en; do
         IFS= read -r gets 2> /dev/null < "$file" && break
     done
-    [[ $launcher != pals ]] || option="'mpiexec --disable-rdzv-get'"
-    case $gets/,${SLURM_NETWORK-}, in
-        [0Nn]* | /*,disable_rdzv_get,*) ;;
-        /,,)
-            [[ -z ${SLURM_JOB_ID-} ]] || ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) needs a job with disable_rdzv_get, and nothing here says whether this is one. Have $option in the job script" ;;
-        *)
-            ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) is switched off: it needs a job with disable_rdzv_get. Put $option into the job script, or do without the site's group alt_read"
+    if [[ ,${SLURM_NETWORK-}, == *,disable_rdzv_get,* ]]; then
+        option="The job has asked for it, and the driver of the NICs did not follow: tell the centre"
+    elif [[ $launcher == pals ]]; then option="Start the ranks with 'mpiexec --disable-rdzv-get'"
+    fi
+    case $gets in
+        [1Yy]*)
+            ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) is switched off: it needs a job with disable_rdzv_get. $option, or do without the site's group alt_read"
             unset FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN FI_CXI_RDZV_EAGER_SIZE ;;
+        '')
+            [[ -z ${SLURM_JOB_ID-} || $option == The* ]] || ((RANK)) || _say "the protocol alt_read (FI_CXI_RDZV_PROTO) needs a job with disable_rdzv_get, and nothing here says whether this is one. $option" ;;
     esac
 }
 

@@ -33,10 +33,13 @@ _read_apinfo() {  # FILE [RANKS] -> file, table, bytes, field of the caller
     for i in 0 8 9 10 11 12 13; do
         _number_at $((8 * i)) || return 1
         field[i]=$number
+        # sizes and offsets have eight bytes; behind the other numbers there may be anything
+        case $i in 8 | 9 | 11 | 12) _number_at $((8 * i + 4)) && ((field[i] |= number << 32)) ;; esac
     done
     if ((field[0] != 1 && field[0] != 5)); then
         first_host_error="$table has format version ${field[0]}, and 1 and 5 are known"
-    elif ((field[8] < 12 || field[11] < 68 || field[13] < 1)); then
+    elif ((field[8] < 12 || field[8] > 1 << 20 || field[8] % 4 || field[11] < 68 || field[11] > 1 << 20 || field[9] < 0 ||
+            field[12] < 0 || field[10] < 1 || field[13] < 1)); then
         first_host_error="$table is damaged: ranks of ${field[8]} bytes, ${field[13]} nodes of ${field[11]} bytes"
     elif [[ ${2:-${field[10]}} != "${field[10]}" ]]; then
         first_host_error="$table is of a start of ${field[10]} ranks, and this one has $2"
@@ -53,7 +56,7 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
     _read_apinfo "$@" || return 1
     if ! _number_at $((field[9] + 8)); then
         first_host_error="$table ends before its ranks, which should be at ${field[9]}"
-    elif ((number >= field[13])); then
+    elif ((number < 0 || number >= field[13])); then
         first_host_error="$table says that rank 0 is on node $number of ${field[13]}"
     elif at=$((field[12] + number * field[11] + 4)) && ! _bytes_at $at 64; then
         first_host_error="$table ends before the name of node $number, which should be at $at"
@@ -77,18 +80,21 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
 # srun of Slurm 22.05 gives PALS_RANKID alone, and PALS with PALS_PMI=pmix no PMI_* (Aurora: tests/records/environment).
 # shellcheck disable=SC2154  # rank: ranks.bash
 _complete_from_apinfo() {  # FILE -> those of world_size, local_rank, local_world_size that are empty
-    local file table number at own node
+    local file table number at own
     local -a bytes=() chunk=() field=()
     _read_apinfo "$1" "$world_size" || return 1
     first_host_error="$table has no rank $rank"
-    _is_number "$rank" && ((rank < field[10])) && at=$((field[9] + rank * field[8])) && _number_at $((at + 8)) || return 1
+    _is_number "$rank" && ((rank < field[10])) || return 1
+    at=$((field[9] + rank * field[8]))
+    first_host_error="$table ends before rank $rank, which should be at $at"
+    _number_at $((at + 8)) || return 1
     own=$number
-    _number_at "$at"
+    first_host_error="$table says that rank $rank is on node $own of ${field[13]}"
+    ((own >= 0 && own < field[13])) && _number_at "$at" || return 1
     : "${world_size:=${field[10]}}" "${local_rank:=$number}"
     [[ -z $local_world_size ]] || return 0
-    local count=0 ranks=0
-    while read -r _ _ node _; do ((++ranks, count += node == own)); done < <(
-        exec od -An -v -tu4 -w"${field[8]}" -j "${field[9]}" -N $((field[8] * field[10])) -- "$file")
-    first_host_error="$table ends after $ranks of its ${field[10]} ranks"
-    ((ranks == field[10])) && local_world_size=$count
+    first_host_error="$table ends before the last of its ${field[10]} ranks"
+    _number_at $((field[9] + (field[10] - 1) * field[8] + 8)) || return 1
+    local_world_size=$(od -An -v -tu4 -w"${field[8]}" -j "${field[9]}" -N $((field[8] * field[10])) -- "$file" |
+        grep -cE "^ *[0-9]+ +[0-9]+ +$own( |\$)")
 }

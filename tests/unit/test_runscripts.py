@@ -619,10 +619,19 @@ def test_what_neither_variables_nor_table_say(job, tmp_path):
     alone = {"PALS_RANKID": "1", "PALS_APID": "1.0", "PALS_APINFO": str(table)}
     data = apinfo(["a", "b"], 4)
     ranks = struct.unpack_from("<Q", data, 9 * 8)[0]
-    for end, words in ((0, "its header, after 0"), (100, "its header"), (ranks + 8 * 12 - 12, "ends after 7 of its 8 ranks")):
+    for end, words in (
+        (0, "its header, after 0"),
+        (100, "its header"),
+        (ranks, "ends before rank 1, which should be at"),
+        (ranks + 8 * 12 - 12, "ends before the last of its 8 ranks"),
+    ):
         table.write_bytes(data[:end])
         message = job.error(alone)
         assert "does not say the" in message and words in message and "Export RANK" in message
+    for wrong, words in (({"field13": 1}, "rank 7 is on node 1 of 1"), ({"field8": 14}, "is damaged: ranks of 14 bytes"),
+                         ({"field9": (1 << 32) + ranks}, "ends before"), ({"field8": (1 << 32) + 12}, "is damaged")):
+        table.write_bytes(apinfo(["a", "b"], 4, **wrong))
+        assert words in job.error({**alone, "PALS_RANKID": "7"})
 
 
 def test_several_nodes_and_nothing_says_where_rank_0_is(job):
@@ -1348,6 +1357,8 @@ def cxi(tmp_path):
         (slurm(0), 0),  # sbatch --network of Slurm 22.05 and 24.11 is in no variable
         (slurm(0), "N"),
         ({**slurm(0), "SLURM_NETWORK": "single_node_vni"}, 0),  # the whole system is so
+        (slurm(0, "4"), 1),  # on one node Slurm does not write the driver's file
+        ({**slurm(0), "FI_CXI_RX_MATCH_MODE": "software"}, 1),  # HPE: needs no disable_rdzv_get
         (TORCHRUN, None),
         (TORCHRUN, 0),
     ],
@@ -1357,10 +1368,11 @@ def test_alt_read_stays_with_the_option_of_the_job(job, cxi, env, gets):
     assert {name: found.get(name) for name in ALT_READ} == ALT_READ
 
 
+@pytest.mark.parametrize("network", [{}, {"SLURM_NETWORK": "single_node_vni"}, {"SLURM_NETWORK": "no_disable_rdzv_get"}])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank):
+def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank, network):
     """It stays, since steps of Slurm 22.05 and 24.11 have sbatch's --network without a variable that says so."""
-    done = job.start({**slurm(rank), **ALT_READ, "_cxi_devices": cxi(None)})
+    done = job.start({**slurm(rank), **network, **ALT_READ, "_cxi_devices": cxi(None)})
     env = json.loads(done.stdout)["env"]
     assert {name: env.get(name) for name in ALT_READ} == ALT_READ and done.stderr.count("\n") == 1 - rank
     if rank == 0:
@@ -1370,10 +1382,9 @@ def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank):
 @pytest.mark.parametrize(
     "env,gets,option",
     [
-        ({"SLURM_NETWORK": "single_node_vni"}, None, "#SBATCH --network"),
-        ({"SLURM_NETWORK": "no_disable_rdzv_get"}, None, "#SBATCH --network"),
         ({}, 1, "#SBATCH --network"),
-        ({"SLURM_NETWORK": "disable_rdzv_get"}, 1, "#SBATCH --network"),  # exported in vain
+        ({"SLURM_NETWORK": "single_node_vni"}, 1, "#SBATCH --network"),
+        ({"SLURM_NETWORK": "disable_rdzv_get"}, 1, "did not follow: tell the centre"),  # asked for in vain
         ({}, "Y", "#SBATCH --network"),
         (None, 1, "mpiexec --disable-rdzv-get"),
     ],
@@ -1381,7 +1392,7 @@ def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_alt_read_without_the_option_of_the_job_is_switched_off(job, cxi, env, gets, option, rank):
     """On all ranks, and the first one says so."""
-    start = pals(rank, 2, rank, 2) if env is None else {**slurm(rank), **env}
+    start = pals(rank, 4, rank, 2, MASTER_ADDR="deg0001") if env is None else {**slurm(rank), **env}
     done = job.start({**start, **ALT_READ, "FI_CXI_RX_MATCH_MODE": "hybrid", "_cxi_devices": cxi(gets)})
     env = json.loads(done.stdout)["env"]
     assert done.returncode == 0 and not set(ALT_READ) & set(env) and env["FI_CXI_RX_MATCH_MODE"] == "hybrid"
