@@ -57,8 +57,8 @@ def main():
         print('fetched', flush=True)
         runs = [timed('eb with uv', eb % 'uv'), timed('eb with pip', eb % 'pip', {'SLINGTORCH_UV': ''})]
         root, = pathlib.Path(work, 'uv/software').glob('*/*')
-        installers = {path.read_text().strip() for path in root.glob('lib/python3*/site-packages/*.dist-info/INSTALLER')}
-        if 'uv' not in installers:
+        installed_by = root.glob('lib/python3*/site-packages/*.dist-info/INSTALLER')
+        if not any(path.read_text().strip() == 'uv' for path in installed_by):
             sys.exit('install.py: eb found no uv')
         lock = pathlib.Path(work, 'lock')
         lines = (root / 'packages.lock').read_text().splitlines()
