@@ -403,7 +403,7 @@ def test_pip_keeps_the_network_and_nothing_else(tmp_path, capsys):
 
 def fake_command(directory, name, text):
     path = directory / name
-    path.write_text('#!/bin/sh\n%s\n' % text)
+    path.write_text('#!/bin/bash\n%s\n' % text)
     path.chmod(0o755)
     return path
 
@@ -514,6 +514,102 @@ def test_packages_that_fail(tmp_path, monkeypatch, capsys):
         quickstart.install_packages(['lmod'], str(tmp_path / 'log'))
     assert str(tmp_path / 'log') in err.value.args[2]
     assert 'installed now: lmod' in capsys.readouterr().out
+
+
+# --- which PyTorch
+
+NEWEST, OLDER = 'PyTorch-2.15.0-cuda-13.2.eb', 'PyTorch-2.10.0-cuda-12.8.eb'
+
+
+def planted(path, driver='580.65.06', device=True):
+    """A machine of files with NVIDIA's driver."""
+    for name, text in {'proc/driver/nvidia/version': 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Wed\n' % driver,
+                       'dev/nvidiactl': '' if device else None}.items():
+        if text is not None:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize('driver, device, cpu, name, words', [
+    ('580.65.06', True, False, NEWEST, '(driver 580.65.06)'),
+    ('550.90.07', True, False, OLDER, '(driver 550.90.07)'),
+    ('580.65.06', True, True, quickstart.CPU, '(for processors: --cpu was given)'),
+    # in a container that was given no GPU
+    ('580.65.06', False, False, quickstart.CPU, '(for processors: driver 580.65.06, but there is no /dev/nvidiactl)'),
+    ('390.157', True, False, quickstart.CPU, '(for processors: driver 390.157 is too old for every wheel: '),
+    (None, False, False, quickstart.CPU, "(for processors: no driver of NVIDIA's or AMD's GPUs is loaded here)"),
+])
+def test_pytorch_that_fits_the_driver(prefix, tmp_path, monkeypatch, capsys, driver, device, cpu, name, words):
+    monkeypatch.setattr(os, 'uname', lambda: os.uname_result(('Linux', 'me', '6', '1', 'x86_64')))
+    quickstart.choose(prefix, cpu, planted(tmp_path / 'root', driver, device) if driver else str(tmp_path / 'root'))
+    assert prefix.easyconfig == name and 'PyTorch:      %s %s' % (name, words) in capsys.readouterr().out
+    assert prefix.module == name[:-3].replace('PyTorch-', 'PyTorch/')
+
+
+def test_gpus_of_amd(prefix, tmp_path, capsys):
+    """Their wheels are not on the package index: quickstart takes the small one, and names the other."""
+    node = tmp_path / 'sys/class/kfd/kfd/topology/nodes/1/properties'
+    node.parent.mkdir(parents=True)
+    node.write_text('simd_count 304\n')
+    quickstart.choose(prefix, False, str(tmp_path))
+    assert prefix.easyconfig == quickstart.CPU
+    assert 'for these GPUs, by README.md: eb PyTorch-2.10.0-rocm-7.1.eb' in capsys.readouterr().out
+
+
+def test_sizes_are_said_and_disk_is_looked_at_first(prefix, monkeypatch, capsys):
+    free = [16 * 10**9]
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10**12, 10**12, free[0]))
+    for name, words in ((quickstart.CPU, 'downloads 255 MB, and takes up to 3.0 GB of disk'),
+                        (NEWEST, 'downloads 2.9 GB, and takes up to 11.5 GB of disk'),
+                        (OLDER, 'downloads 4.0 GB, and takes up to 15.5 GB of disk')):
+        prefix.easyconfig = name
+        quickstart.say_sizes(prefix)
+        said = capsys.readouterr().out
+        assert words in said and ('(--cpu: 255 MB, 3 GB)' in said) == (name != quickstart.CPU)
+    free[0] = 12 * 10**9
+    with pytest.raises(quickstart.QuickstartError, match='and 15500 MB are needed for ' + OLDER) as err:
+        quickstart.say_sizes(prefix)
+    assert '--cpu needs 3000 MB' in err.value.args[1]
+    # what an earlier run has downloaded needs no space any more
+    wheel = pathlib.Path(prefix.file('easybuild', 'sources', 'p', 'torch.whl'))
+    wheel.parent.mkdir(parents=True)
+    with open(wheel, 'wb') as stream:
+        stream.truncate(3600 * 10**6)
+    quickstart.say_sizes(prefix)
+
+
+def test_one_rank_on_each_gpu(prefix):
+    assert [quickstart.ranks_for(prefix, {}, asked) for asked in (None, 6)] == [2, 6]
+    prefix.easyconfig = NEWEST
+    python = pathlib.Path(prefix.file('easybuild', 'software', prefix.module, 'bin', 'python'))
+    python.parent.mkdir(parents=True)
+    fake_command(python.parent, 'python', 'echo 5')
+    assert [quickstart.ranks_for(prefix, {}, asked) for asked in (None, 3)] == [4, 3]
+    with pytest.raises(quickstart.QuickstartError, match='there are 5 GPUs for 6 ranks') as err:
+        quickstart.ranks_for(prefix, {}, 6)
+    assert err.value.args[1] == '--ranks 4; or --cpu'
+    # what torch.cuda.is_available() warns of
+    fake_command(python.parent, 'python', 'echo "UserWarning: CUDA initialization: Error 802" >&2; echo 0')
+    with pytest.raises(quickstart.QuickstartError, match='finds no GPU that it can use') as err:
+        quickstart.ranks_for(prefix, {}, None)
+    assert 'Error 802' in err.value.args[1] and '--cpu --prefix' in err.value.args[2]
+
+
+@pytest.mark.parametrize('easyconfig, backend, device, wrong', [
+    (NEWEST, 'nccl', 'cuda', None), (quickstart.CPU, 'gloo', 'cpu', None),
+    (NEWEST, 'gloo', 'cpu', 'training ran on cpu with gloo, and not on GPUs with NCCL')])
+def test_training_for_gpus_that_ran_elsewhere(prefix, easyconfig, backend, device, wrong):
+    prefix.easyconfig = easyconfig
+    result = {'accuracy': 0.97, 'world_size': 2, 'backend': backend,
+              'hosts': [{'device': device + (':%d' % rank if device == 'cuda' else '')} for rank in range(2)]}
+    (pathlib.Path(prefix.path) / 'result').write_text(json.dumps(result))
+    fake_command(pathlib.Path(prefix.path), 'module', 'true')
+    fake_command(pathlib.Path(prefix.path), 'mpiexec', 'cp %s/result "${@: -1}"' % prefix.path)
+    env = dict(clean_environ(), PATH='%s:%s' % (prefix.path, os.environ['PATH']),
+               EBROOTPYTORCH=prefix.file('easybuild', 'software', prefix.module))
+    os.makedirs(env['EBROOTPYTORCH'])
+    assert quickstart.train(prefix, env, ('Lmod', '/dev/null', 'Lua'), 2) == wrong
 
 
 # --- the environment with EasyBuild

@@ -6,11 +6,13 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
 
-from testbed import ROOT, clean_environ, run
+from slingtorch import quickstart
+from testbed import ROOT, clean_environ, run, wheels
 
 pytestmark = pytest.mark.real
 
@@ -98,9 +100,50 @@ def test_from_clone_to_training_and_again(tmp_path):
     assert not prefix.exists()
 
 
+TRAIN = """
+import json, os, sys, torch
+rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+if rank == 0:
+    hosts = [{'device': 'cuda:%d' % rank} for rank in range(ranks)]
+    with open(sys.argv[2], 'w') as stream:
+        json.dump({'accuracy': 0.97, 'world_size': ranks, 'hosts': hosts, 'backend': 'nccl'}, stream)
+    print('trained with', torch.__version__, torch.version.cuda)
+"""
+
+
+def test_machine_with_gpus(tmp_path):
+    """Driver 550 and three GPUs, of files; wheels with CUDA 12.8, and the training, are stand-ins. Everything else is real."""
+    checkout, prefix = clone(tmp_path / 'checkout'), tmp_path / 'prefix'
+    made = quickstart.Prefix(str(prefix))
+    made.claim()
+    os.close(made.lock)
+    # where an earlier run has downloaded them to: an index would give the real ones
+    wheels.stand_in(checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
+                    pathlib.Path(made.register('easybuild')) / 'sources/p/PyTorch/wheels', gpus=3)
+    (checkout / 'examples/digits/train_digits.py').write_text(TRAIN)
+    for name, text in (('proc/driver/nvidia/version', 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed\n'),
+                       ('dev/nvidiactl', '')):
+        (tmp_path / 'root' / name).parent.mkdir(parents=True)
+        (tmp_path / 'root' / name).write_text(text)
+    env = environment(tmp_path / 'home')
+    script = 'import sys; from slingtorch import quickstart; sys.exit(quickstart.main(sys.argv[2:], root=sys.argv[1]))'
+    command = [sys.executable, '-c', script, tmp_path / 'root', '--prefix', prefix]
+    text = run(command, env=env, timeout=600, cwd=checkout).stdout
+    assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text
+    assert 'It downloads 4.0 GB, and takes up to 15.5 GB of disk' in text and '(--cpu: 255 MB, 3 GB)' in text
+    assert text.index('It downloads') < text.index('==> EasyBuild')
+    assert '==> Training on 3 ranks\n' in text and 'trained with 2.10.0+cu128 12.8' in text
+    assert '  module load PyTorch/2.10.0-cuda-12.8\n  mpiexec -n 3 conda-python-distributed' in text
+    # what pip keeps is not kept twice
+    assert not list(prefix.glob('cache/*'))
+    done = run([*command, '--ranks', '6'], env=env, timeout=600, cwd=checkout, check=False)
+    assert done.returncode == 1 and 'It downloads' not in done.stdout
+    assert 'there are 3 GPUs for 6 ranks, and each rank needs its own\n            --ranks 3; or --cpu' in done.stderr
+
+
 def test_help_says_all_options():
     done = run([ROOT / 'quickstart', '--help'])
-    for option in ('--prefix', '--ranks', '--python', '--remove', '--help'):
+    for option in ('--cpu', '--prefix', '--ranks', '--python', '--remove', '--help'):
         assert option in done.stdout
 
 

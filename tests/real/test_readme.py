@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from testbed import ROOT, derecho, readme
+from testbed import ROOT, derecho, readme, wheels
 
 pytestmark = pytest.mark.real
 
@@ -61,7 +61,22 @@ def test_derecho(home, lmod, mpich):
     assert ranks == [[str(rank), '8', 'hsn', runscripts] for rank in range(8)]
 
 
-def test_slurm(home, installed_pytorch, lmod, slurm):
+def test_slurm(home, lmod, slurm):
+    """One eb, one module load, one srun on eight GPUs of two nodes; the 3 GB of wheels are stand-ins."""
+    env = wheels.stand_in(home / 'bundle/easyconfigs/p/PyTorch/PyTorch-2.15.0-cuda-13.2.eb', home / 'wheels')
+    (home / 'train.py').write_text("""
+import json, os
+print(json.dumps([os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'SLURMD_NODENAME', 'SLINGTORCH_CUDA_VERSION')]))
+""")
+    block = readme.supercomputer()['slurm']
+    assert [line.split()[0] for line in block.splitlines()] == ['eval', 'eb', 'module', 'srun']
+    done = typed(block, home, lmod, env={**env, 'SLURM_CONF': slurm.env['SLURM_CONF'], 'SLINGTORCH_CACHE_ROOT': home})
+    assert 'COMPLETED: Installation ended successfully' in done.stdout
+    ranks = sorted(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+    assert ranks == [[str(rank), '8', f'nid00000{1 + rank // 4}', '13.2'] for rank in range(8)]
+
+
+def test_no_gpu_yet(home, installed_pytorch, lmod, slurm):
     """PyTorch is really installed, and its eight ranks of two nodes find each other."""
     prefix = installed_pytorch.modulepath.parents[1]
     (home / 'train.py').write_text("""
@@ -74,7 +89,8 @@ if dist.get_rank() == 0:
     print(json.dumps(nodes), flush=True)
 dist.destroy_process_group()
 """)
-    done = typed(readme.supercomputer()['slurm'], home, lmod, env={
+    blocks = readme.supercomputer()
+    done = typed(blocks['slurm'].splitlines()[0] + '\n' + blocks['cpu'], home, lmod, env={
         'EASYBUILD_PREFIX': prefix, 'SLURM_CONF': slurm.env['SLURM_CONF'], 'GLOO_SOCKET_IFNAME': 'lo',
         'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})
     assert 'PyTorch/2.13.0-local-cpu is already installed' in done.stdout
@@ -85,17 +101,19 @@ dist.destroy_process_group()
 def test_first_hour(home, installed_pytorch, lmod, slurm):
     """From the activation to the reader's own script; PyTorch is installed already."""
     page = 'docs/first-hour.md'
-    (pytorch, _), (example,), (own,) = (readme.blocks(title, page) for title in ('2.', '3.', '4.'))
-    for name in ('examples', 'runscripts'):
-        (home / 'slingtorch').mkdir(exist_ok=True)
-        shutil.copytree(ROOT / name, home / 'slingtorch' / name)
+    (pytorch, which), (_, example), (own,) = (readme.blocks(title, page) for title in ('2.', '3.', '4.'))
+    shutil.copytree(home / 'bundle', home / 'slingtorch')
+    shutil.copytree(ROOT / 'examples', home / 'slingtorch/examples')
     (home / 'train.py').write_text(TRAIN.replace('NCCL_SOCKET_IFNAME', 'HOME'))
-    # where it is installed, and one of each node's ranks: the example is for four
-    lines = (pytorch + example + own).replace('$PWD/easybuild', str(installed_pytorch.modulepath.parents[1]))
+    # where it is installed; the page's words for those who have no GPU yet
+    pytorch = pytorch.replace('PyTorch-2.15.0-cuda-13.2.eb', 'PyTorch-2.13.0-local-cpu.eb')
+    lines = (pytorch + which + example + own.replace('--gpus-per-node=4 ', '')).replace('$PWD/easybuild', str(installed_pytorch.modulepath.parents[1]))
     lines = lines.replace('PARTITION', 'gpu').replace('ddp_pytorch.job\n', 'ddp_pytorch.job --epochs 1\n')
     done = typed(lines, home, lmod, env={'SLURM_CONF': slurm.env['SLURM_CONF'], 'GLOO_SOCKET_IFNAME': 'lo',
                                          'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})
     assert 'PyTorch/2.13.0-local-cpu is already installed' in (home / 'build.out').read_text()
     assert 'final loss ' in done.stdout and (home / 'model.pt').exists()
     ranks = sorted(line.split(',')[:2] for line in (home / 'mine.out').read_text().splitlines() if line.startswith('["'))
-    assert ranks == [[f'["{rank}"', ' "4"'] for rank in range(4)]
+    assert ranks == [[f'["{rank}"', ' "8"'] for rank in range(8)]
+    assert (home / 'example.out').read_text().startswith(
+        'ddp_pytorch: PyTorch/2.13.0-local-cpu, the newest of 1 that fit: this job uses no GPUs: ')

@@ -42,6 +42,8 @@ def train(slurm, installed_pytorch, tmp_path_factory):
 def loss(train):
     """The loss of ranks that srun starts, one on each node."""
     job = train('--ntasks-per-node=1')
+    # nothing said which module
+    assert job.output.startswith('ddp_pytorch: PyTorch/2.13.0-local-cpu, the newest of 1 that fit: this job uses no GPUs')
     assert '2 nodes (nid[000001-000002]), 1 ranks and 0 GPUs on each, srun, PyTorch/2.13.0-local-cpu' in job.output
     return final_loss(job)
 
@@ -49,7 +51,8 @@ def loss(train):
 @pytest.mark.parametrize('options,variables,ranks', [
     (['--ntasks-per-node=1'], {'LAUNCHER': 'torchrun', 'MASTER_ADDR': 'nid000001:29401'}, 1),
     # as many as there are GPUs
-    (['--ntasks-per-node=1', '--cpus-per-task=2', '--gpus-per-node=2'], {'LAUNCHER': 'mpirun'}, 2),
+    (['--ntasks-per-node=1', '--cpus-per-task=2', '--gpus-per-node=2'],
+     {'LAUNCHER': 'mpirun', 'MODULE': 'PyTorch/2.13.0-local-cpu'}, 2),
 ])
 def test_every_launcher_gives_the_same_loss(train, loss, options, variables, ranks):
     job = train(*options, **variables)
@@ -87,6 +90,8 @@ def job(slurm, image_env, tmp_path):
     ([], {'GPUS_PER_RANK': 'two'}, 'GPUS_PER_RANK=two is no number of GPUs'),
     ([], {'TRAIN_SCRIPT': 'nowhere.py'}, "there is no training script 'nowhere.py' (in "),
     ([], {'MODULE': 'PyTorch/99'}, 'module PyTorch/99 cannot be loaded'),
+    (['--gpus-per-node=2'], {'MODULE': ''}, "no PyTorch for these GPUs: no driver of NVIDIA's or AMD's GPUs is loaded here"),
+    ([], {'MODULE': ''}, 'that fits is installed here (this job uses no GPUs'),
     ([], {'MODULES': 'nompi/1'}, 'module nompi/1 cannot be loaded'),
     ([], {'EASYBUILD_PREFIX': '/nowhere'}, 'There is no /nowhere/modules/all: is EASYBUILD_PREFIX the one of the installation?'),
     ([], {'USE_CONTAINER': '1', 'CONTAINER_MODULE': ''}, "CONTAINER_MODULE=NAME, or an image, SIF=FILE (SIF is '')"),

@@ -115,6 +115,16 @@ print('trained')
     assert done.stdout == 'trained\n' * 2
 
 
+def test_without_scikit_learn(mpich, pytorch, distributed, tmp_path):
+    """All ranks end, and the package is named: gloo's "Connection closed by peer" was all that was said."""
+    (tmp_path / 'sklearn').mkdir()
+    (tmp_path / 'sklearn/__init__.py').write_text('raise ModuleNotFoundError("No module named \'sklearn\'")\n')
+    done = mpich.run(2, distributed, ROOT / 'examples/digits/train_digits.py',
+                     env={**pytorch.env, 'PYTHONPATH': str(tmp_path)}, check=False)
+    assert done.returncode == 1 and 'Connection closed' not in done.stderr and 'Traceback' not in done.stderr
+    assert done.stderr.count("train_digits.py: No module named 'sklearn'. The images come with scikit-learn") == 1
+
+
 def idx(path, *dimensions, content):
     """A file of MNIST's form."""
     text = struct.pack(f'>4B{len(dimensions)}I', 0, 0, 8, len(dimensions), *dimensions) + bytes(content)

@@ -14,4 +14,4 @@ def blocks(section, page='README.md'):
 
 def supercomputer():
     """The blocks on supercomputers: {system: text}."""
-    return dict(zip(('installation', 'derecho', 'lumi', 'slurm'), blocks('On a supercomputer'), strict=True))
+    return dict(zip(('installation', 'slurm', 'cpu', 'derecho', 'lumi'), blocks('On a supercomputer'), strict=True))

@@ -2,6 +2,8 @@
 """Tiny wheels, made in a moment, for everything about PythonVenv that needs no PyTorch."""
 import base64
 import hashlib
+import os
+import re
 import zipfile
 
 from . import derecho
@@ -117,6 +119,30 @@ def toy_torch(directory, version, cuda=None, hip=None, nccls=None):
         source = 'int ncclGetVersion(int *version) { *version = %d; return 0; }' % release
         files[f'torch/lib/{name}'] = derecho.shared_library(directory / name, source=source).read_bytes()
     return files
+
+
+def stand_in(easyconfig, directory, gpus=0):
+    """
+    Make an easyconfig of a wheel with CUDA, and its lock file, one for tiny wheels of the same names.
+
+    :param easyconfig: path of the file to change
+    :param directory: for the wheels
+    :param gpus: how many GPUs its torch says that there are
+    :return: settings of pip for these wheels alone
+    """
+    text = easyconfig.read_text()
+    version, cuda = re.search(r"version = '(.*)'\nversionsuffix = '-cuda-(.*)'", text).groups()
+    # 2.10.0 of the package index says +cu128 of itself, later ones +cu132 and so on
+    files = toy_torch(directory, f'{version}+cu{cuda.replace(".", "")}', cuda=cuda, nccls={'libnccl.so.2': 23007})
+    files['torch/__init__.py'] += f'cuda.is_available, cuda.device_count = lambda: {gpus} > 0, lambda: {gpus}\n'
+    made = [make_wheel(directory, 'torch', version, files=files),
+            make_wheel(directory, 'torchvision', re.search("'torchvision': '(.*)'", text).group(1)),
+            make_wheel(directory, 'numpy', '2.4.6'),
+            make_wheel(directory, 'scikit_learn', '1.9.1', files={'sklearn/__init__.py': '', 'sklearn/datasets.py': ''})]
+    lock = easyconfig.with_suffix('.lock')
+    lock.write_text(lock_text(made))
+    easyconfig.write_text(re.sub(r"checksums = \['\w+'\]", f"checksums = ['{sha256(lock)}']", text))
+    return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
 
 def toy_plugin(path, apis, needs=()):
