@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from testbed import ROOT, cirrus, derecho, frontier, lumi, slurm, witnesses
+from testbed import NODES, ROOT, cirrus, derecho, frontier, lumi, slurm, witnesses
 
 
 def of_tree(emulation, directory):
@@ -20,7 +20,7 @@ def of_tree(emulation, directory):
 def of_cluster(kind, directory):
     """Facts of a Slurm configuration that is written, and not started."""
     cluster = kind.__new__(kind)
-    cluster.dir = directory
+    cluster.dir, cluster.root, cluster.nodes = directory, None, NODES
     directory.mkdir()
     cluster.write_configuration()
     return witnesses.of_slurm((directory / 'slurm.conf').read_text())
