@@ -44,7 +44,7 @@ TRAINING_LIMIT = 600
 # seconds in which an interpreter must answer, also from a slow disk
 PYTHON_LIMIT = 60
 # MB that are downloaded, and MB of disk that a whole prefix takes while it is made: pip's cache, wheels, installation
-SIZES = {'cpu': (255, 3000), 'cuda-12': (4000, 15500), 'cuda-13': (2900, 11500)}
+SIZES = {'cpu': (255, 3000), 'cuda-12': (4000, 15500), 'cuda-13': (2900, 12000)}
 
 MARK = '.slingtorch-quickstart.json'
 # the files of TREES that quickstart made: {directory: names}

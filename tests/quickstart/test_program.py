@@ -561,7 +561,7 @@ def test_sizes_are_said_and_disk_is_looked_at_first(prefix, monkeypatch, capsys)
     free = [16 * 10**9]
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10**12, 10**12, free[0]))
     for name, words in ((quickstart.CPU, 'downloads 255 MB, and takes up to 3.0 GB of disk'),
-                        (NEWEST, 'downloads 2.9 GB, and takes up to 11.5 GB of disk'),
+                        (NEWEST, 'downloads 2.9 GB, and takes up to 12.0 GB of disk'),
                         (OLDER, 'downloads 4.0 GB, and takes up to 15.5 GB of disk')):
         prefix.easyconfig = name
         quickstart.say_sizes(prefix)

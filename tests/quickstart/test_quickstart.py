@@ -112,7 +112,7 @@ if rank == 0:
 
 
 def test_machine_with_gpus(tmp_path):
-    """Driver 550 and three GPUs, of files; wheels with CUDA 12.8, and the training, are stand-ins. Everything else is real."""
+    """Driver 550 and three GPUs, of files; wheels with CUDA 12.8 and the training are stand-ins. All else is real."""
     checkout, prefix = clone(tmp_path / 'checkout'), tmp_path / 'prefix'
     made = quickstart.Prefix(str(prefix))
     made.claim()
