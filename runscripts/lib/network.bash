@@ -60,7 +60,7 @@ _warn_of_old_driver() {
     driver=${BASH_REMATCH[1]}
     while read -r cuda needs easyconfig machines; do
         [[ $cuda != "${SLINGTORCH_CUDA_VERSION%%.*}" ]] || oldest=$needs
-        [[ $cuda != [0-9]* || ,$machines, != *,$HOSTTYPE,* ]] || ((driver < needs)) || fits=$easyconfig
+        [[ $cuda != [0-9]* || ,$machines, != *,${_machine:-$HOSTTYPE},* ]] || ((driver < needs)) || fits=$easyconfig
     done < "$_here/lib/drivers.cfg"
     [[ -n $oldest ]] && ((driver < oldest)) || return 0
     [[ -n $fits ]] && fits="eb $fits installs one that this driver runs" || fits="Take a PyTorch for an older CUDA"

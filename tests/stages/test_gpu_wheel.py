@@ -35,7 +35,7 @@ def installed(wheel, lmod, tmp_path_factory):
     eb = easybuild.EasyBuild(prefix, lmod, fresh=True)
     try:
         # with pip's cache it would be there twice
-        eb(wheel.name, timeout=580, env={'PIP_NO_CACHE_DIR': '1'})
+        eb(wheel.name, timeout=1800, env={'PIP_NO_CACHE_DIR': '1'})
         yield easybuild.Installation(wheel.name[:-3].replace('-', '/', 1), eb.modulepath, lmod)
     finally:
         shutil.rmtree(prefix)

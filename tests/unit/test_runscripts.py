@@ -1308,21 +1308,24 @@ def test_network_plugin_that_is_missing(job, plugin):
         job.rank({**slurm(1, "4"), **OFI, **env})
 
 
-@pytest.mark.parametrize("driver,cuda,warned", [
-    ("535.104.05", "12.9", False), ("535.104.05", "13.0", True), ("470.57.02", "12.9", True), ("470.57.02", "11.8", False),
-    ("580.65.06", "13.0", False), ("470.57.02", "14.0", False), ("470.57.02", None, False),
+FITS = "eb PyTorch-2.10.0-cuda-12.8.eb installs one that this driver runs"
+NONE_FITS = "Take a PyTorch for an older CUDA"
+
+
+@pytest.mark.parametrize("driver,cuda,machine,warned", [
+    ("535.104.05", "12.9", "x86_64", None), ("535.104.05", "13.0", "x86_64", FITS), ("470.57.02", "12.9", "x86_64", NONE_FITS),
+    # the wheel for CUDA 12 is for x86_64 alone
+    ("535.104.05", "13.0", "aarch64", NONE_FITS), ("470.57.02", "11.8", "x86_64", None),
+    ("580.65.06", "13.0", "aarch64", None), ("470.57.02", "14.0", "x86_64", None), ("470.57.02", None, "x86_64", None),
 ])
-def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, warned):
+def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, machine, warned):
     version = tmp_path / "version"
     version.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Wed Jul 14 19:13:55 UTC 2021\nGCC\n")
-    env = {"_nvidia_driver": version, **({"SLINGTORCH_CUDA_VERSION": cuda} if cuda else {})}
+    env = {"_nvidia_driver": version, "_machine": machine, **({"SLINGTORCH_CUDA_VERSION": cuda} if cuda else {})}
     done = job.start({**slurm(2), **env})
     assert done.returncode == 0
-    assert ("the driver of this node's GPUs is " + driver[:3] in done.stderr) is warned
-    fitting = {"535": "eb PyTorch-2.10.0-cuda-12.8.eb installs one that this driver runs\n"}
-    if warned:
-        assert done.stderr.endswith("no GPU will be found. " + fitting.get(
-            driver[:3], "Take a PyTorch for an older CUDA\n"))
+    assert ("the driver of this node's GPUs is " + driver[:3] in done.stderr) is bool(warned)
+    assert done.stderr.endswith(f"without NVIDIA's cuda-compat no GPU will be found. {warned}\n" if warned else "")
     assert job.start({**slurm(1), **env}).stderr == "", "once a node"
 
 
