@@ -280,6 +280,12 @@ def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path
         assert (nccl in text) == bool(paths)
 
 
+def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"};')
+    [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
+    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is no variable')
+
+
 @pytest.mark.parametrize('newest, says', [('2.30.7', ' (known to release 2.30.7)'), ('', '')])
 def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     families = variables.read_table()
@@ -305,6 +311,15 @@ def test_memhooks_is_said_with_gpus_alone():
     ('"mr_cache_max_size"', 'FI_UNIVERSE_SIZE', None),         # perhaps of a provider in another file
     ('"mr_cache_max_size"', 'FI_CXI_RDV_PROTO', 'yellow'),     # cxi is in another file
     ('"nothing"', 'FI_PROVIDR', 'yellow'),
+    # the end of another one's name is no name, unless the table has it: the linker merges those
+    ('"mr_cache_max_size", "provider"', 'FI_R_CACHE_MAX_SIZE', 'red'),
+    ('"mr_cache_max_size", "provider"', 'FI_CACHE_MAX_SIZE', 'yellow'),
+    ('"mr_cache_max_size", "the largest size"', 'FI_SIZE', 'yellow'),
+    ('"rdzv_threshold", "default_cq_size"', 'FI_CXI_CQ_SIZE', 'yellow'),
+    ('"rdzv_threshold", "default_tx_size"', 'FI_CXI_TX_SIZE', 'yellow'),
+    ('"rdzv_threshold", "rdzv_proto"', 'FI_CXI_DZV_PROTO', 'red'),
+    ('"rdzv_threshold", "xrdzv_proto"', 'FI_CXI_RDZV_PROTO', None),
+    ('"rdzv_threshold", "tomorrow"', 'FI_CXI_TOMORROW', None),
 ])
 def test_libfabric_is_asked_by_the_parts_of_a_name(tmp_path, strings, name, level):
     fabric = library(tmp_path / 'libfabric.so.1', 'const char *a[] = {%s};' % strings)
