@@ -182,8 +182,9 @@ def test_red_lines_come_first_and_every_rank_fails(job):
 
 
 @pytest.mark.parametrize('ignore, left', [
-    ('1', []), ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
-    ('interface:GLOO_SOCKET,master', ['interface']), ('master:NCCL_DEBUG', ['interface', 'master']),
+    ('1', []), ('1 1', []), ('1,variable', []), ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
+    ('interface:GLOO_SOCKET,master', ['interface']),
+    ('master:NCCL_DEBUG', ['interface', 'master']),
     ('', ['interface', 'master']), ('0', ['interface', 'master']),
 ])
 def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
@@ -198,9 +199,15 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
     assert ('%d RED, %s' % (len(left), '%d ignored' % len(shown) if shown else '')) in text.splitlines()[0]
 
 
-@pytest.mark.parametrize('ignore', ['yes', '1,value', 'values', 'value,NCCL_ALGO', ':NCCL_ALGO'])
+@pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
     with pytest.raises(main.Usage, match='no name of a finding.* no-answer, plugin'):
+        main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+
+
+@pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
+def test_a_word_without_its_name_shows_the_right_form(job, ignore):
+    with pytest.raises(main.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
         main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 

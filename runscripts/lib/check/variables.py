@@ -84,6 +84,8 @@ def wrong_value(kind, value):
     if '#' in words and re.match(r'-?[0-9]+$', value):
         return ''
     known = [word.upper() for word in words] if name != 'exact' else words
+    if value.lower() == options.get('nocase'):
+        return ''
     if 'dash' in options:
         value = value.replace('-', options['dash'])
     if name == 'words':
@@ -186,8 +188,8 @@ def wrong_text(name, value, family):
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
     number = kind[:1] in (['int'], ['whole'])
-    # NCCL takes nothing as not set (src/misc/param.cc)
-    if not kind or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
+    # the default may be out of the window: -2 of NCCL is "not set". NCCL takes nothing as not set (src/misc/param.cc)
+    if not kind or value == known.get('default') or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
     if number and value.strip() and family.prefix not in STRICT:
         value = value.strip()
@@ -217,7 +219,7 @@ def check(report, families, asked, with_gpu):
         for mask in values.values():
             ranks |= mask
         limit = " (known to release %s)" % family.newest if family.newest else ''
-        if name != name.upper():
+        if name != name.upper() and name not in family.known:      # MIOPEN_RNNFWD_exp
             if name.upper() in family.known:
                 report.add('yellow', 'variable', "%s is set, and nobody reads it: names are in capital letters" % name,
                            "write %s" % name.upper(), ranks)
