@@ -182,7 +182,8 @@ def test_red_lines_come_first_and_every_rank_fails(job):
 
 
 @pytest.mark.parametrize('ignore, left', [
-    ('1', []), ('1 1', []), ('1,variable', []), ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
+    ('1', []), ('1 1', []), ('1,variable', []),
+    ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
     ('interface:GLOO_SOCKET,master', ['interface']),
     ('master:NCCL_DEBUG', ['interface', 'master']),
     ('', ['interface', 'master']), ('0', ['interface', 'master']),
