@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -302,6 +303,15 @@ def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     assert [entry[:3] for entry in entries] == [
         ('yellow', 'value', "NCCL_SOCKET_FAMILY='AF_X' is none of AF_INET, AF_INET6" + says),
         ('yellow', 'variable', 'NCCL_TOMORROW is no variable that a known libnccl reads' + says)]
+
+
+def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
+    monkeypatch.setenv('COLUMNS', '110')
+    report = findings.Report(0)
+    for entry in check_variables({'FI_CXI_RDV_PROTO': 'alt_read', 'NCCL_NET_GDR_LEVEL': 'PBH'}):
+        report.add(*entry[:4])
+    lines = textwrap.indent(report.text('').strip(), '    ')
+    assert len(report.findings) == 2 and lines in (ROOT / 'docs/check.md').read_text()
 
 
 def test_memhooks_is_said_with_gpus_alone():
