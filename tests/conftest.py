@@ -26,6 +26,10 @@ REMARK = 'remark'
 def pytest_configure(config):
     for name in set(os.environ) - set(testbed.clean_environ()):
         del os.environ[name]
+    if testbed.installed_from() != testbed.ROOT:
+        # a virtual environment of another checkout: the package of this one is to be tested
+        sys.path.insert(0, str(testbed.ROOT))
+        os.environ['PYTHONPATH'] = str(testbed.ROOT)
     bin_dir = str(easybuild.BIN)
     if bin_dir not in os.environ['PATH'].split(os.pathsep):
         os.environ['PATH'] = bin_dir + os.pathsep + os.environ['PATH']

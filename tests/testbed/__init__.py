@@ -7,10 +7,13 @@ Nothing here changes a setting of the machine, and what is started is stopped.
 
 import contextlib
 import fcntl
+import importlib.metadata
+import json
 import os
 import pathlib
 import shutil
 import subprocess
+import urllib.parse
 
 import pytest
 
@@ -89,7 +92,18 @@ def clean_environ():
         key: value
         for key, value in os.environ.items()
         if key in own or not (key.startswith(FOREIGN) or key in RENDEZVOUS)
+        or (key, value) == ('PYTHONPATH', str(ROOT))      # tests/conftest.py sets it
     }
+
+
+def installed_from():
+    """The checkout whose package this Python has, or None."""
+    try:
+        text = importlib.metadata.distribution('slingtorch').read_text('direct_url.json')
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    url = json.loads(text)['url'] if text else ''
+    return pathlib.Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve() if url else None
 
 
 def run(command, env=None, timeout=120, check=True, cwd=None, input=None):

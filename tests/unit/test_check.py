@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -182,8 +183,10 @@ def test_red_lines_come_first_and_every_rank_fails(job):
 
 
 @pytest.mark.parametrize('ignore, left', [
-    ('1', []), ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
-    ('interface:GLOO_SOCKET,master', ['interface']), ('master:NCCL_DEBUG', ['interface', 'master']),
+    ('1', []), ('1 1', []), ('1,variable', []),
+    ('interface', ['master']), ('interface, master', []), ('interface:GLOO_SOCKET_IFNAME master', []),
+    ('interface:GLOO_SOCKET,master', ['interface']),
+    ('master:NCCL_DEBUG', ['interface', 'master']),
     ('', ['interface', 'master']), ('0', ['interface', 'master']),
 ])
 def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
@@ -198,9 +201,15 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
     assert ('%d RED, %s' % (len(left), '%d ignored' % len(shown) if shown else '')) in text.splitlines()[0]
 
 
-@pytest.mark.parametrize('ignore', ['yes', '1,value', 'values', 'value,NCCL_ALGO', ':NCCL_ALGO'])
+@pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
     with pytest.raises(main.Usage, match='no name of a finding.* no-answer, plugin'):
+        main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+
+
+@pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
+def test_a_word_without_its_name_shows_the_right_form(job, ignore):
+    with pytest.raises(main.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
         main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
@@ -280,6 +289,12 @@ def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path
         assert (nccl in text) == bool(paths)
 
 
+def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
+    nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"};')
+    [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
+    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is no variable')
+
+
 @pytest.mark.parametrize('newest, says', [('2.30.7', ' (known to release 2.30.7)'), ('', '')])
 def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     families = variables.read_table()
@@ -288,6 +303,15 @@ def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     assert [entry[:3] for entry in entries] == [
         ('yellow', 'value', "NCCL_SOCKET_FAMILY='AF_X' is none of AF_INET, AF_INET6" + says),
         ('yellow', 'variable', 'NCCL_TOMORROW is no variable that a known libnccl reads' + says)]
+
+
+def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
+    monkeypatch.setenv('COLUMNS', '110')
+    report = findings.Report(0)
+    for entry in check_variables({'FI_CXI_RDV_PROTO': 'alt_read', 'NCCL_NET_GDR_LEVEL': 'PBH'}):
+        report.add(*entry[:4])
+    lines = textwrap.indent(report.text('').strip(), '    ')
+    assert len(report.findings) == 2 and lines in (ROOT / 'docs/check.md').read_text()
 
 
 def test_memhooks_is_said_with_gpus_alone():
@@ -305,6 +329,15 @@ def test_memhooks_is_said_with_gpus_alone():
     ('"mr_cache_max_size"', 'FI_UNIVERSE_SIZE', None),         # perhaps of a provider in another file
     ('"mr_cache_max_size"', 'FI_CXI_RDV_PROTO', 'yellow'),     # cxi is in another file
     ('"nothing"', 'FI_PROVIDR', 'yellow'),
+    # the end of another one's name is no name, unless the table has it: the linker merges those
+    ('"mr_cache_max_size", "provider"', 'FI_R_CACHE_MAX_SIZE', 'red'),
+    ('"mr_cache_max_size", "provider"', 'FI_CACHE_MAX_SIZE', 'yellow'),
+    ('"mr_cache_max_size", "the largest size"', 'FI_SIZE', 'yellow'),
+    ('"rdzv_threshold", "default_cq_size"', 'FI_CXI_CQ_SIZE', 'yellow'),
+    ('"rdzv_threshold", "default_tx_size"', 'FI_CXI_TX_SIZE', 'yellow'),
+    ('"rdzv_threshold", "rdzv_proto"', 'FI_CXI_DZV_PROTO', 'red'),
+    ('"rdzv_threshold", "xrdzv_proto"', 'FI_CXI_RDZV_PROTO', None),
+    ('"rdzv_threshold", "tomorrow"', 'FI_CXI_TOMORROW', None),
 ])
 def test_libfabric_is_asked_by_the_parts_of_a_name(tmp_path, strings, name, level):
     fabric = library(tmp_path / 'libfabric.so.1', 'const char *a[] = {%s};' % strings)

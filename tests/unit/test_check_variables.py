@@ -47,10 +47,13 @@ def parts(name):
     ('NCCL_PAT_ENABLE', '2'), ('NCCL_NTHREADS', '96'), ('NCCL_NTHREADS', '640'), ('NCCL_NTHREADS', '1024'),
     ('NCCL_ALGO', 'ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring'),
     ('NCCL_PROTO', '^LL128;allreduce:LL128'), ('NCCL_PROTO', 'LL,Simple;allreduce:^LL'),
+    # NCCL_PARAM(..., -2)
+    ('NCCL_SOCKET_NTHREADS', '-2'), ('NCCL_NSOCKS_PERTHREAD', '-2'), ('NCCL_BUFFSIZE', '-2'),
     # src/graph/paths.cc: numbers above 5 count as 5; param.cc: strtoll in base 0
     ('NCCL_NET_GDR_LEVEL', 'PHB'), ('NCCL_NET_GDR_LEVEL', '6'), ('NCCL_BUFFSIZE', '0x400000'), ('NCCL_IB_TC', ' 106 '),
     # prov/cxi/src/cxip_info.c: '-' counts as '_'
     ('FI_CXI_RDZV_PROTO', 'alt-read'), ('FI_CXI_RDZV_PROTO', 'alt_read'), ('FI_CXI_RX_MATCH_MODE', 'hybrid'),
+    ('FI_CXI_RX_MATCH_MODE', 'Hardware'),       # prov/cxi/include/cxip.h: strcasecmp for this word alone
     ('FI_CXI_DEFAULT_TX_SIZE', '16'), ('FI_CXI_DEFAULT_RX_SIZE', '15360'), ('FI_CXI_ODP', 'Off'),
     # prov/cxi/src/cxip_curl.c reads it by getenv
     ('FI_CXI_COLL_FABRIC_MGR_CACERT', '/etc/ssl/ca.pem'),
@@ -67,7 +70,7 @@ def parts(name):
     ('FI_HMEM_CUDA_ENABLE_XFER', '0'),
     ('HSA_NO_SCRATCH_THREAD_LIMITER', '1'), ('HSA_SVM_GUARD_PAGES', '0'), ('HSA_ENABLE_SRAMECC', '0'),
     ('HSA_OVERRIDE_GFX_VERSION_1', '9.0.0'),
-    ('MIOPEN_DEBUG_CONV_DIRECT', '0'), ('MIOPEN_DEBUG_CONV_WINOGRAD', 'no'),
+    ('MIOPEN_RNNFWD_exp', '0'), ('MIOPEN_DEBUG_CONV_DIRECT', '0'), ('MIOPEN_DEBUG_CONV_WINOGRAD', 'no'),
     # HPE displays them, stock MPICH has them
     ('MPICH_SHARED_MEM_COLL_OPT', '1'), ('MPICH_GPU_NO_ASYNC_COPY', '1'), ('MPICH_MPIIO_STATS', '1'),
     ('MPICH_ALLREDUCE_INTRA_ALGORITHM', 'recexch'),
@@ -82,6 +85,9 @@ def test_right_as_upstream_says(name, value):
     ('FI_CXI_DEFAULT_RX_SIZE', '15361', 'not from 16 to 15360'),
     ('FI_CXI_RDZV_PROTO', 'alt_write', 'none of default, alt_read'),
     ('FI_CXI_RDZV_PROTO', 'ALT_READ', 'none of'),
+    ('FI_CXI_RX_MATCH_MODE', 'Software', 'none of'),
+    ('NCCL_SOCKET_NTHREADS', '-3', 'not from 1 to 16'),
+    ('NCCL_CROSS_NIC', '-2', 'not from 0 to 2'),            # its default is 2 in all tags
     ('FI_LOG_LEVEL', 'verbose', 'none of'),
     ('NCCL_NTHREADS', '100', 'no multiple of 32 from 64'),
     ('NCCL_NTHREADS', '32', 'no multiple of 32 from 64'),
@@ -127,7 +133,11 @@ def test_releases_and_defaults(name, part, value):
     assert parts(name).get(part) == value
 
 
-@pytest.mark.parametrize('name', ['HSA_AMD_P2P', 'MIOPEN_WORKSPACE_LIMIT', 'NCCL_USE_CMAKE'])
+@pytest.mark.parametrize('name', [
+    'HSA_AMD_P2P', 'MIOPEN_WORKSPACE_LIMIT', 'NCCL_USE_CMAKE',
+    # C macros in the texts of assertions
+    'NCCL_IB_MAX_DEVS_PER_NIC', 'NCCL_IB_RECV_WR_ID_DUMMY', 'NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_MSG_ID',
+    'NCCL_GIN_CONNECTION_FULL'])
 def test_no_library_reads_it(name):
     assert name not in variables.family_of(name, FAMILIES).known
     assert found(name, '1')
@@ -197,8 +207,9 @@ def check_names(strings, wanted):
     [family] = [family for family in FAMILIES if family.prefix == 'NCCL_']
     nccl = {name for name, known in family.known.items() if not {'plugin', 'only'} & set(known)}
     inside = {name for name in nccl if in_release(family.known[name], wanted)}
-    # a constant that a message names
-    assert strings - inside <= {'NCCL_GIN_CONNECTION_RAIL'}
+    # constants that messages name
+    assert strings - inside <= {'NCCL_GIN_CONNECTION_RAIL', 'NCCL_GIN_CONNECTION_FULL', 'NCCL_IB_MAX_DEVS_PER_NIC',
+                                'NCCL_IB_RECV_WR_ID_DUMMY', 'NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_MSG_ID'}
     # PROXY_PROFILE is not compiled in (src/misc/profiler.cc); some of the others stand behind a letter
     assert inside - strings <= {'NCCL_PROXY_PROFILE', 'NCCL_NET_PLUGIN', 'NCCL_PROFILER_PLUGIN'}
 

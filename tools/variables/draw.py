@@ -8,13 +8,14 @@ Draws variables with right and wrong values from what upstream documents, to try
 A record has a line 'NAME = KIND VALUE ...' for each variable whose manual names right values: numbers, words (there are
 no others), or any. It is what the manuals say: make.py and variables.cfg have no part in it.
 """
+import argparse
 import os
 import random
 import re
-import sys
 
 import make
 
+PREFIXES = ('OFI_NCCL', 'NCCL', 'RCCL', 'FI', 'MPICH', 'HSA', 'MIOPEN')
 RECORDS = os.path.join(make.ROOT, 'tests/records/variables')
 NUMBER = (r'(?:[Dd]efault(?: value)? is(?: set to)?|[Ss]et(?:ting)? (?:it |this variable )?to|[Dd]efine to'
           r'|[Dd]efault(?: value)?:) (?:``)?(-?\d+)\b(?![.\d]*[GMK%])')
@@ -115,9 +116,10 @@ def read():
 
 def misspelt(word, rng, known):
     """The word with one letter less, more or different, or with two swapped."""
+    # behind the prefix: with another one it is no variable of these libraries
+    begin = re.match('(?:(?:%s)_)?' % '|'.join(PREFIXES), word).end()
     while True:
-        # behind the prefix: with another one it is no variable of these libraries
-        at = rng.randrange(word.find('_', 3) + 1 if re.match(r'[A-Z]{2,}_', word) else 0, len(word) - 1)
+        at = rng.randrange(begin, len(word) - 1)
         letter = rng.choice('ABCDEFGHIJKLMNOPQRSTUVWXYZ')
         new = rng.choice((word[:at] + word[at + 1:], word[:at] + letter + word[at:], word[:at] + letter + word[at + 1:],
                           word[:at] + word[at + 1] + word[at] + word[at + 2:]))
@@ -126,10 +128,11 @@ def misspelt(word, rng, known):
 
 
 def draw(seed, right=120, names=30, values_=30):
-    """([(name, right value)], [(misspelt name, right value)], [(name, wrong value)])"""
+    """([(name, right value)], [(misspelt name, right value, the right name)], [(name, wrong value)])"""
     rng, found = random.Random(seed), read()
     good = [(name, rng.choice(found[name][1])) for name in rng.sample(sorted(found), right)]
-    bad = [(misspelt(name, rng, found), rng.choice(found[name][1])) for name in rng.sample(sorted(found), names)]
+    bad = [(misspelt(name, rng, found), rng.choice(found[name][1]), name)
+           for name in rng.sample(sorted(found), names)]
     closed = [name for name in sorted(found) if found[name][0] in ('numbers', 'words')]
     wrong = []
     for name in rng.sample(closed, values_):
@@ -139,6 +142,14 @@ def draw(seed, right=120, names=30, values_=30):
     return good, bad, wrong
 
 
-if __name__ == '__main__':
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkouts', help="directory with a git clone of each of " + ', '.join(
+        repository for repository, _, _ in MANUALS.values()))
+    args = parser.parse_args()
     os.makedirs(RECORDS, exist_ok=True)
-    renew(*sys.argv[1:])
+    renew(args.checkouts)
+
+
+if __name__ == '__main__':
+    main()

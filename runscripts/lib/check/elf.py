@@ -50,11 +50,20 @@ class Library:
         """Begin and end of the sections with constants; a GPU library's device code is in others."""
         return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
 
-    def has_string(self, text):
-        """Whether this text is one of the constants, whole."""
-        # the end of a longer constant may serve as another one: the linker merges them
+    def has_string(self, text, front=b''):
+        """
+        Whether this text is one of the constants, or the end of one: the linker merges a constant into a longer one.
+
+        :param front: pattern of the byte that must stand in front, for a text that is the end of others by chance
+        """
         wanted = text.encode() + b'\0'
-        return any(self.data.find(wanted, begin, end) != -1 for begin, end in self._constants())
+        for begin, end in self._constants():
+            at = self.data.find(wanted, begin, end)
+            while at != -1:
+                if at == begin or re.match(front, self.data[at - 1:at]):
+                    return True
+                at = self.data.find(wanted, at + 1, end)
+        return False
 
     def match(self, pattern):
         """The first match of a compiled pattern of bytes among the constants."""

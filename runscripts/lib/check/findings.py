@@ -49,10 +49,15 @@ def ignored_of(text):
 
     :raises ValueError: one is no name of a finding
     """
-    words = [word.partition(':')[::2] for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
-    if words == [('1', '')]:
+    words = [word.partition(':') for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
+    for name, colon, subject in words:
+        if colon and not (name and subject):
+            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': write NAME:WORD without blanks, as in variable:NCCL_ALG; "
+                             "NAME is one of: %s" % (text, ', '.join(NAMES)))
+    words = [(name, subject) for name, _, subject in words]
+    wrong = sorted({name for name, subject in words if (name, subject) != ('1', '')} - set(NAMES))
+    if not wrong and ('1', '') in words:
         return [(name, '') for name in NAMES]
-    wrong = sorted({name for name, _ in words} - set(NAMES))
     if wrong:
         raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is no name of a finding. Write 1 for all, or some of: %s"
                          % (wrong[0], ', '.join(NAMES)))
