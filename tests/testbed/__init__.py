@@ -7,13 +7,11 @@ Nothing here changes a setting of the machine, and what is started is stopped.
 
 import contextlib
 import fcntl
-import importlib.metadata
-import json
 import os
 import pathlib
 import shutil
 import subprocess
-import urllib.parse
+import sys
 
 import pytest
 
@@ -97,13 +95,11 @@ def clean_environ():
 
 
 def installed_from():
-    """The checkout whose package this Python has, or None."""
-    try:
-        text = importlib.metadata.distribution('slingtorch').read_text('direct_url.json')
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    url = json.loads(text)['url'] if text else ''
-    return pathlib.Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve() if url else None
+    """The checkout whose package a Python that this one starts imports, or None."""
+    # not asked of importlib.metadata: it may find what setuptools left in this checkout
+    command = [sys.executable, '-c', 'import slingtorch; print(slingtorch.__file__)']
+    done = subprocess.run(command, cwd='/', stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return pathlib.Path(done.stdout.strip()).resolve().parents[1] if done.stdout else None
 
 
 def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
