@@ -153,7 +153,7 @@ def uv_settings(settings, index_urls):
     :return: list of options, dictionary of the environment
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith('UV_') or name in UV_VARIABLES}
-    env.update(UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_HTTP_RETRIES='1', NO_COLOR='1')
+    env.update(UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_HTTP_RETRIES='1', UV_NO_WRAP='1', NO_COLOR='1')
     options = []
     # as pip does, uv is to compare the versions of all indexes: PyTorch's have old ones of common packages. Of a
     # version that several have, it takes that of the first index (uv help pip compile, --index-strategy)

@@ -702,7 +702,7 @@ def uv_for(python):
 def uv_environment():
     """The environment without the user's settings of uv, which must not send packages elsewhere."""
     env = {name: value for name, value in os.environ.items() if not name.startswith('UV_')}
-    return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', NO_COLOR='1')
+    return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
 
 
 def normalised(name):
