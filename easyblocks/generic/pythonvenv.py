@@ -57,7 +57,7 @@ PIP_PROBLEMS = [
     ('Permission denied',
      "You may not read or write what is named last: its owner can allow it (chmod a+rX), or you name other directories "
      "with --sourcepath"),
-    # pip 25.1 and newer; an older one takes what came, and then speaks of the hash
+    # pip 26.3 (pip/_internal/exceptions/network.py); pip 23 takes what came, and then speaks of the hash (seen)
     ('not enough bytes were received|incomplete-download|IncompleteRead|Connection broken',
      "The connection ended before the whole file was there. Nothing of it is kept; 'eb --fetch' gets it again, and not "
      "the files that are complete"),
