@@ -132,11 +132,14 @@ parallel.DistributedDataParallel = Alone
 sys.path.insert(0, '.')
 runpy.run_path('ddp_training.py', run_name='__main__')
 """
-# of --vet on the second node, which gets a network of its own with nothing in it
+# of --vet on the second node, which gets a network of its own with nothing in it; of --check with an interface that is
+# not there
 PYTHON = """#!/bin/bash
 if [[ " $* " == *" --vet "* ]]; then
     export SLINGTORCH_CHECK_SECONDS=4
     [[ $SLURMD_NODENAME != {node} ]] || cut=(unshare -n)
+elif [[ " $* " == *"/lib/check "* ]]; then
+    export GLOO_SOCKET_IFNAME=hsn0
 fi
 exec "${{cut[@]}}" {python} "$@"
 """
@@ -151,7 +154,7 @@ partition['extras']['slingtorch'] = {{'site': 'planted'}}
 partition['devices'] = [{{'type': 'gpu', 'num_devices': 2}}]
 partition['resources'] = [{{'name': '_rfm_gpu', 'options': ['--gpus-per-node={{num_gpus_per_node}}']}}]
 plain, container = site_configuration['environments']
-plain['env_vars'] = [['PATH', '{bin}:$PATH'], ['NCCL_NET_GDR_LEVEL', 'PBH']]
+plain['env_vars'] = [['PATH', '{bin}:$PATH']]
 container['env_vars'] = [['PATH', '{bin}:$PATH']]
 container['features'] = ['slingtorch_container']
 """
@@ -182,7 +185,7 @@ def test_red(checked, installed_pytorch, tmp_path):
         'TrainingCheck': 'the final loss is 2.2',
         'BandwidthCheck': 'gloo_all_reduce_32KiB',
         'PluginCheck': 'NCCL was not measured',
-        'JobCheck': "red: value: NCCL_NET_GDR_LEVEL='PBH' is none of",
+        'JobCheck': "red: interface: GLOO_SOCKET_IFNAME=hsn0",
         'NodesCheck': f'Cordon: {testbed.NODES[1]}    fails: it did not answer',
     }.items():
         environ = 'pytorch_container' if name == 'ContainerCheck' else 'pytorch'
