@@ -556,7 +556,7 @@ def make_parser():
     new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
                                          "has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
-    bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
+    bench.add_parser(commands, lambda args: bench.run(args, lambda: load_slingshot_sites(bundle_root())))
     check.add_parsers(commands)
     return parser
 
@@ -591,7 +591,7 @@ def main(argv=None):
             print('false')
         return 130
     except Exception as err:  # pylint: disable=broad-except
-        expected = isinstance(err, (CliError, RuntimeError, OSError)) or type(err).__name__ == 'SiteError'
+        expected = isinstance(err, (CliError, RuntimeError, OSError))
         if expected:
             note("error: %s" % err)
         try:

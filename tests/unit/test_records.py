@@ -6,7 +6,6 @@ import io
 import json
 import pathlib
 import re
-import runpy
 import struct
 import sys
 import types
@@ -16,7 +15,7 @@ import pytest
 import test_runscripts_get_master
 import test_sites
 from slingtorch import explain, sitefile
-from test_check import CHECK, elf, findings, variables
+from slingtorch.job import bench, elf, findings, probe, variables
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -185,12 +184,12 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
     log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
     log.write_text(record.text)
-    collective = runpy.run_path(str(CHECK / 'probe.py'))['collective']
+    collective = probe.collective
     with open(tmp_path / 'said', 'w') as said:
         collective(result, torch, ['n1', '29500', '0', '1', '9'], str(log), said.fileno())
     assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
     names = [record.keys['network']] + ['provider ' + record.keys[key] for key in ('provider',) if key in record.keys]
-    assert runpy.run_path(str(CHECK.parent / 'bench.py'))['nccl_network'](record.text)[0] == ', '.join(names)
+    assert bench.nccl_network(record.text)[0] == ', '.join(names)
 
 
 # --- what 'slingtorch site new' sees

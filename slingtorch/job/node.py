@@ -3,9 +3,7 @@
 import os
 import re
 
-import elf
-import look
-import variables
+from . import elf, look, variables
 
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 

@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 
-import elf
+from . import elf
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')

@@ -3,7 +3,7 @@
 A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
 plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
 
-    probe.py [NAME OF A PLUGIN]...      the first that can be loaded is
+    python job probe [NAME OF A PLUGIN]...      the first that can be loaded is
 
 Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
 
@@ -82,12 +82,10 @@ def load(names, result):
                     result.setdefault('plugin_error', str(err))
 
 
-def main(*plugins):
+def main(plugins):
     """Do it; never returns, since exit handlers may hang."""
     descriptor = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
-        del sys.path[0]     # the training does not have it either
     result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
     log = None
     try:
@@ -120,7 +118,3 @@ def main(*plugins):
             except OSError:
                 pass
     os._exit(0)
-
-
-if __name__ == '__main__':
-    main(*sys.argv[1:])

@@ -1,127 +1,25 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
-import functools
 import importlib.util
 import os
 import re
 import site
 import socket
 import stat
-import time
 
-from tree import by_srun
+from .machine import KFD, PARALLEL, by_srun, cpus, gpus, mount_of, open_devices
 
-PARALLEL = {'lustre', 'gpfs', 'beegfs', 'panfs', 'wekafs', 'ceph', 'pvfs2', 'nfs', 'nfs4', 'dvs', 'cifs', 'fhgfs'}
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
 # variable: how the names of such plugins of NCCL begin
 PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
            for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
-# ROCm's devices and processors
-KFD = 'sys/class/kfd/kfd/topology/nodes'
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
 # no GPU: the user's choice, and Slurm's words for it
 HIDDEN = ('', '-1', 'NoDevFiles')
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
-
-
-class Machine:
-    """
-    What a rank can look at.
-
-    :param environ: its environment
-    :param root: directory under which /proc, /sys, /dev and the mounts are looked up
-    :param clock: gives the time
-    """
-
-    def __init__(self, environ=None, root='/', clock=time.time, mounts='proc/self/mounts'):
-        self.environ = dict(os.environ if environ is None else environ)
-        self.root, self.clock, self.mounts = root, clock, mounts
-
-    def path(self, name):
-        """A path below the root."""
-        return os.path.join(self.root, name)
-
-    def read(self, name, default=''):
-        """The text of a small file."""
-        try:
-            with open(self.path(name), errors='replace') as stream:
-                return stream.read(1 << 20)
-        except OSError:
-            return default
-
-    def list(self, name):
-        """The names in a directory, sorted."""
-        try:
-            return sorted(os.listdir(self.path(name)))
-        except OSError:
-            return []
-
-    @property
-    def node(self):
-        """Name of the node, as in conda-python-distributed."""
-        own = self.environ.get('SLURMD_NODENAME')
-        if own and by_srun(self.environ):
-            return own
-        return self.read('proc/sys/kernel/hostname').strip() or socket.gethostname()
-
-    @property
-    def container(self):
-        """Whether this is inside a container."""
-        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
-                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
-
-    def slingshot(self):
-        """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
-        return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
-
-
-def cpus_of(text):
-    """The numbers of a list such as 0-3,8."""
-    found = set()
-    for part in text.strip().split(','):
-        first, _, last = part.partition('-')
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def cpus(machine):
-    """(those that this process may use, those of the node)"""
-    allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', machine.read('proc/self/status'), re.M)
-    return cpus_of(allowed.group(1) if allowed else ''), cpus_of(machine.read('sys/devices/system/cpu/online'))
-
-
-@functools.lru_cache()
-def gpus(machine):
-    """
-    The GPUs of the node as [(name, CPUs beside it, maker)], NVIDIA's or AMD's, in the order of their PCI addresses.
-
-    NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
-    """
-    found = []
-    for device in machine.list('sys/bus/pci/devices'):
-        where = 'sys/bus/pci/devices/%s/' % device
-        kind = machine.read(where + 'class').strip()[:6] + '/' + machine.read(where + 'vendor').strip()
-        # AMD's 0x0300 can be the small one on the board of a server, as in cpu-bind
-        if re.match(r'0x(0302|0380|1200|0300/0x10de$)', kind) and kind[-6:] in ('0x10de', '0x1002'):
-            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[-6:]))
-    return found
-
-
-def open_devices(machine):
-    """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
-    numbers = sorted(int(name[6:]) for name in machine.list('dev') if re.match(r'nvidia\d+$', name))
-    usable = []
-    for number in numbers:
-        try:
-            os.close(os.open(machine.path('dev/nvidia%d' % number), os.O_RDONLY))
-            usable.append(number)
-        except OSError:
-            pass
-    return usable
 
 
 def visible_gpus(machine, known):
@@ -178,18 +76,6 @@ def look_at_gpus(machine, report, details):
             and len(seen) > 1:
         report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
                    % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']))
-
-
-def mount_of(machine, path):
-    """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
-    best = ('', '')
-    for line in machine.read(machine.mounts).splitlines():
-        fields = line.split(' ')
-        if len(fields) > 2:
-            where = re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1])
-            if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
-                best = where, fields[2]
-    return best
 
 
 def look_at_caches(machine, report):
