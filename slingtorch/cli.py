@@ -20,6 +20,7 @@ import tempfile
 import textwrap
 
 from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, sitefile, siteformats
+from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -316,7 +317,8 @@ def gpu_note(site, root='/'):
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
     if name:
         return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
-    if gpus.nvidia_driver(root) or gpus.amd_driver(root):
+    node = Machine(root=root)
+    if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
     return None
 

@@ -19,8 +19,8 @@ DEFAULT_RUNSCRIPTS = (
                                          'stage', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
-                                           'machine', 'node', 'probe', 'records', 'tree_copy', 'variables', 'vet',
-                                           'wire']]
+                                           'machine', 'nccl', 'node', 'probe', 'records', 'tree_copy',
+                                           'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 

@@ -18,13 +18,13 @@ import glob
 import os
 import re
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
 import time
 
-from .machine import free_memory, line_rates, read_text
+from . import nccl
+from .machine import Machine, mapped_libraries
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, averages, head, parse_size, show_size, show_time,
                       summary, table_head, table_row, write, wrong_values)
 
@@ -118,22 +118,9 @@ def open_devices():
     return found
 
 
-def mapped_libraries():
-    """Paths of the libraries of communication that this process has mapped."""
-    paths = set(re.findall(r' (/\S+)$', read_text('/proc/self/maps'), re.M))
-    return sorted(path for path in paths
-                  if re.match(r'lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|mpich)', os.path.basename(path)))
-
-
-def nccl_network(log):
-    """(network and provider, the lines that say so) from NCCL's or RCCL's own log; (None, '') if it does not say."""
-    names, lines = [], []
-    for pattern, form in ((r'Using network (.+)', '%s'), (r'NET/OFI Selected [Pp]rovider is ([^,\s]+)', 'provider %s')):
-        match = re.search(r'.*' + pattern, log)
-        if match:
-            names.append(form % match.group(1).strip())
-            lines.append(match.group(0).strip())
-    return ', '.join(names) or None, '; '.join(lines)
+def network_words(network, provider):
+    """'AWS Libfabric, provider cxi', of what NCCL says (nccl.network()); None if that is nothing."""
+    return ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -303,7 +290,7 @@ class Job:
                              "$RUNSCRIPTS/conda-python-distributed --bench'" % ', '.join(missing))
         self.rank, self.ranks, self.local_rank, self.local_ranks = (
             int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.node = os.environ.get('SLURMD_NODENAME') or socket.gethostname()
+        self.node = Machine().node
         self.timeout = options.timeout
         self.name = "rank %d on %s" % (self.rank, self.node)
         self._store = None
@@ -373,8 +360,9 @@ class Measurement:
     def find_provider(self, before):
         """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
         if self.kind == 'nccl':
-            log = read_text(os.environ.get('NCCL_DEBUG_FILE', ''))
-            name, evidence = nccl_network(log)
+            log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
+            *words, lines = nccl.network(log)
+            name, evidence = network_words(*words), '; '.join(lines)
             if not log:
                 evidence = 'NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there'
         elif self.kind == 'gloo':
@@ -394,7 +382,7 @@ class Measurement:
     def free(self):
         """The least free memory of all ranks' shares, and what says so on that node."""
         if self.comm.device == 'cpu':
-            free, limit, source = free_memory()
+            free, limit, source = Machine().free_memory()
             if free is None:
                 raise BenchError("%s: /proc/meminfo does not say how much memory is free; give --max" % self.job.name)
             share = free / self.job.local_ranks
@@ -587,7 +575,7 @@ def new_record(job, torch, kinds, why_not, arguments):
         'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
         'node': job.node, 'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        'arguments': arguments, 'line_rates': line_rates(), 'providers': {}, 'libraries': [], 'results': [],
+        'arguments': arguments, 'line_rates': Machine().line_rates(), 'providers': {}, 'libraries': [], 'results': [],
         'notes': [],
         # on GPUs only where it could be measured on CPUs
         'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items()

@@ -23,9 +23,9 @@ import tempfile
 import threading
 import time
 
-from . import look, node, tree_copy, variables, wire
+from . import look, nccl, node, tree_copy, variables, wire
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
-from .machine import Machine, expand_hosts, gpus
+from .machine import Machine, expand_hosts
 from .wire import LOST, read_ranks, verdict
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -334,7 +334,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
     local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
-    plugin = look.plugin_names(machine)
+    plugin = nccl.plugin_names(machine)
     digest, several = environment_digest(environ, torch), world > local_world
     report = Report(rank)
 
@@ -419,7 +419,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
 
 def check_probe(report, probe, machine):
     """The findings of the process with PyTorch; which libraries it maps."""
-    with_gpu = bool(gpus(machine))
+    with_gpu = bool(machine.gpus())
     return node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine,
                             with_gpu, fi_info_names(report, machine.environ))
 

@@ -7,14 +7,12 @@ import site
 import socket
 import stat
 
-from .machine import KFD, PARALLEL, by_srun, cpus, gpus, mount_of, open_devices
+from . import nccl
+from .machine import SHARED, by_srun
 
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-# variable: how the names of such plugins of NCCL begin
-PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
-           for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
 # no GPU: the user's choice, and Slurm's words for it
 HIDDEN = ('', '-1', 'NoDevFiles')
@@ -24,17 +22,15 @@ PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
 def visible_gpus(machine, known):
     """Names of the GPUs that this rank sees."""
-    names, nvidia = [entry[0] for entry in known], known[0][2] == '0x10de'
+    names, nvidia = [entry[0] for entry in known], known[0][2] == 'cuda'
     if nvidia:
-        names = [names[number] for number in open_devices(machine) if number < len(names)]
+        names = [names[number] for number in machine.open_gpus() if number < len(names)]
     elif not os.path.exists(machine.path('dev/kfd')):
         names = []
     else:
-        # an MI300 in the mode CPX is several GPUs for ROCm; a processor's simd_count is 0 (Linux, kfd_topology.c)
-        nodes = [number for number in sorted(machine.list(KFD), key=int)
-                 if re.search('^simd_count [1-9]', machine.read('%s/%s/properties' % (KFD, number)), re.M)]
-        if len(nodes) > len(names):
-            names = ['partition ' + number for number in nodes]
+        parts = machine.rocm_gpus()
+        if len(parts) > len(names):
+            names = ['partition ' + number for number in parts]
     for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
         if variable not in machine.environ:
             continue
@@ -52,12 +48,12 @@ def visible_gpus(machine, known):
 
 def uses_gpus(machine):
     """Whether this rank sees a GPU, and so talks through NCCL."""
-    return bool(gpus(machine) and visible_gpus(machine, gpus(machine)))
+    return bool(machine.gpus() and visible_gpus(machine, machine.gpus()))
 
 
 def look_at_gpus(machine, report, details):
     """Visibility, and the cores beside the GPU."""
-    known = gpus(machine)
+    known = machine.gpus()
     variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
     if not known:
@@ -101,8 +97,8 @@ def look_at_caches(machine, report):
             wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
         if wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
-        where, kind = mount_of(machine, real)
-        if kind in PARALLEL:
+        where, kind = machine.mount_of(real)
+        if kind in SHARED:
             report.add('yellow', 'cache',
                        "%s=%s is on a parallel or network file system (%s, %s)%s" % (
                            variable, path, where, kind, ", whose locks do not serve a database" if database else
@@ -149,7 +145,7 @@ def look_at_interfaces(machine, report, several):
                        % (variable, value, ', '.join(missing)))
         else:
             used = sorted(set(sum(found.values(), [])))
-            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name).strip() == 'down']
+            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']
             report.fact('only loopback ' + variable, used == ['lo'])
             if down == used:
                 report.add(level, 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
@@ -220,63 +216,31 @@ def look_at_torch(machine, report, directory, home=None):
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
-def find_library(machine, name, cache=False):
-    """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
-    for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
-        path = os.path.join(directory, name)
-        if directory and os.path.exists(path):
-            return path
-    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache') if cache else '')
-    return found.group(1) if found else None
-
-
 def look_at_compat(machine, report, mapped=()):
     """
     cuda-compat in front of the driver's own libcuda.
 
     :param mapped: the libraries of the process with PyTorch
     """
-    path = find_library(machine, 'libcuda.so.1')
+    path = nccl.find_library(machine, 'libcuda.so.1')
     if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
         return
     real = os.path.realpath(path)
     own = re.search(r'libcuda\.so\.(\d[\d.]*)$', real)
-    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
+    driver = machine.nvidia_driver()
     if own and driver:
-        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.group(1).split('.')]
+        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.split('.')]
         level, what = 'red' if older and real in map(os.path.realpath, mapped) else 'yellow', '' if older else 'not '
         text = "%s comes first, NVIDIA's cuda-compat %s: it is %solder than the node's driver %s%s" % (
-            path, own.group(1), what, driver.group(1), "; CUDA then finds no GPU (error 803)" if older else '')
+            path, own.group(1), what, driver, "; CUDA then finds no GPU (error 803)" if older else '')
     else:
         level, text = 'yellow', "%s comes first, NVIDIA's cuda-compat; which driver the node has cannot be read" % path
     report.add(level, 'cuda-compat', text, "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
-    """
-    What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
-
-    As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
-    """
-    begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
-    if wanted.lower() in ('none', 'static_plugin'):
-        return []
-    names = []
-    for word in filter(None, wanted.split(',')):
-        names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
-    return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
-
-
-def plugin_files(machine, variable='NCCL_NET_PLUGIN'):
-    """Those of plugin_names() that are there, as paths."""
-    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
-             for name in plugin_names(machine, variable)]
-    return list(filter(None, paths))
-
-
 def look_at_plugin(machine, report):
     """NCCL's network plugin."""
-    path = next(iter(plugin_files(machine)), None)
+    path = next(iter(nccl.plugin_files(machine)), None)
     if path:
         report.fact('plugin', path)
         amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
@@ -302,7 +266,7 @@ def look_for_plugin(machine, report, tried):
 
     :param tried: whether the process with PyTorch tried to load it; else files were looked for
     """
-    need, names, wanted = plugin_need(machine), plugin_names(machine), machine.environ.get('NCCL_NET', '')
+    need, names, wanted = plugin_need(machine), nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
     named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
     if not names or not (need or named):
         return
@@ -320,15 +284,14 @@ def look(machine, report, torch, several):
     :param several: whether the job has several nodes
     :return: what node.py wants to know
     """
-    allowed, online = cpus(machine)
+    allowed, online = machine.cpus()
     details = {'rank': int(machine.environ['RANK']), 'local_rank': int(machine.environ['LOCAL_RANK']),
                'cpus': sorted(allowed), 'online': sorted(online)}
     report.fact('node', machine.node)
-    report.fact('machine', machine.read('proc/sys/kernel/random/boot_id').strip() or machine.node)
+    report.fact('machine', machine.read('proc/sys/kernel/random/boot_id') or machine.node)
     report.fact('python', os.sys.executable)
     report.fact('container', machine.container)
-    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
-    report.fact('driver', driver.group(1) if driver else 'none')
+    report.fact('driver', machine.nvidia_driver() or 'none')
     for name, value in machine.environ.items():
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)

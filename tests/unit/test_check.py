@@ -18,8 +18,8 @@ import time
 
 import pytest
 
-from slingtorch.job import check, elf, findings, look, node, variables, vet, wire
-from slingtorch.job.machine import KFD, Machine, expand_hosts, gpus
+from slingtorch.job import check, elf, findings, look, nccl, node, variables, vet, wire
+from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
 
 JOB = ROOT / 'slingtorch/job'
@@ -338,16 +338,16 @@ def test_libfabric_is_asked_by_the_parts_of_a_name(tmp_path, strings, name, leve
 ])
 def test_plugins_are_asked_before_a_name_is_unknown(tmp_path, variable, name, value):
     library(tmp_path / name, 'const char *a = "NCCL_INSPECTOR_TOMORROW";')
-    nccl = library(tmp_path / 'libnccl.so.2', ASKED)
+    mapped = library(tmp_path / 'libnccl.so.2', ASKED)
     env = {'LD_LIBRARY_PATH': str(tmp_path), **({variable: value.replace('%s', str(tmp_path))} if value else {})}
     machine = Machine(env, '/nowhere')
-    files = look.plugin_files(machine, variable)
+    files = nccl.plugin_files(machine, variable)
     assert files == [str(tmp_path / name)]
-    assert not check_variables({'NCCL_INSPECTOR_TOMORROW': '1'}, [nccl], plugins=files)
-    assert not look.plugin_files(Machine({**env, variable: 'none'}, '/nowhere'), variable)
+    assert not check_variables({'NCCL_INSPECTOR_TOMORROW': '1'}, [mapped], plugins=files)
+    assert not nccl.plugin_files(Machine({**env, variable: 'none'}, '/nowhere'), variable)
     report = findings.Report(0)
     report.fact('env NCCL_INSPECTOR_TOMORROW', '1')
-    node.check_probe(report, {'maps': [nccl]}, machine, False, None)
+    node.check_probe(report, {'maps': [mapped]}, machine, False, None)
     assert not [entry for entry in report.sorted() if entry[1] == 'variable']
 
 
@@ -357,7 +357,7 @@ CRAY = 'const char *a[] = {"MPICH_GPU_SUPPORT_ENABLED", "MPICH_OFI_TOMORROW", "M
 @pytest.mark.parametrize('name', ['libmpi_gnu_123.so.12', 'libmpi_cray.so.12', 'libmpi_nvidia.so.12',
                                   'libmpi_amd.so.12', 'libmpich_gnu_82.so.3', 'libmpi.so.12', 'libmpich.so.12'])
 def test_cray_mpich_is_asked_by_its_own_names(tmp_path, name):
-    assert elf.kind_of('/opt/cray/pe/lib64/' + name) == 'MPI'
+    assert library_kind('/opt/cray/pe/lib64/' + name) == 'MPI'
     cray = library(tmp_path / name, CRAY % ', "CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)"')
     assert not check_variables({'MPICH_OFI_TOMORROW': '1', 'MPICH_CH4_TOMORROW': '1'}, [cray])
     # whether its strings hold all names is not known
@@ -380,7 +380,7 @@ def test_a_library_of_rocr_does_not_show_all_its_names(tmp_path):
     'libmpi_mpifh-gfortran.so.40', 'libmpi_usempi_ignore_tkr.so.40',
 ])
 def test_what_goes_with_an_mpi_is_no_mpi(name):
-    assert elf.kind_of('/lib/' + name) is None
+    assert library_kind('/lib/' + name) is None
 
 
 @pytest.mark.parametrize('name, value, says', [
@@ -623,7 +623,8 @@ def test_which_devices_are_gpus(tmp_path, vendor, kind, counts):
     for name, text in pci(1, vendor, kind).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert [entry[2] for entry in gpus(Machine({}, str(tmp_path)))] == [vendor] * counts
+    kinds = {'0x10de': 'cuda', '0x1002': 'rocm'}
+    assert [entry[2] for entry in Machine({}, str(tmp_path)).gpus()] == [kinds.get(vendor)] * counts
 
 
 def test_partitions_of_an_accelerator_of_amd(job):
@@ -777,7 +778,7 @@ def test_plugin_missing(job, tmp_path, gpus, torch, env, level):
 def test_plugin_where_the_system_has_its_libraries(tmp_path):
     (tmp_path / 'etc').mkdir()
     (tmp_path / 'etc/ld.so.cache').write_bytes(b'glibc-ld.so.cache1.1\0libnccl-net.so\0/usr/lib64/libnccl-net.so\0')
-    assert look.plugin_files(Machine({}, str(tmp_path))) == ['/usr/lib64/libnccl-net.so']
+    assert nccl.plugin_files(Machine({}, str(tmp_path))) == ['/usr/lib64/libnccl-net.so']
 
 
 def test_an_mpiexec_inside_a_job_is_no_srun():
@@ -855,7 +856,7 @@ def test_cuda_compat_in_front(tmp_path, driver, maps, level):
 
 
 def test_a_plugin_for_efa(tmp_path, monkeypatch):
-    monkeypatch.setattr(look, 'plugin_files', lambda machine: ['/opt/amazon/ofi-nccl/lib/libnccl-net.so'])
+    monkeypatch.setattr(nccl, 'plugin_files', lambda machine: ['/opt/amazon/ofi-nccl/lib/libnccl-net.so'])
     (tmp_path / 'sys/class/cxi/cxi0').mkdir(parents=True)
     report = findings.Report(0)
     look.look_at_plugin(Machine({}, str(tmp_path)), report)
