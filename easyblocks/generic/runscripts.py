@@ -30,9 +30,10 @@ DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
-    + ['lib/bench.py', 'lib/drivers.cfg', 'lib/tree_copy.py']
-    + ['lib/check/%s' % name for name in ['__main__.py', 'elf.py', 'findings.py', 'look.py', 'node.py', 'probe.py',
-                                          'tree.py', 'variables.cfg', 'variables.py', 'vet.py']]
+    + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
+                                           'machine', 'nccl', 'node', 'probe', 'records', 'tree_copy',
+                                           'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
@@ -72,7 +73,7 @@ class RunScripts(EasyBlock):
 
     def scripts(self):
         """The scripts to install: {path below the installation directory: name to find through the source path}."""
-        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in self.cfg['runscripts']}
+        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in list(self.cfg['runscripts']) + [VERSION]}
 
     def fetch_step(self, *args, **kwargs):
         """Find the scripts besides fetching the sources."""
@@ -87,7 +88,7 @@ class RunScripts(EasyBlock):
 
     def find_scripts(self):
         """Find the scripts through the source path."""
-        for target, name in dict(self.scripts(), **{os.path.join(RUNSCRIPTS_DIR, VERSION): VERSION}).items():
+        for target, name in self.scripts().items():
             self.script_paths[target] = self.obtain_file(name, no_download=True, warning_only=True)
             if not self.script_paths[target]:
                 raise EasyBuildError("Runscript '%s' was not found: the directory runscripts/ of the bundle must be on "
@@ -141,7 +142,7 @@ class RunScripts(EasyBlock):
             copy_file(path, os.path.join(directory, target))
             adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)
         files = {target: {'sha256': compute_checksum(os.path.join(directory, target), 'sha256'), 'source': name}
-                 for target, name in self.scripts().items()}
+                 for target, name in self.scripts().items() if name != VERSION}
         digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
         version = os.path.join(directory, RUNSCRIPTS_DIR, VERSION)
         bundle = read_file(version).split()[1]
@@ -201,7 +202,7 @@ class RunScripts(EasyBlock):
             'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        scripts = [path for path in self.scripts() if not path.endswith(('.py', '.cfg'))]
+        scripts = [path for path in self.scripts() if not path.endswith(('.py', '.cfg', VERSION))]
         command = 'cd "%s" && for script in %s; do bash -n "$script" || exit; done' % (
             self.installdir, ' '.join('"%s"' % path for path in scripts))
         super().sanity_check_step(custom_paths=paths, custom_commands=[command] + (custom_commands or []), **kwargs)
