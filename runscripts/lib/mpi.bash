@@ -54,7 +54,7 @@ _check_mpi() {
     # What Python will use. A library of the host in the search path takes the place of one with the same ABI only.
     IFS=: read -r -a searched <<< "${LD_LIBRARY_PATH-}"
     IFS=: read -r -a system <<< "${_system_libraries:-/usr/local/lib:/usr/local/lib64:/usr/lib64:/usr/lib}"
-    [[ -n ${_system_libraries-} ]] || system+=(/usr/lib/*-linux-gnu /opt/*/lib)
+    [[ -n $_system_libraries ]] || system+=(/usr/lib/*-linux-gnu /opt/*/lib)
     _find_mpi ${searched[@]+"${searched[@]}"}
     bound=$mpi bound_dir=$mpi_dir
     if [[ $own == auto ]]; then

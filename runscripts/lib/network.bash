@@ -39,7 +39,7 @@ _check_plugin() {
 _check_alt_read() {
     local file gets='' option="Put '#SBATCH --network=disable_rdzv_get' into the job script"
     [[ ${FI_CXI_RDZV_PROTO-} == alt[_-]read && ${FI_CXI_RX_MATCH_MODE-} != software ]] || return 0
-    for file in "${_cxi_devices:-/sys/class/cxi}"/cxi*/device/properties/rdzv_get_en; do
+    for file in "$_cxi_devices"/cxi*/device/properties/rdzv_get_en; do
         IFS= read -r gets 2> /dev/null < "$file" && break
     done
     if [[ ,${SLURM_NETWORK-}, == *,disable_rdzv_get,* ]]; then
@@ -62,12 +62,12 @@ _check_alt_read() {
 _warn_of_old_driver() {
     local line driver cuda needs easyconfig machines oldest='' fits=''
     [[ -n ${SLINGTORCH_CUDA_VERSION-} && $local_rank == 0 ]] || return 0
-    IFS= read -r line 2> /dev/null < "${_nvidia_driver:-/proc/driver/nvidia/version}" || return 0
+    IFS= read -r line 2> /dev/null < "$_nvidia_driver" || return 0
     [[ $line =~ \ ([0-9]+)\.[0-9.]+\  ]] || return 0
     driver=${BASH_REMATCH[1]}
     while read -r cuda needs easyconfig machines; do
         [[ $cuda != "${SLINGTORCH_CUDA_VERSION%%.*}" ]] || oldest=$needs
-        [[ $cuda != [0-9]* || ,$machines, != *,${_machine:-$HOSTTYPE},* ]] || ((driver < needs)) || fits=$easyconfig
+        [[ $cuda != [0-9]* || ,$machines, != *,$_machine,* ]] || ((driver < needs)) || fits=$easyconfig
     done < "$_here/lib/drivers.cfg"
     [[ -n $oldest ]] && ((driver < oldest)) || return 0
     [[ -n $fits ]] && fits="eb $fits installs one that this driver runs" || fits="Take a PyTorch for an older CUDA"

@@ -8,7 +8,7 @@ _count_cores() {  # -> cores: CPUs that this task may use
     while IFS= read -r line; do
         [[ $line == Cpus_allowed_list:* ]] || continue
         for entry in ${line##*[[:space:]]}; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done
-    done < "${_proc_status:-/proc/self/status}"
+    done < "$_proc_status"
 }
 
 # The arguments for python -> torchrun_args. NUMBER_OF_WORKERS is empty for one per GPU.
