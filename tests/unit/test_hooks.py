@@ -347,7 +347,7 @@ class App:
 
     def __init__(self, tmp_path, name):
         self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg = Config(only_site=None)
+        self.cfg, self.initial_environ = Config(only_site=None), {}
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
 
