@@ -21,7 +21,7 @@ from easybuild.tools.filetools import det_lock_path, mkdir, remove_dir
 # In the environment of what a run starts, its line in the file: a pip or make that outlives a killed eb has it still.
 MARK = 'SLINGTORCH_INSTALLING'
 
-_HELD = {}  # type: Dict[str, int]  # path of the locked file: its descriptor
+_HELD: Dict[str, int] = {}  # path of the locked file: its descriptor
 
 
 def take_lock(easyblock: Any) -> None:
@@ -82,11 +82,11 @@ def wait_for(path: str, name: str, silent: bool) -> Tuple[int, str]:
         who = holder or 'a run that has just begun'
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            processes = left_behind(holder)
+            processes = ' '.join(left_behind(holder))
             if not processes and os.fstat(fd).st_nlink:
                 return fd, holder
             # else the run that held it has just removed it
-            who = processes and '%s (killed; processes that it left behind: %s)' % (holder, ' '.join(processes))
+            who = processes and '%s (killed; processes that it left behind: %s)' % (holder, processes)
         except BlockingIOError:
             pass
         os.close(fd)
