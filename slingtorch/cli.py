@@ -2,7 +2,8 @@
 """
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
-(explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py).
+(explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py),
+'report' packs what a bug report needs (report.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, sitefile, siteformats
+from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats
+from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -316,7 +318,8 @@ def gpu_note(site, root='/'):
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
     if name:
         return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
-    if gpus.nvidia_driver(root) or gpus.amd_driver(root):
+    node = Machine(root=root)
+    if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
     return None
 
@@ -419,6 +422,20 @@ def print_site(site):
         print("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
             entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
             entry.tolerance, entry.source))
+
+
+def site_text():
+    """Site of this machine with its values, or why there is none, for a report."""
+    sites = load_slingshot_sites(bundle_root())
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            choice = sites.choose()
+            print("%s (%s)%s" % (choice.site.name, choice.why, '; ' + choice.warning if choice.warning else ''))
+            print("groups: %s\n" % (', '.join(sites.chosen_groups()) or 'none'))
+            print_site(choice.site)
+        except sites.SiteError as err:
+            print(err)
+    return text.getvalue()
 
 
 def run_sites(args):
@@ -556,8 +573,9 @@ def make_parser():
     new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
                                          "has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
-    bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
+    bench.add_parser(commands, lambda args: bench.run(args, lambda: load_slingshot_sites(bundle_root())))
     check.add_parsers(commands)
+    report.add_parser(commands, site_text)
     return parser
 
 
@@ -591,7 +609,7 @@ def main(argv=None):
             print('false')
         return 130
     except Exception as err:  # pylint: disable=broad-except
-        expected = isinstance(err, (CliError, RuntimeError, OSError)) or type(err).__name__ == 'SiteError'
+        expected = isinstance(err, (CliError, RuntimeError, OSError))
         if expected:
             note("error: %s" % err)
         try:
