@@ -20,6 +20,8 @@ import sys
 import tempfile
 from collections import OrderedDict, namedtuple
 
+from slingtorch.job import machine
+
 LIMIT = 20      # seconds for one command; all of them run at the same time
 
 COMMANDS = {
@@ -54,11 +56,7 @@ GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
 # lines that stand for a GPU in the output of a command
 GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'),
              ('amd-smi', 'rocm', r'^GPU: (\d+)'))
-# vendor and class of PCI devices: 0x03 display, 0x12 accelerator; AMD's 0x0300 can be the small one of a server
-GPU_DEVICES = (('cuda', '0x10de', '0x03'), ('rocm', '0x1002', '0x038|0x12'))
 MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|psmpi|parastationmpi|(hpe-)?mpt)', re.I)
-SHARED = ('lustre gpfs beegfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs fuse.glusterfs '
-          'fuse.sshfs fuse.dfuse').split()
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
 SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')
 VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
@@ -224,12 +222,10 @@ def node_gpus(evidence):
         numbers = set(re.findall(pattern, evidence[name].text, re.M))
         if numbers:
             return vendor, len(numbers), name
-    devices = read_tree(evidence['pci'].text).values()
-    for vendor, number, pattern in GPU_DEVICES:
-        found = [keys for keys in devices if keys.get('vendor') == number and re.match(pattern, keys.get('class', ''))]
-        if found:
-            return vendor, len(found), '/sys/bus/pci'
-    return None
+    devices = [machine.gpu_vendor(keys.get('class'), keys.get('vendor'))
+               for keys in read_tree(evidence['pci'].text).values()]
+    vendor = min(filter(None, devices), default=None)
+    return (vendor, devices.count(vendor), '/sys/bus/pci') if vendor else None
 
 
 def read_tree(text):
@@ -294,20 +290,6 @@ def read_providers(text):
         elif key == 'domain' and value not in domains:
             domains.append(value)
     return res
-
-
-def read_mounts(text):
-    """File systems by their path: {path: type}, without local ones that are read-only."""
-    unescape = re.compile(r'\\([0-7]{3})')
-    return OrderedDict((unescape.sub(lambda match: chr(int(match.group(1), 8)), fields[1]), fields[2])
-                       for fields in (line.split() for line in text.splitlines())
-                       if len(fields) > 3 and not (fields[2] in LOCAL and 'ro' in fields[3].split(',')))
-
-
-def mount_of(path, mounts):
-    """Type of the file system that a path is on, or None."""
-    return max([(len(top), kind) for top, kind in mounts.items() if (path + '/').startswith(top.rstrip('/') + '/')],
-               default=(0, None))[1]
 
 
 def read_modules(text):
@@ -524,15 +506,16 @@ class Draft:
 
     def temporary_files(self):
         """A directory for caches, where the usual one is on a shared file system."""
-        mounts = read_mounts(self.evidence['mounts'].text)
+        mounts = machine.read_mounts(self.evidence['mounts'].text)
         match = re.search(r'^TMPDIR=(/.*)', self.evidence['environment'].text, re.M)
         top = match.group(1) if match else '/tmp'
-        kind = mount_of(top, mounts)
+        kind = machine.mount_of(top, mounts)[1]
         self.seen['temporary files'] = "%s, on %s" % (top, kind or 'an unknown file system')
-        if kind not in SHARED:
+        if kind not in machine.SHARED:
             return
-        local = ['/tmp'] * (mount_of('/tmp', mounts) not in SHARED) + [
-            path for path, kind in mounts.items() if kind in LOCAL and (path == '/dev/shm' or not SYSTEM.match(path))]
+        local = ['/tmp'] * (machine.mount_of('/tmp', mounts)[1] not in machine.SHARED) + [
+            path for path, kind, options in mounts
+            if kind in LOCAL and 'ro' not in options and (path == '/dev/shm' or not SYSTEM.match(path))]
         if local:
             self.add('env SLINGTORCH_CACHE_ROOT', value=local[0], source="/proc/mounts " + self.here,
                      reason="%s is shared (%s), which does not serve the caches of every rank" % (top, kind))
@@ -541,9 +524,11 @@ class Draft:
 
     def file_systems(self):
         """What containers must be given to see."""
-        mounts = read_mounts(self.evidence['mounts'].text)
+        mounts = OrderedDict((path, kind) for path, kind, options in
+                             machine.read_mounts(self.evidence['mounts'].text)
+                             if not (kind in LOCAL and 'ro' in options))
         shared, local = [[path for path, kind in mounts.items() if kind in kinds and not SYSTEM.match(path)]
-                         for kinds in (SHARED, LOCAL)]
+                         for kinds in (machine.SHARED, LOCAL)]
         for what, paths in (('shared file systems', shared), ('local file systems', local)):
             if paths:
                 self.seen[what] = ', '.join('%s (%s)' % (path, mounts[path]) for path in paths)
