@@ -102,7 +102,7 @@ Reference = namedtuple('Reference', ('name',) + KINDS['reference'].keys)
 Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
 
 
-class SiteError(Exception):
+class SiteError(RuntimeError):
     """A site that does not exist, cannot be decided on, or whose file is wrong; the message says what to do."""
 
 

@@ -21,6 +21,7 @@ import tempfile
 import textwrap
 
 from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats
+from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -317,7 +318,8 @@ def gpu_note(site, root='/'):
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
     if name:
         return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
-    if gpus.nvidia_driver(root) or gpus.amd_driver(root):
+    node = Machine(root=root)
+    if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
     return None
 
@@ -571,7 +573,7 @@ def make_parser():
     new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
                                          "has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
-    bench.add_parser(commands, lambda args: bench.run(args, bundle_root(), lambda: load_slingshot_sites(bundle_root())))
+    bench.add_parser(commands, lambda args: bench.run(args, lambda: load_slingshot_sites(bundle_root())))
     check.add_parsers(commands)
     report.add_parser(commands, site_text)
     return parser
@@ -607,7 +609,7 @@ def main(argv=None):
             print('false')
         return 130
     except Exception as err:  # pylint: disable=broad-except
-        expected = isinstance(err, (CliError, RuntimeError, OSError)) or type(err).__name__ == 'SiteError'
+        expected = isinstance(err, (CliError, RuntimeError, OSError))
         if expected:
             note("error: %s" % err)
         try:

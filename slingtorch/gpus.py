@@ -12,25 +12,16 @@ import re
 from collections import namedtuple
 
 from slingtorch import bundle_root
+from slingtorch.job.machine import Machine
 
 # without a site between the versions: for any cluster
 NAME = re.compile(r'^PyTorch-(\d[\d.]*)-(cuda|rocm)-(\d+)\.(\d+)\.eb$')
-KFD = 'sys/class/kfd/kfd/topology/nodes'
 # Compute capability of the models that are older than Turing, which has 7.5 (developer.nvidia.com/cuda-legacy-gpus), as
 # the driver calls them ('Tesla V100-SXM2-32GB', 'Quadro GV100', 'NVIDIA TITAN V'). All newer ones are in every wheel.
 OLD_MODELS = (((7, 0), r'\bG?V100S?\b|TITAN V\b'), ((6, 0), r'\bG?P\d{1,4}\b|GTX 10[5-8]0|TITAN X'),
               ((5, 0), r'\bM\d{1,4}M?\b|GTX (9\d0|750)'), ((3, 0), r'\bK\d{1,4}[cmst]?\b'))
 
 Wheel = namedtuple('Wheel', ['name', 'version', 'kind', 'toolkit', 'machines', 'oldest_gpu'])
-
-
-def read(root, path):
-    """A small file below root; '' if it cannot be read."""
-    try:
-        with open(os.path.join(root, path), errors='replace') as stream:
-            return stream.read(1 << 16)
-    except OSError:
-        return ''
 
 
 def oldest_drivers(table=None):
@@ -81,19 +72,10 @@ def numbers(text):
     return tuple(int(part) for part in text.split('.') if part.isdigit())
 
 
-def nvidia_driver(root='/'):
-    """Version of NVIDIA's kernel driver that is loaded; None without one."""
-    # open kernel modules say 'Kernel Module for x86_64  580.65.06'
-    match = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', read(root, 'proc/driver/nvidia/version'))
-    return match.group(1) if match else None
-
-
-def nvidia_models(root='/'):
+def nvidia_models(node):
     """Models of NVIDIA's GPUs, as the driver calls them."""
-    found = set()
-    for path in glob.glob(os.path.join(glob.escape(root), 'proc/driver/nvidia/gpus/*/information')):
-        found.update(re.findall(r'^Model:\s*(\S.*?)\s*$', read(root, path), re.M))
-    return sorted(found)
+    texts = map(node.read, node.glob('proc/driver/nvidia/gpus/*/information'))
+    return sorted({model for text in texts for model in re.findall(r'^Model:\s*(\S.*?)\s*$', text, re.M)})
 
 
 def capability(model):
@@ -101,19 +83,15 @@ def capability(model):
     return next((number for number, pattern in OLD_MODELS if re.search(pattern, model)), None)
 
 
-def amd_driver(root='/'):
+def amd_driver(node):
     """What the driver of AMD's GPUs calls itself ('amdgpu 6.12.12', 'amdgpu'); None where ROCm has no GPU."""
-    nodes = glob.glob(os.path.join(glob.escape(root), KFD, '*', 'properties'))
-    # a processor's simd_count is 0 (Linux, kfd_topology.c)
-    if not any(re.search(r'^simd_count [1-9]', read(root, path), re.M) for path in nodes):
-        return None
     # AMD's own has a version, that of the kernel has none
-    return ('amdgpu ' + read(root, 'sys/module/amdgpu/version').strip()).strip()
+    return ('amdgpu ' + node.read('sys/module/amdgpu/version')).strip() if node.rocm_gpus() else None
 
 
-def nvidia_wheel(root, candidates, machine):
+def nvidia_wheel(node, candidates, machine):
     """(name or None, reason) for NVIDIA's GPUs, or None without a driver."""
-    driver, models = nvidia_driver(root), nvidia_models(root)
+    driver, models = node.nvidia_driver(), nvidia_models(node)
     if not driver:
         return None
     oldest = oldest_drivers()
@@ -135,9 +113,9 @@ def nvidia_wheel(root, candidates, machine):
     return fits[0].name, reason
 
 
-def amd_wheel(root, candidates, machine):
+def amd_wheel(node, candidates, machine):
     """(name or None, reason) for AMD's GPUs, or None without a driver."""
-    driver = amd_driver(root)
+    driver = amd_driver(node)
     if not driver:
         return None
     # no driver is too old by what AMD says: its table has the pairs that were tested
@@ -172,8 +150,8 @@ def fitting_easyconfig(root='/', easyconfigs=None, machine=None, site_gpu=None):
     :param site_gpu: cuda or rocm, where the site says which GPUs it has: it decides where both or none are here
     :return: (name of the easyconfig or None, reason: what was compared, or why there is none)
     """
-    machine, candidates = machine or os.uname().machine, wheels(easyconfigs)
-    answers = [('cuda', nvidia_wheel(root, candidates, machine)), ('rocm', amd_wheel(root, candidates, machine))]
+    node, machine, candidates = Machine(root=root), machine or os.uname().machine, wheels(easyconfigs)
+    answers = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
     # what fits first, then what the site says
     answers = sorted([(kind, answer) for kind, answer in answers if answer],
                      key=lambda item: (item[1][0] is None, item[0] != site_gpu))

@@ -17,9 +17,10 @@ DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
-    + ['lib/bench.py', 'lib/drivers.cfg', 'lib/tree_copy.py']
-    + ['lib/check/%s' % name for name in ['__main__.py', 'elf.py', 'findings.py', 'look.py', 'node.py', 'probe.py',
-                                          'tree.py', 'variables.cfg', 'variables.py', 'vet.py']]
+    + ['lib/drivers.cfg', 'lib/job/variables.cfg']
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
+                                           'machine', 'nccl', 'node', 'probe', 'records', 'tree_copy',
+                                           'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 
