@@ -3,8 +3,7 @@
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
 (explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py),
-'report' packs what a bug report needs (report.py),
-'status' says what is installed (status.py).
+'report' packs what a bug report needs (report.py), 'status' says what is installed (status.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -21,7 +20,8 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats, status
+from slingtorch import (__version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats,
+                        status)
 from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
