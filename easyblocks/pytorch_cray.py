@@ -66,10 +66,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                                     "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
-        # checked here, with the local version that pip would not expect
-        extra_vars['sanity_check_pip_list'][0] = False
-        # the environment's own python stands in the scripts, so that they work without the module as well
-        extra_vars['fix_python_shebang_for'][0] = []
+        # Not every EasyBuild has both parameters. pip's list is checked here, with the local version that pip would not
+        # expect; the environment's own python stands in the scripts, so that they work without the module as well.
+        for name, value in (('sanity_check_pip_list', False), ('fix_python_shebang_for', [])):
+            if name in extra_vars:
+                extra_vars[name][0] = value
         return extra_vars
 
     def __init__(self, *args, **kwargs):

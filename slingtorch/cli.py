@@ -3,7 +3,7 @@
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
 (explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py),
-'status' says what is installed (status.py).
+'report' packs what a bug report needs (report.py), 'status' says what is installed (status.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -20,7 +20,8 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, sitefile, siteformats, status
+from slingtorch import (__version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats,
+                        status)
 from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
@@ -424,6 +425,20 @@ def print_site(site):
             entry.tolerance, entry.source))
 
 
+def site_text():
+    """Site of this machine with its values, or why there is none, for a report."""
+    sites = load_slingshot_sites(bundle_root())
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            choice = sites.choose()
+            print("%s (%s)%s" % (choice.site.name, choice.why, '; ' + choice.warning if choice.warning else ''))
+            print("groups: %s\n" % (', '.join(sites.chosen_groups()) or 'none'))
+            print_site(choice.site)
+        except sites.SiteError as err:
+            print(err)
+    return text.getvalue()
+
+
 def run_sites(args):
     """slingtorch sites"""
     sites = load_slingshot_sites(bundle_root())
@@ -578,6 +593,7 @@ def make_parser():
     new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
     bench.add_parser(commands, lambda args: bench.run(args, lambda: load_slingshot_sites(bundle_root())))
     check.add_parsers(commands)
+    report.add_parser(commands, site_text)
     return parser
 
 
