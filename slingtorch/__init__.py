@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
+import importlib.util
 import os
 
 __version__ = '0.1.0'
@@ -20,3 +21,16 @@ def bundle_root():
             return candidate
     raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a whole "
                        "checkout" % tuple(candidates))
+
+
+def bundle_module(path):
+    """
+    A file of the bundle that is in no package, since EasyBuild loads it in its own way, as a module.
+
+    :param path: below bundle_root()
+    """
+    name = os.path.basename(path)[:-len('.py')]
+    spec = importlib.util.spec_from_file_location(name, os.path.join(bundle_root(), path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

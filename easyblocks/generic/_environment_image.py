@@ -4,13 +4,13 @@ Plain functions of several easyblocks: a Python environment as one squashfs imag
 (docs/staging.md).
 """
 import glob
-import hashlib
 import os
 import re
 import shlex
 import shutil
 
 from easybuild.easyblocks.generic._dependencies import last_lines
+from easybuild.easyblocks.generic._lockfile import sha256
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import IGNORE, adjust_permissions, mkdir, remove_dir, remove_file, which, write_file
 from easybuild.tools.run import run_shell_cmd
@@ -94,15 +94,6 @@ def run_command(cmd, remedy):
         raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy,
                              ' '.join(cmd), last_lines(res.output))
     return res.output
-
-
-def sha256(path):
-    """sha256 of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with open(path, 'rb') as stream:
-        for piece in iter(lambda: stream.read(1 << 24), b''):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def link_or_copy(source, target):
