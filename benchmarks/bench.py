@@ -31,7 +31,7 @@ GOAL_RATIO, GOAL_FROM, GOAL_GLOO_FROM = 0.8, 10 ** 6, 64 * 1000
 LOOP = """
 import json, statistics, sys, time, types
 sys.path.insert(0, sys.argv[1])
-import bench
+from slingtorch.job import bench
 import torch
 from mpi4py import MPI
 
@@ -123,7 +123,7 @@ def collect(options):
         loop = os.path.join(directory, 'loop.py')
         pathlib.Path(loop).write_text(LOOP)
         for operation in ('all_reduce', 'send_receive'):
-            out = started(options, loop, ROOT / 'runscripts/lib', operation, options.seconds, *sizes)
+            out = started(options, loop, ROOT, operation, options.seconds, *sizes)
             rows += [json.loads(line[7:]) for line in out.splitlines() if line.startswith('RESULT ')]
         if torch.distributed.is_mpi_available():
             backends = measured(options, directory, 'all_reduce', 'gloo,mpi,plain-mpi')

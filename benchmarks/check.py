@@ -15,7 +15,6 @@
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -29,22 +28,11 @@ import threading
 import time
 
 RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
-CHECK = RUNSCRIPT.parent / 'lib/check'
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(CHECK))
-import findings  # noqa: E402
-import look  # noqa: E402
-import tree  # noqa: E402
+sys.path.insert(0, str(RUNSCRIPT.parents[1]))
+from slingtorch.job import check, findings, tree_copy, wire  # noqa: E402
+from slingtorch.job.machine import Machine  # noqa: E402
 
 ROUND_TRIP = 0.0001
-
-
-def load_main():
-    """The program, as a module."""
-    spec = importlib.util.spec_from_file_location('check_main', CHECK / '__main__.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def free_port():
@@ -65,7 +53,7 @@ def environment(rank, ranks, per_node, port):
     }
 
 
-def real(main, ranks, per_node):
+def real(ranks, per_node):
     """(a): seconds, processor seconds per rank."""
     port, pids, begin, before = free_port(), [], time.perf_counter(), os.times()
     for rank in range(ranks):
@@ -74,7 +62,7 @@ def real(main, ranks, per_node):
             status = 1
             try:
                 with contextlib.redirect_stdout(io.StringIO()) as out:
-                    status = main.run(look.Machine(environment(rank, ranks, per_node, port)), out)
+                    status = check.run(Machine(environment(rank, ranks, per_node, port)), out)
                     if rank == 0 and f'{ranks} ranks' not in out.getvalue():
                         sys.stderr.write(out.getvalue())
             finally:
@@ -87,7 +75,7 @@ def real(main, ranks, per_node):
     return time.perf_counter() - begin, used / ranks
 
 
-def start(python, check):
+def start(python, checked):
     """(d): seconds for 8 ranks on two nodes, started by the runscript."""
     port, processes, begin = free_port(), [], time.perf_counter()
     for rank in range(8):
@@ -96,7 +84,7 @@ def start(python, check):
                'SLURM_LOCALID': str(rank % 4), 'SLURM_NODEID': str(rank // 4), 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
                'SLURM_STEP_NODELIST': 'nid000000,nid000001', 'SLURMD_NODENAME': node, 'GLOO_SOCKET_IFNAME': 'lo',
                'OMP_NUM_THREADS': '1'}
-        command = [RUNSCRIPT] + ['--check'] * check + ['-c', 'import torch']
+        command = [RUNSCRIPT] + ['--check'] * checked + ['-c', 'import torch']
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
     for process in processes:
         errors = process.communicate()[1]
@@ -122,12 +110,12 @@ def calls(count):
     """(b): processor seconds per node that calls rank 0's and is told its place, of both ends."""
     port = free_port()
     environ = environment(0, count + 1, 1, port)
-    root = tree.Root(environ, count, 20)
+    root = wire.Root(environ, count, 20)
     connections = []
 
     def call():
         for number in range(1, count + 1):
-            connections.append(tree.tree_copy.call(
+            connections.append(tree_copy.call(
                 '127.0.0.1', port, root.key, f'1 1 {number} nid{number:06d}', 20))
 
     thread = threading.Thread(target=call)
@@ -156,9 +144,9 @@ def model(ranks, per_node, per_call):
     nodes = max(1, ranks // per_node)
     seconds, below = (nodes - 1) * per_call, nodes
     while below > 1:
-        below = -(-below // tree.tree_copy.FANOUT)
-        merge, _ = merges(max(per_node, ranks // max(1, below) // tree.tree_copy.FANOUT), per_node)
-        seconds += ROUND_TRIP + tree.tree_copy.FANOUT * merge
+        below = -(-below // tree_copy.FANOUT)
+        merge, _ = merges(max(per_node, ranks // max(1, below) // tree_copy.FANOUT), per_node)
+        seconds += ROUND_TRIP + tree_copy.FANOUT * merge
     return seconds
 
 
@@ -169,10 +157,10 @@ def main():
     parser.add_argument('--per-node', type=int, default=8)
     parser.add_argument('--python', metavar='PYTHON', help='with PyTorch, for (d)')
     args = parser.parse_args()
-    program, per_node = load_main(), args.per_node
+    per_node = args.per_node
     rows = []
     for ranks in map(int, args.ranks.split(',')):
-        seconds, used = real(program, ranks, per_node)
+        seconds, used = real(ranks, per_node)
         rows.append({'ranks': ranks, 'nodes': max(1, ranks // per_node), 'seconds': seconds, 'cpu_per_rank': used})
     per_call = calls(256)
     modelled = []
@@ -192,10 +180,10 @@ def main():
         print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {1000 * row["seconds"]:8.1f}   {row["bytes"]:10}'
               f'             {1000 * row["merge"]:8.2f}')
     starts = {False: [], True: []}
-    for check in [False, True] * 3 if args.python else []:
-        starts[check].append(start(args.python, check))
+    for checked in [False, True] * 3 if args.python else []:
+        starts[checked].append(start(args.python, checked))
     if args.python:
-        plain, checked = (statistics.median(starts[check]) for check in (False, True))
+        plain, checked = (statistics.median(starts[which]) for which in (False, True))
         print(f'(d) 8 ranks on 2 nodes import torch: {plain:.1f} s, with --check {checked:.1f} s')
     if args.json:
         with open(args.json, 'w') as stream:

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The command 'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' wrote in a job, compares two
-files, draws them, and judges them by the reference figures of a site. The measuring is runscripts/lib/bench.py.
+files, draws them, and judges them by the reference figures of a site. The measuring is job/bench.py.
 """
-import importlib.util
-import json
-import os
 import sys
 
-KEYS = ('complete', 'date', 'environment', 'line_rates', 'nodes', 'not_measured', 'notes', 'providers', 'ranks',
-        'ranks_per_node', 'results', 'site', 'versions')
-"""What is read of a file."""
+from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
+                                    table_head, table_row, wrong_values)
 
 NOTHING_COMPARED = 3
 """Exit status when a verdict was asked for and there was nothing to compare with."""
@@ -30,49 +26,15 @@ One rank for each GPU. Then, anywhere:
     slingtorch bench --compare before.json after.json"""
 
 
-class BenchError(RuntimeError):
-    """A file or a request that cannot be used; the message says what to do."""
-
-
-def program(root):
-    """The module runscripts/lib/bench.py of the bundle, which makes files and tables."""
-    path = os.path.join(root, 'runscripts', 'lib', 'bench.py')
-    spec = importlib.util.spec_from_file_location('slingtorch_runscript_bench', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def read(path, measuring):
-    """The record in a file."""
-    try:
-        with open(path, encoding='utf-8') as stream:
-            record = json.load(stream)
-    except OSError as err:
-        raise BenchError("%s cannot be read: %s" % (path, err.strerror))
-    except ValueError as err:
-        raise BenchError("%s is not JSON (%s): give the file that '--bench --json FILE' wrote" % (path, err))
-    if not isinstance(record, dict) or record.get('format') != measuring.FORMAT:
-        raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
-    if record.get('version') != measuring.VERSION:
-        raise BenchError("%s has version %s of the file's form, and this slingtorch reads version %s: read it with the "
-                         "slingtorch whose runscripts wrote it, or measure again"
-                         % (path, record.get('version'), measuring.VERSION))
-    missing = [key for key in KEYS if key not in record]
-    if missing:
-        raise BenchError("%s lacks %s: was it changed by hand?" % (path, ', '.join(missing)))
-    return record
-
-
-def show(record, measuring):
+def show(record):
     """Lines: everything, as the job printed it."""
-    lines = measuring.head(record)
+    lines = head(record)
     found = [(row['kind'], row['operation']) for row in record['results']]
     for kind, operation in dict.fromkeys(found):
-        lines += measuring.table_head(record, kind, operation)
-        lines += [measuring.table_row(record, row) for row in record['results']
+        lines += table_head(record, kind, operation)
+        lines += [table_row(record, row) for row in record['results']
                   if (row['kind'], row['operation']) == (kind, operation)]
-    lines += measuring.summary(record)
+    lines += summary(record)
     if not record['complete']:
         lines.append("INCOMPLETE: the job ended before everything was measured")
     return lines
@@ -97,7 +59,7 @@ def differences(first, second):
     return lines
 
 
-def compare(first, second, names, measuring):
+def compare(first, second, names):
     """Lines: bus bandwidths of two files side by side."""
     rows = [index(first), index(second)]
     both = [key for key in rows[0] if key in rows[1]]
@@ -112,7 +74,7 @@ def compare(first, second, names, measuring):
             before = key[:2]
             lines += ['', '%s, %s: bus bandwidth, GB/s' % before, form % ('size', 'A', 'B', 'B / A')]
         values = [each[key]['bus_bandwidth'] for each in rows]
-        lines.append(form % (measuring.show_size(key[2]), '%.4g' % values[0], '%.4g' % values[1],
+        lines.append(form % (show_size(key[2]), '%.4g' % values[0], '%.4g' % values[1],
                              '%.2f' % (values[1] / values[0]) if values[0] else '-'))
     for letter, one, other in (('A', rows[0], rows[1]), ('B', rows[1], rows[0])):
         alone = len([key for key in one if key not in other])
@@ -121,7 +83,7 @@ def compare(first, second, names, measuring):
     return lines
 
 
-def judge(record, site, measuring):
+def judge(record, site):
     """(lines, whether all is well, None if nothing could be compared): the record by the site's reference figures."""
     if not site.references:
         return ["site %s: no reference figures are known, so nothing says whether this is good. Yours would be the "
@@ -129,7 +91,7 @@ def judge(record, site, measuring):
                 "[reference LABEL] to %s (docs/bench.md)" % (site.name, site.path)], None
     rows, lines, well = index(record), [], None
     for reference in site.references:
-        size = measuring.parse_size(reference.size)
+        size = parse_size(reference.size)
         what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,
                                                   reference.nodes, reference.ranks_per_node)
         row = rows.get((reference.backend, reference.operation, size))
@@ -155,7 +117,7 @@ def judge(record, site, measuring):
     return lines, well
 
 
-def draw(records, names, path, measuring):
+def draw(records, names, path):
     """Write a PNG: bus bandwidth by size, a panel for each operation, a line for each backend and file."""
     try:
         import matplotlib
@@ -164,7 +126,7 @@ def draw(records, names, path, measuring):
                          % (sys.executable, sys.executable))
     matplotlib.use('Agg')
     from matplotlib import pyplot, ticker
-    operations = [name for name in measuring.OPERATIONS
+    operations = [name for name in OPERATIONS
                   if any(row['operation'] == name for record in records for row in record['results'])]
     if not operations:
         raise BenchError("there is nothing to draw: no result in %s" % ', '.join(names))
@@ -172,7 +134,7 @@ def draw(records, names, path, measuring):
     height = -(-len(operations) // columns)
     figure, grid = pyplot.subplots(height, columns, figsize=(4.2 * columns + 0.6, 3.3 * height + 1.1), squeeze=False,
                                    sharex=True)
-    kinds = [kind for kind in measuring.KINDS
+    kinds = [kind for kind in KINDS
              if any(row['kind'] == kind for record in records for row in record['results'])]
     handles = {}
     rates = [sum(record['line_rates'].values()) if record['nodes'] > 1 else 0 for record in records]
@@ -191,7 +153,7 @@ def draw(records, names, path, measuring):
                 handles[label] = axes.axhline(rates[number], color='0.4', linestyle=':')
         axes.set_xscale('log', base=2)
         axes.set_yscale('log')
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda size, _: measuring.show_size(int(size))))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda size, _: show_size(int(size))))
         axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=6))
         axes.tick_params(axis='x', labelrotation=30, labelbottom=True)
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: '%g' % value))
@@ -210,13 +172,12 @@ def draw(records, names, path, measuring):
     figure.savefig(path, dpi=110)
 
 
-def run(args, root, sites):
+def run(args, sites):
     """
     Do what was asked for; the exit status.
 
     :param sites: function that returns the module slingshot_sites
     """
-    measuring = program(root)
     names = args.compare or ([args.result] if args.result else [])
     if not names:
         if args.plot or args.site:
@@ -225,16 +186,16 @@ def run(args, root, sites):
         return 0
     if args.compare and (args.result or args.site):
         raise BenchError("--compare takes two files, and no third one or --site")
-    records = [read(name, measuring) for name in names]
-    print('\n'.join(compare(*records, names, measuring) if args.compare else show(records[0], measuring)))
+    records = [read(name) for name in names]
+    print('\n'.join(compare(*records, names) if args.compare else show(records[0])))
     if args.plot:
-        draw(records, names, args.plot, measuring)
+        draw(records, names, args.plot)
         print("drawn: %s" % args.plot)
-    status = 1 if any(measuring.wrong_values(record) or not record['complete'] for record in records) else 0
+    status = 1 if any(wrong_values(record) or not record['complete'] for record in records) else 0
     if not args.compare:
         chosen = sites().load(args.site) if args.site else own_site(records[0], sites())
         if chosen:
-            lines, well = judge(records[0], chosen, measuring)
+            lines, well = judge(records[0], chosen)
             print('\n'.join([''] + lines))
             if args.site:
                 status = status or {True: 0, False: 1, None: NOTHING_COMPARED}[well]

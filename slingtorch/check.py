@@ -19,7 +19,7 @@ def runscript(environ):
     """Path of conda-python-distributed: the loaded module's, else the bundle's."""
     for directory in (environ.get('RUNSCRIPTS'), os.path.join(bundle_root(), 'runscripts')):
         path = os.path.join(directory or '', 'conda-python-distributed')
-        if directory and os.path.isdir(os.path.join(directory, 'lib', 'check')) and os.access(path, os.X_OK):
+        if directory and os.path.isdir(os.path.join(directory, 'lib', 'job')) and os.access(path, os.X_OK):
             return path
     raise RuntimeError("the runscripts of the bundle are not there: install slingtorch again, or use a whole checkout")
 

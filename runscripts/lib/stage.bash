@@ -263,7 +263,7 @@ _copy_by_tree() {  # SHA256
     # not MASTER_PORT, which ranks of finished nodes are trying by then, and not that of the job's next step
     ((port <= 65535)) || port=$((MASTER_PORT - 16))
     # who cannot read the image does not know the word $1-$key
-    local -a command=("$shared/bin/python" -I -S "$_here/lib/tree_copy.py" "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
+    local -a command=("$shared/bin/python" -I -S -B "$_here/lib/job" tree_copy "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
     if ((rank == 0)); then
         _long cp -- "$_image" "$_node_dir/image" || return
     else

@@ -76,7 +76,8 @@ def test_installs_and_module_works(kept, modulestool):
     assert env['PYTHONNOUSERSITE'] == '1'
     assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
     assert 'PYTHONPATH' not in env
-    scripts = {path.relative_to(ROOT / 'runscripts') for path in (ROOT / 'runscripts').glob('**/*') if path.is_file()}
+    scripts = {pathlib.Path(directory, name).relative_to(ROOT / 'runscripts')
+               for directory, _, names in os.walk(ROOT / 'runscripts', followlinks=True) for name in names}
     scripts = {path for path in scripts if not {'container', 'extend-venv-activate', '__pycache__'} & set(path.parts)}
     installed = [path for path in (root / 'runscripts').glob('**/*') if path.is_file()]
     assert {path.relative_to(root / 'runscripts') for path in installed} == scripts

@@ -12,21 +12,11 @@ import tempfile
 import pytest
 
 from slingtorch import quickstart
-from testbed import ROOT, clean_environ, run, wheels
+from testbed import ROOT, clean_environ, copy_of_checkout, run, wheels
 
 pytestmark = pytest.mark.real
 
 NOT_ROOT = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups']
-
-
-def clone(target):
-    """The files of this checkout, also those not committed yet, as git would bring them."""
-    listed = run(['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'], cwd=ROOT).stdout
-    for name in filter(None, listed.split('\0')):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    return target
 
 
 def environment(home):
@@ -50,7 +40,7 @@ def files_below(directory):
 
 def test_from_clone_to_training_and_again(tmp_path):
     """From a shell in which another installation is active; its configuration has no say."""
-    checkout, home, prefix = clone(tmp_path / 'my checkout'), tmp_path / 'home', tmp_path / 'prefix'
+    checkout, home, prefix = copy_of_checkout(tmp_path / 'my checkout'), tmp_path / 'home', tmp_path / 'prefix'
     home.mkdir()
     other = tmp_path / 'other'
     env = {**environment(home), 'EASYBUILD_PREFIX': str(other), 'EASYBUILD_HOOKS': '/foreign/hooks.py',
@@ -113,7 +103,7 @@ if rank == 0:
 
 def test_machine_with_gpus(tmp_path):
     """Driver 550 and three GPUs, of files; wheels with CUDA 12.8 and the training are stand-ins. All else is real."""
-    checkout, prefix = clone(tmp_path / 'checkout'), tmp_path / 'prefix'
+    checkout, prefix = copy_of_checkout(tmp_path / 'checkout'), tmp_path / 'prefix'
     made = quickstart.Prefix(str(prefix))
     made.claim()
     os.close(made.lock)
@@ -207,7 +197,7 @@ def for_everybody():
     """A copy of this checkout that every user can read."""
     with tempfile.TemporaryDirectory(dir='/tmp') as directory:
         os.chmod(directory, 0o755)
-        yield clone(pathlib.Path(directory) / 'checkout')
+        yield copy_of_checkout(pathlib.Path(directory) / 'checkout')
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='hiding the modules tool of this machine needs root')

@@ -31,7 +31,7 @@ def corrupted(tensor, *args, **kwargs):
 if os.environ['RANK'] == '1':
     dist.all_reduce = corrupted
     dist.broadcast = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-sys.argv[0] = os.environ['RUNSCRIPTS'] + '/lib/bench.py'
+sys.argv[:1] = [os.environ['RUNSCRIPTS'] + '/lib/job', 'bench']
 runpy.run_path(sys.argv[0], run_name='__main__')
 '''
 
@@ -98,5 +98,6 @@ def test_plain_mpi_beside_it(mpich, installed_pytorch, env, tmp_path):
 
 
 def test_outside_of_a_job_it_says_how_it_is_started(installed_pytorch, env):
-    done = testbed.run([installed_pytorch.python, installed_pytorch.runscripts / 'lib/bench.py'], env=env, check=False)
+    done = testbed.run([installed_pytorch.python, installed_pytorch.runscripts / 'lib/job', 'bench'], env=env,
+                       check=False)
     assert done.returncode == 1 and 'conda-python-distributed --bench' in done.stderr

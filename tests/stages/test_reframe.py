@@ -135,10 +135,10 @@ runpy.run_path('ddp_training.py', run_name='__main__')
 # of --vet on the second node, which gets a network of its own with nothing in it; of --check with an interface that is
 # not there
 PYTHON = """#!/bin/bash
-if [[ " $* " == *" --vet "* ]]; then
+if [[ " $* " == *"/lib/job vet "* ]]; then
     export SLINGTORCH_CHECK_SECONDS=4
     [[ $SLURMD_NODENAME != {node} ]] || cut=(unshare -n)
-elif [[ " $* " == *"/lib/check "* ]]; then
+elif [[ " $* " == *"/lib/job check "* ]]; then
     export GLOO_SOCKET_IFNAME=hsn0
 fi
 exec "${{cut[@]}}" {python} "$@"

@@ -152,9 +152,9 @@ def copy_of_checkout(target):
     options = ['-z', '--cached', '--others', '--exclude-standard']
     listed = run(['git', '-c', f'safe.directory={ROOT}', 'ls-files', *options], cwd=ROOT)
     for name in filter(None, listed.stdout.split('\0')):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
     return target
 
 

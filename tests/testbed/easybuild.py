@@ -111,7 +111,7 @@ class Installation:
 
 def made_from(easyconfig):
     """The files of the bundle that an installation of a PyTorch for this machine comes from, in order."""
-    patterns = ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*')
+    patterns = ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*', 'slingtorch/job/*')
     files = {path for pattern in patterns for path in ROOT.glob(pattern)}
     files.update(easyconfig.parent.glob(f'{easyconfig.stem}*'))
     blocks = {path.stem: path for path in (ROOT / 'easyblocks').rglob('*.py')}

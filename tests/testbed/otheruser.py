@@ -5,7 +5,7 @@ A checkout below a home that only root may enter cannot be read by anybody else,
 directories. So whatever runs as another user does it through this class (fixture `other_user`):
 
     def test_it(other_user):
-        scripts = other_user.copy(ROOT / 'runscripts')
+        scripts = other_user.checkout() / 'runscripts'
         done = other_user.run([scripts / 'get-master'], check=False)
 """
 

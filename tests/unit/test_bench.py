@@ -11,8 +11,10 @@ import sys
 import pytest
 
 from slingtorch import bench, bundle_root, cli
+from slingtorch.job import bench as measuring
+from slingtorch.job import nccl, records
+from slingtorch.job.machine import Machine
 
-measuring = bench.program(bundle_root())
 GIB = 2 ** 30
 
 
@@ -28,14 +30,14 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
 
 @pytest.mark.parametrize('text,size', [('32768', 32768), ('32K', 32768), ('128 MiB', 2 ** 27), ('16g', 2 ** 34)])
 def test_sizes_are_read(text, size):
-    assert measuring.parse_size(text) == size
-    assert measuring.parse_size(measuring.show_size(size)) == size
+    assert records.parse_size(text) == size
+    assert records.parse_size(records.show_size(size)) == size
 
 
 @pytest.mark.parametrize('text', ['', '0', '12X', '-1', '1.5G', '32 KiB x'])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match='32K'):
-        measuring.parse_size(text)
+        records.parse_size(text)
 
 
 def test_sizes_end_at_the_largest():
@@ -44,7 +46,7 @@ def test_sizes_end_at_the_largest():
     assert measuring.sizes_between(100, 250, 2) == [100, 200]
 
 
-@pytest.mark.parametrize('operation', measuring.OPERATIONS)
+@pytest.mark.parametrize('operation', records.OPERATIONS)
 def test_the_largest_size_fits_into_the_memory(operation):
     size = measuring.largest_size(operation, 8, 10 * GIB)
     buffers = measuring.ITEM * sum(measuring.elements(operation, size, 8))
@@ -56,7 +58,7 @@ def value(rank, position):
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 3])
-@pytest.mark.parametrize('operation', measuring.OPERATIONS)
+@pytest.mark.parametrize('operation', records.OPERATIONS)
 def test_expected_values_are_those_of_the_operation(operation, ranks):
     """Against the definition of each operation, written out."""
     count, received = measuring.elements(operation, 4 * 6 * 211, ranks)
@@ -104,7 +106,8 @@ MEMINFO = {'proc__meminfo': 'MemTotal: 100 kB\nMemAvailable:   16777216 kB\n'}
 
 
 def test_free_memory_is_what_the_kernel_says(root):
-    assert measuring.free_memory(root(proc__self__cgroup='0::/\n', **MEMINFO)) == (16 * GIB, 'free on this node')
+    directory = root(proc__self__cgroup='0::/\n', **MEMINFO)
+    assert Machine({}, directory).free_memory() == (16 * GIB, None, '')
 
 
 def test_the_cgroup_of_the_job_is_the_limit(root):
@@ -114,44 +117,45 @@ def test_the_cgroup_of_the_job_is_the_limit(root):
         'memory.max': str(8 * GIB), 'memory.current': str(3 * GIB), 'memory.stat': 'anon 5\ninactive_file %d\n' % GIB,
     }.items()})
     root(**{'sys__fs__cgroup__slurm__job_1__step_0__memory.max': 'max\n'})
-    free, why = measuring.free_memory(directory)
-    assert free == 6 * GIB and '8 GiB' in why and 'job_1/memory.max' in why
+    free, limit, file = Machine({}, directory).free_memory()
+    assert (free, limit) == (6 * GIB, 8 * GIB) and 'job_1/memory.max' in file
 
 
 def test_a_cgroup_of_version_1(root):
     root(proc__self__cgroup='4:memory:/job\n3:cpu:/job\n', **MEMINFO)
-    free, why = measuring.free_memory(root(**{
+    free, limit, file = Machine({}, root(**{
         'sys__fs__cgroup__memory__job__memory.limit_in_bytes': str(2 * GIB),
         'sys__fs__cgroup__memory__job__memory.usage_in_bytes': str(GIB),
-    }))
-    assert free == GIB and 'limit_in_bytes' in why
+    })).free_memory()
+    assert (free, limit) == (GIB, 2 * GIB) and 'limit_in_bytes' in file
 
 
 def test_line_rate_of_slingshot(root):
     """Four interfaces of 200 Gb/s; Ethernet for management is not counted."""
     for number in range(4):
-        root(**{'class__cxi__cxi%d__device__net__hsn%d__speed' % (number, number): ''})
-        root(**{'class__net__hsn%d__%s' % (number, name): text
+        root(**{'sys__class__cxi__cxi%d__device__net__hsn%d__speed' % (number, number): ''})
+        root(**{'sys__class__net__hsn%d__%s' % (number, name): text
                 for name, text in (('speed', '200000\n'), ('operstate', 'up'), ('device__x', ''))})
-    directory = root(class__net__eth0__speed='10000', class__net__eth0__operstate='up', class__net__eth0__device__x='')
-    assert measuring.line_rates(directory) == {'hsn%d' % number: 25.0 for number in range(4)}
+    directory = root(**{'sys__class__net__eth0__' + name: text
+                        for name, text in (('speed', '10000'), ('operstate', 'up'), ('device__x', ''))})
+    assert Machine({}, directory).line_rates() == {'hsn%d' % number: 25.0 for number in range(4)}
 
 
 def test_line_rate_of_infiniband(root):
-    port = 'class__infiniband__mlx5_%d__ports__1__'
+    port = 'sys__class__infiniband__mlx5_%d__ports__1__'
     root(**{port % 0 + 'rate': '200 Gb/sec (4X HDR)', port % 0 + 'state': '4: ACTIVE'})
     directory = root(**{port % 1 + 'rate': '10 Gb/sec (4X SDR)', port % 1 + 'state': '1: DOWN'})
-    assert measuring.line_rates(directory) == {'mlx5_0:1': 25.0}
+    assert Machine({}, directory).line_rates() == {'mlx5_0:1': 25.0}
 
 
 def test_line_rate_of_ethernet_and_of_none(root):
     """A virtual interface, one that is down and one that does not know (-1) say nothing."""
     for name, speed, state, device in (('eth0', '10000', 'up', True), ('lo', '5', 'up', False),
                                        ('eth1', '40000', 'down', True), ('eth2', '-1', 'up', True)):
-        directory = root(**{'class__net__%s__%s' % (name, key): text
+        directory = root(**{'sys__class__net__%s__%s' % (name, key): text
                             for key, text in [('speed', speed), ('operstate', state)] + [('device__x', '')] * device})
-    assert measuring.line_rates(directory) == {'eth0': 1.25}
-    assert measuring.line_rates(directory + '/nowhere') == {}
+    assert Machine({}, directory).line_rates() == {'eth0': 1.25}
+    assert Machine({}, directory + '/nowhere').line_rates() == {}
 
 
 @pytest.mark.parametrize('log,network', [
@@ -163,9 +167,9 @@ def test_line_rate_of_ethernet_and_of_none(root):
     ('', None),
 ])
 def test_the_network_is_what_nccl_says(log, network):
-    name, evidence = measuring.nccl_network(log)
-    assert name == network
-    assert bool(evidence) == bool(network) and all(line in log for line in evidence.split('; '))
+    name, provider, lines = nccl.network(log)
+    assert measuring.network_words(name, provider) == network
+    assert bool(lines) == bool(network) and all(line in log for line in lines)
 
 
 # --- what a job wrote
@@ -184,7 +188,7 @@ RECORD = {
     'libraries': [], 'not_measured': ['mpi: this PyTorch was built without MPI'], 'notes': [],
     'results': [row(kind, operation, 2 ** exponent, speed * 2 ** exponent / (2 ** exponent + 2 ** 22))
                 for kind, speed in (('nccl', 90), ('plain-mpi', 20))
-                for operation in measuring.OPERATIONS for exponent in range(15, 31)],
+                for operation in records.OPERATIONS for exponent in range(15, 31)],
 }
 
 
@@ -358,8 +362,8 @@ def test_references_of_the_shipped_sites_name_what_bench_measures():
     references = [reference for one in sites.load_all() for reference in one.references]
     assert references
     for reference in references:
-        assert reference.operation in measuring.OPERATIONS and reference.backend in measuring.KINDS
-        assert math.log2(measuring.parse_size(reference.size) / 32768).is_integer()  # among the sizes of a usual run
+        assert reference.operation in records.OPERATIONS and reference.backend in records.KINDS
+        assert math.log2(records.parse_size(reference.size) / 32768).is_integer()  # among the sizes of a usual run
 
 
 # --- the plot

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The check that runs in the ranks (runscripts/lib/check): every planted fault is named, a sound job has no red line.
+The check that runs in the ranks (slingtorch/job/check.py): every planted fault is named, a sound job has no red line.
 
 Ranks are forks of this process, each with an environment and a /proc, /sys and /dev of its own; sockets are real.
 """
@@ -18,25 +18,11 @@ import time
 
 import pytest
 
+from slingtorch.job import check, elf, findings, look, nccl, node, variables, vet, wire
+from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
 
-CHECK = ROOT / 'runscripts/lib/check'
-sys.path.insert(0, str(CHECK))
-writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True     # the runscripts are copied as they are
-import elf  # noqa: E402
-import findings  # noqa: E402
-import look  # noqa: E402
-import node  # noqa: E402
-import tree  # noqa: E402
-import variables  # noqa: E402
-import vet  # noqa: E402
-
-spec = importlib.util.spec_from_file_location('check_main', CHECK / '__main__.py')
-main = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(main)
-sys.path.remove(str(CHECK))
-sys.dont_write_bytecode = writes
-
+JOB = ROOT / 'slingtorch/job'
 NODES = ('nid1', 'nid2')
 
 
@@ -74,7 +60,7 @@ class Job:
             'proc/sys/kernel/random/boot_id': 'one\n',
         }
         self.cpus = lambda local_rank: '%d-%d' % (4 * local_rank, 4 * local_rank + 3)
-        self.answer, self.machine = {}, look.Machine
+        self.answer, self.machine = {}, Machine
         with socket.socket() as free:
             free.bind(('', 0))
             self.port = free.getsockname()[1]
@@ -114,8 +100,8 @@ class Job:
         try:
             with open(self.dir / ('out-%d' % rank), 'w') as out, contextlib.redirect_stderr(out):
                 try:
-                    status = main.run(machine, out, str(self.dir / 'found.json'), self.torch.get(rank), start)
-                except (tree.Lost, OSError) as err:
+                    status = check.run(machine, out, str(self.dir / 'found.json'), self.torch.get(rank), start)
+                except (wire.Lost, OSError) as err:
                     out.write('lost: %s' % err)
                     status = 1
         finally:
@@ -203,14 +189,14 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
 
 @pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(main.Usage, match='no name of a finding.* no-answer, plugin'):
-        main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+    with pytest.raises(wire.Usage, match='no name of a finding.* no-answer, plugin'):
+        wire.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
 @pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
 def test_a_word_without_its_name_shows_the_right_form(job, ignore):
-    with pytest.raises(main.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
-        main.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+    with pytest.raises(wire.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
+        wire.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
 def test_a_node_that_does_not_answer_can_be_ignored(job):
@@ -222,10 +208,10 @@ def test_a_node_that_does_not_answer_can_be_ignored(job):
 
 
 def test_the_names_of_findings_are_those_that_can_be_ignored():
-    calls = [call for path in CHECK.glob('*.py') for call in ast.walk(ast.parse(path.read_text()))
+    calls = [call for path in JOB.glob('*.py') for call in ast.walk(ast.parse(path.read_text()))
              if isinstance(call, ast.Call) and ast.unparse(call.func) == 'report.add']
     names = {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
-    names |= {name for _, name, _ in main.SAME.values()}
+    names |= {name for _, name, _ in check.SAME.values()}
     names |= {'import', 'rendezvous', 'collective'}      # phases of probe.py
     assert len(calls) > 40 and names == set(findings.NAMES)
     assert all('`%s`' % name in (ROOT / 'docs/check.md').read_text() for name in names)
@@ -352,16 +338,16 @@ def test_libfabric_is_asked_by_the_parts_of_a_name(tmp_path, strings, name, leve
 ])
 def test_plugins_are_asked_before_a_name_is_unknown(tmp_path, variable, name, value):
     library(tmp_path / name, 'const char *a = "NCCL_INSPECTOR_TOMORROW";')
-    nccl = library(tmp_path / 'libnccl.so.2', ASKED)
+    mapped = library(tmp_path / 'libnccl.so.2', ASKED)
     env = {'LD_LIBRARY_PATH': str(tmp_path), **({variable: value.replace('%s', str(tmp_path))} if value else {})}
-    machine = look.Machine(env, '/nowhere')
-    files = look.plugin_files(machine, variable)
+    machine = Machine(env, '/nowhere')
+    files = nccl.plugin_files(machine, variable)
     assert files == [str(tmp_path / name)]
-    assert not check_variables({'NCCL_INSPECTOR_TOMORROW': '1'}, [nccl], plugins=files)
-    assert not look.plugin_files(look.Machine({**env, variable: 'none'}, '/nowhere'), variable)
+    assert not check_variables({'NCCL_INSPECTOR_TOMORROW': '1'}, [mapped], plugins=files)
+    assert not nccl.plugin_files(Machine({**env, variable: 'none'}, '/nowhere'), variable)
     report = findings.Report(0)
     report.fact('env NCCL_INSPECTOR_TOMORROW', '1')
-    node.check_probe(report, {'maps': [nccl]}, machine, False, None)
+    node.check_probe(report, {'maps': [mapped]}, machine, False, None)
     assert not [entry for entry in report.sorted() if entry[1] == 'variable']
 
 
@@ -371,7 +357,7 @@ CRAY = 'const char *a[] = {"MPICH_GPU_SUPPORT_ENABLED", "MPICH_OFI_TOMORROW", "M
 @pytest.mark.parametrize('name', ['libmpi_gnu_123.so.12', 'libmpi_cray.so.12', 'libmpi_nvidia.so.12',
                                   'libmpi_amd.so.12', 'libmpich_gnu_82.so.3', 'libmpi.so.12', 'libmpich.so.12'])
 def test_cray_mpich_is_asked_by_its_own_names(tmp_path, name):
-    assert elf.kind_of('/opt/cray/pe/lib64/' + name) == 'MPI'
+    assert library_kind('/opt/cray/pe/lib64/' + name) == 'MPI'
     cray = library(tmp_path / name, CRAY % ', "CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)"')
     assert not check_variables({'MPICH_OFI_TOMORROW': '1', 'MPICH_CH4_TOMORROW': '1'}, [cray])
     # whether its strings hold all names is not known
@@ -394,7 +380,7 @@ def test_a_library_of_rocr_does_not_show_all_its_names(tmp_path):
     'libmpi_mpifh-gfortran.so.40', 'libmpi_usempi_ignore_tkr.so.40',
 ])
 def test_what_goes_with_an_mpi_is_no_mpi(name):
-    assert elf.kind_of('/lib/' + name) is None
+    assert library_kind('/lib/' + name) is None
 
 
 @pytest.mark.parametrize('name, value, says', [
@@ -516,7 +502,7 @@ def test_the_port_of_torchruns_agent(job):
 
 def test_a_name_with_ipv6_only():
     report = findings.Report(0)
-    look.look_at_master(look.Machine({'MASTER_ADDR': '::1'}), report)
+    look.look_at_master(Machine({'MASTER_ADDR': '::1'}), report)
     [(level, name, text, remedy, _)] = report.sorted()
     assert (level, name) == ('yellow', 'master') and 'IPv6' in text and 'AF_INET6' in remedy
 
@@ -533,7 +519,7 @@ def test_a_node_ten_times_slower():
         report.ranks |= 1 << rank
         report.fact('seconds import', '20' if rank > 5 else '2', 1 << rank)
         report.fact('node', 'nid%d' % (rank // 2), 1 << rank)
-    main.check_times(report)
+    check.check_times(report)
     [(level, name, text, _, mask)] = report.sorted()
     assert (level, name) == ('yellow', 'slow') and findings.ranks_of(mask) == [6, 7] and text.endswith(': nid3')
 
@@ -548,7 +534,7 @@ def test_world_size_that_lies(job):
     assert 'no answer from ranks 8-11 of 12' in named(found, 'no-answer')[0][0]
 
 
-class Dies(look.Machine):
+class Dies(Machine):
     """A machine on which rank 5 is killed while it looks at its interfaces."""
 
     def list(self, name):
@@ -566,8 +552,8 @@ def test_a_rank_that_dies_during_the_check(job):
 
 
 def test_the_first_rank_of_a_node_dies(job):
-    job.machine = type('Dies4', (look.Machine,), {'list': lambda self, name: os._exit(9) if (
-        name == 'sys/class/net' and self.environ['RANK'] == '4') else look.Machine.list(self, name)})
+    job.machine = type('Dies4', (Machine,), {'list': lambda self, name: os._exit(9) if (
+        name == 'sys/class/net' and self.environ['RANK'] == '4') else Machine.list(self, name)})
     job.env['SLINGTORCH_CHECK_SECONDS'] = 2
     statuses, text, found = job.run()
     assert only(found, 'no-answer')[1] == [4, 5, 6, 7] and statuses[5] == 1
@@ -637,13 +623,14 @@ def test_which_devices_are_gpus(tmp_path, vendor, kind, counts):
     for name, text in pci(1, vendor, kind).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert [entry[2] for entry in look.gpus(look.Machine({}, str(tmp_path)))] == [vendor] * counts
+    kinds = {'0x10de': 'cuda', '0x1002': 'rocm'}
+    assert [entry[2] for entry in Machine({}, str(tmp_path)).gpus()] == [kinds.get(vendor)] * counts
 
 
 def test_partitions_of_an_accelerator_of_amd(job):
     job.files.update({**pci(1, '0x1002', '0x120000'), 'dev/kfd': ''})
     for number in range(7):     # the first one is the processor
-        job.files['%s/%d/properties' % (look.KFD, number)] = 'cpu_cores_count 0\nsimd_count %d\n' % (number and 160)
+        job.files['%s/%d/properties' % (KFD, number)] = 'cpu_cores_count 0\nsimd_count %d\n' % (number and 160)
     job.ranks.update({rank: {'ROCR_VISIBLE_DEVICES': str(rank % 4 + 2)} for rank in EIGHT})
     _, text, found = job.run()
     assert not red(found), text
@@ -704,7 +691,7 @@ def test_cache_on_a_parallel_file_system(tmp_path):
     (tmp_path / 'mounts').write_text('disk / ext4 rw 0 0\n10.0.0.1@o2ib:/fs %s lustre rw 0 0\n' % tmp_path)
     report = findings.Report(0)
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
-    look.look_at_caches(look.Machine(env, mounts=str(tmp_path / 'mounts')), report)
+    look.look_at_caches(Machine(env, mounts=str(tmp_path / 'mounts')), report)
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
     assert 'lustre' in report.sorted()[0][2] and 'locks do not serve a database' in report.sorted()[0][2]
 
@@ -730,7 +717,7 @@ def test_mixed_torch_versions(job, tmp_path):
 def test_torch_of_the_home_directory(tmp_path):
     report = findings.Report(0)
     home = tmp_path / '.local/lib'
-    look.look_at_torch(look.Machine({}), report, torch_of(home, '2.4.0'), str(home))
+    look.look_at_torch(Machine({}), report, torch_of(home, '2.4.0'), str(home))
     [(level, name, text, remedy, _)] = report.sorted()
     assert (level, name) == ('yellow', 'torch') and 'home directory' in text and 'PYTHONNOUSERSITE' in remedy
 
@@ -791,12 +778,12 @@ def test_plugin_missing(job, tmp_path, gpus, torch, env, level):
 def test_plugin_where_the_system_has_its_libraries(tmp_path):
     (tmp_path / 'etc').mkdir()
     (tmp_path / 'etc/ld.so.cache').write_bytes(b'glibc-ld.so.cache1.1\0libnccl-net.so\0/usr/lib64/libnccl-net.so\0')
-    assert look.plugin_files(look.Machine({}, str(tmp_path))) == ['/usr/lib64/libnccl-net.so']
+    assert nccl.plugin_files(Machine({}, str(tmp_path))) == ['/usr/lib64/libnccl-net.so']
 
 
 def test_an_mpiexec_inside_a_job_is_no_srun():
     env = {'SLURM_STEP_ID': '4294967291', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'first', 'MASTER_PORT': '1'}
-    addresses = {tree.local_address({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank})
+    addresses = {wire.local_address({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank})
                  for rank in '01'}
     assert len(addresses) == 1 and 'first' not in addresses.pop()
 
@@ -828,7 +815,7 @@ def probed(answer, env=(), files=(), tmp_path=None):
         (tmp_path / name).write_text(text)
     report = findings.Report(0)
     whole = {'facts': {}, 'seconds': {}, 'phase': 'collective', 'maps': [], **answer}
-    node.check_probe(report, whole, look.Machine(dict(env), str(tmp_path or '/nowhere')), True, None)
+    node.check_probe(report, whole, Machine(dict(env), str(tmp_path or '/nowhere')), True, None)
     return [entry[:3] for entry in report.sorted()]
 
 
@@ -862,17 +849,17 @@ def test_cuda_compat_in_front(tmp_path, driver, maps, level):
         (tmp_path / 'proc/driver/nvidia/version').write_text(
             'NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Tue Mar 5\nGCC version: 12\n' % driver)
     report = findings.Report(0)
-    look.look_at_compat(look.Machine({'LD_LIBRARY_PATH': '/lib:%s' % compat}, str(tmp_path)), report,
+    look.look_at_compat(Machine({'LD_LIBRARY_PATH': '/lib:%s' % compat}, str(tmp_path)), report,
                         [str(compat / 'libcuda.so.535.104.05')] * maps)
     [entry] = report.sorted()
     assert entry[:2] == (level, 'cuda-compat') and ('error 803' in entry[2]) == (driver == '550.54.15')
 
 
 def test_a_plugin_for_efa(tmp_path, monkeypatch):
-    monkeypatch.setattr(look, 'plugin_files', lambda machine: ['/opt/amazon/ofi-nccl/lib/libnccl-net.so'])
+    monkeypatch.setattr(nccl, 'plugin_files', lambda machine: ['/opt/amazon/ofi-nccl/lib/libnccl-net.so'])
     (tmp_path / 'sys/class/cxi/cxi0').mkdir(parents=True)
     report = findings.Report(0)
-    look.look_at_plugin(look.Machine({}, str(tmp_path)), report)
+    look.look_at_plugin(Machine({}, str(tmp_path)), report)
     assert report.sorted()[0][:2] == ('yellow', 'plugin')
 
 
@@ -887,7 +874,7 @@ def test_a_plugin_for_efa(tmp_path, monkeypatch):
 def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     (tmp_path / 'torch.py').write_text(code)
     late = 'did not end' in says
-    probe = main.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 1 if late else 60)
+    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 1 if late else 60)
     probe.go()
     result = probe.result()
     assert says in result['error'] and result['phase'] == 'import'
@@ -903,8 +890,8 @@ def test_the_plugin_is_tried(tmp_path, names, code, missing, error):
     (tmp_path / 'torch.py').write_text('class version:\n    cuda = hip = None\n')
     if code:
         library(tmp_path / 'libnccl-net.so', code)
-    probe = main.Probe({'PYTHONPATH': str(tmp_path), 'LD_LIBRARY_PATH': str(tmp_path), 'TMPDIR': str(tmp_path)},
-                       [name.replace('%s', str(tmp_path)) for name in names], 60)
+    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'LD_LIBRARY_PATH': str(tmp_path), 'TMPDIR': str(tmp_path)},
+                        [name.replace('%s', str(tmp_path)) for name in names], 60)
     probe.go()
     result = probe.result()
     assert result['plugin_missing'] is missing
@@ -953,7 +940,7 @@ def test_nodes_are_measured(job, tmp_path, monkeypatch):
     job.env['SLINGTORCH_CHECK_SECONDS'] = 3
     monkeypatch.setattr(vet, 'MEASURE', 0.01)
     monkeypatch.setattr(vet, 'SLOW', 0)     # a busy machine
-    monkeypatch.setattr(main, 'run', lambda machine, out, *_: vet.run(machine, out, prefix=str(tmp_path / 'vet')))
+    monkeypatch.setattr(check, 'run', lambda machine, out, *_: vet.run(machine, out, prefix=str(tmp_path / 'vet')))
     (tmp_path / 'found.json').write_text('{}')
     statuses, text, _ = job.run()
     assert set(statuses.values()) == {1}
@@ -1016,13 +1003,13 @@ def test_elf_refuses_what_it_cannot_read(tmp_path):
     ('r[1-2]n[01-02]', ['r1n01', 'r1n02', 'r2n01', 'r2n02']),
 ])
 def test_lists_of_hosts(text, hosts):
-    assert tree.expand_hosts(text) == hosts
+    assert expand_hosts(text) == hosts
 
 
 def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
-    for name in main.NEEDED:
+    for name in wire.NEEDED:
         monkeypatch.delenv(name, raising=False)
-    assert main.main([]) == 2
+    assert check.main([]) == 2
     assert 'conda-python-distributed' in capsys.readouterr().err
 
 
@@ -1032,7 +1019,7 @@ def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
 @pytest.mark.parametrize('status, trained', [(0, True), (1, False)])
 def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, trained):
     python = tmp_path / 'python'
-    python.write_text('#!/bin/bash\necho "$@"\n[[ $2 != */lib/check ]] || exit %d\n' % status)
+    python.write_text('#!/bin/bash\necho "$@"\n[[ $2/$3 != */lib/job/check ]] || exit %d\n' % status)
     python.chmod(0o755)
     for args in (['train.py', '--epochs', '1'], []):
         env = {'PATH': '%s:/usr/bin:/bin' % tmp_path, 'TMPDIR': str(tmp_path)}
@@ -1040,5 +1027,5 @@ def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, train
                               stdout=subprocess.PIPE, env=env)
         assert done.returncode == (status if not (args and trained) else 0)
         lines = done.stdout.splitlines()
-        assert re.match(r'-B \S+/lib/check( --stderr)?$', lines[0])
+        assert re.match(r'-B \S+/lib/job check( --stderr)?$', lines[0])
         assert lines[1:] == (['train.py --epochs 1'] if args and trained else [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The table of variables (runscripts/lib/check/variables.cfg) against what upstream's sources and libraries say."""
+"""The table of variables (slingtorch/job/variables.cfg) against what upstream's sources and libraries say."""
 import configparser
 import os
 import pathlib
@@ -8,12 +8,9 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / 'runscripts/lib/check'))
+from slingtorch.job import elf, findings, variables
 
-import elf              # noqa: E402
-import findings         # noqa: E402
-import variables        # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 FAMILIES = variables.read_table()
 RECORDS = ROOT / 'tests/records/libnccl'

@@ -18,7 +18,8 @@ GPUS = {'SLURM_GPUS_ON_NODE': '4'}
 def choose(tmp_path, modulestool):
     """A function: what the job says, and its status, on a node with this driver and these modules."""
     bundle = tmp_path / 'bundle'
-    for name in ('slingtorch/__init__.py', 'slingtorch/gpus.py', 'hooks/slingshot_hooks.py', 'runscripts/lib/drivers.cfg'):
+    for name in ('slingtorch/__init__.py', 'slingtorch/gpus.py', 'slingtorch/job/__init__.py',
+                 'slingtorch/job/machine.py', 'hooks/slingshot_hooks.py', 'runscripts/lib/drivers.cfg'):
         (bundle / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, bundle / name)
     shutil.copytree(ROOT / 'easyconfigs', bundle / 'easyconfigs')

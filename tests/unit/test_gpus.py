@@ -180,7 +180,7 @@ def test_oldest_drivers_are_written_nowhere_else():
                             'quickstart', 'examples'], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode()
     for name in files.split():
         path = ROOT / name
-        if path.suffix in ('.pyc', '.lock') or path == TABLE:
+        if path.suffix in ('.pyc', '.lock') or path == TABLE or path.is_dir():    # a link
             continue
         for match in said.finditer(path.read_text(errors='replace')):
             found.setdefault(name, []).append(match.group())

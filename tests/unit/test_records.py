@@ -6,7 +6,6 @@ import io
 import json
 import pathlib
 import re
-import runpy
 import struct
 import sys
 import types
@@ -15,8 +14,9 @@ import pytest
 
 import test_runscripts_get_master
 import test_sites
-from slingtorch import explain, sitefile
-from test_check import CHECK, elf, findings, variables
+from slingtorch import explain, site_draft, site_probe, sitefile
+from slingtorch.job import findings, probe, variables
+from slingtorch.job.machine import library_kind
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -156,7 +156,7 @@ def test_variables(record):
 def test_library_of_mpi(record):
     """The library of MPI, as ldd names it, is known as that."""
     libraries = re.findall(r'(?m)^\s*(lib\S+) => ', record.text)
-    assert [name for name in libraries if elf.kind_of(name) == 'MPI'] == [
+    assert [name for name in libraries if library_kind(name) == 'MPI'] == [
         name for name in libraries if name.startswith('libmpi')]
 
 
@@ -175,7 +175,7 @@ def test_explain(record):
 
 @each('nccl', key='network')
 def test_network_of_nccl(record, monkeypatch, tmp_path):
-    """The probe of check and the bench read the same in NCCL's log."""
+    """What check and bench read in NCCL's log."""
     tensor = types.SimpleNamespace(item=lambda: 1)
     dist = types.SimpleNamespace(is_nccl_available=lambda: True, TCPStore=lambda *args: None,
                                  init_process_group=lambda *args, **more: None, all_reduce=lambda number: None)
@@ -185,12 +185,9 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
     log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
     log.write_text(record.text)
-    collective = runpy.run_path(str(CHECK / 'probe.py'))['collective']
     with open(tmp_path / 'said', 'w') as said:
-        collective(result, torch, ['n1', '29500', '0', '1', '9'], str(log), said.fileno())
+        probe.collective(result, torch, ['n1', '29500', '0', '1', '9'], str(log), said.fileno())
     assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
-    names = [record.keys['network']] + ['provider ' + record.keys[key] for key in ('provider',) if key in record.keys]
-    assert runpy.run_path(str(CHECK.parent / 'bench.py'))['nccl_network'](record.text)[0] == ', '.join(names)
 
 
 # --- what 'slingtorch site new' sees
@@ -198,9 +195,9 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
 
 def site_file(record, tmp_path, capsys, **texts):
     """The site that comes out where these probes see this, in a job."""
-    probes = [*sitefile.COMMANDS, *sitefile.TREES, 'modules', 'mounts', 'runtimes', 'environment']
-    evidence = {name: sitefile.Text('', 'there is no command %s here' % name) for name in probes}
-    evidence.update((name, sitefile.Text(text, None)) for name, text in texts.items())
+    probes = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+    evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in probes}
+    evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False, partition=None)
     sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
@@ -210,7 +207,7 @@ def site_file(record, tmp_path, capsys, **texts):
 
 @each('fi_info')
 def test_fi_info(record, tmp_path, capsys):
-    found = sitefile.read_providers(record.text)
+    found = site_probe.read_providers(record.text)
     said = ', '.join('%s: %s' % (name, ' '.join(domains)) for name, domains in found.items()) or 'none'
     assert said == record.keys['providers']
     site = site_file(record, tmp_path, capsys, fi_info=record.text)
@@ -237,11 +234,11 @@ def test_sinfo(record, tmp_path, capsys):
 
 @each('rocm-smi')
 def test_rocm_smi(record):
-    evidence = dict.fromkeys(('nvidia-smi', 'amd-smi', 'pci'), sitefile.Text('', 'no'))
-    evidence['rocm-smi'] = sitefile.Text(record.text, None)
-    assert sitefile.node_gpus(evidence)[:2] == ('rocm', int(record.keys['GPUs']))
+    evidence = dict.fromkeys(('nvidia-smi', 'amd-smi', 'pci'), site_probe.Text('', 'no'))
+    evidence['rocm-smi'] = site_probe.Text(record.text, None)
+    assert site_probe.node_gpus(evidence)[:2] == ('rocm', int(record.keys['GPUs']))
 
 
 @each('modules')
 def test_modules(record):
-    assert ' '.join(filter(sitefile.MPI.search, sitefile.read_modules(record.text))) == record.keys['MPI']
+    assert ' '.join(filter(site_draft.MPI.search, site_probe.read_modules(record.text))) == record.keys['MPI']

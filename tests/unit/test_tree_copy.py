@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""runscripts/lib/tree_copy.py: real processes and sockets, all on this machine."""
+"""slingtorch/job/tree_copy.py: real processes and sockets, all on this machine."""
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from testbed import ROOT
 
-PROGRAM = ROOT / 'runscripts/lib/tree_copy.py'
+JOB = ROOT / 'slingtorch/job'
 NODES = 12  # node 0 sends to 1 to 8, node 1 sends to 9 and more
 KEY = 'f00-4711-0'
 
@@ -31,8 +32,8 @@ def image(tmp_path):
     return path
 
 
-def start(port, path, host=None, nodes=NODES, key=KEY, seconds=60, program=PROGRAM):
-    command = [sys.executable, '-I', '-S', str(program), str(port), str(nodes), key, str(seconds), str(path)]
+def start(port, path, host=None, nodes=NODES, key=KEY, seconds=60, program=JOB):
+    command = [sys.executable, '-I', '-S', '-B', program, 'tree_copy', *map(str, (port, nodes, key, seconds, path))]
     return subprocess.Popen(command + ([host] if host else []), stderr=subprocess.PIPE, text=True)
 
 
@@ -56,12 +57,12 @@ def connect(port):
 
 def impatient(tmp_path, **values):
     """The program with other constants, so that no test waits for half a minute."""
-    text = PROGRAM.read_text()
+    path = shutil.copytree(JOB, tmp_path / 'job')
+    text = (JOB / 'tree_copy.py').read_text()
     for name, value in values.items():
         text, count = re.subn(rf'^{name} = \d+$', f'{name} = {value}', text, flags=re.M)
         assert count == 1
-    path = tmp_path / 'tree_copy.py'
-    path.write_text(text)
+    (path / 'tree_copy.py').write_text(text)
     return path
 
 

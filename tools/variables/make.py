@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Makes runscripts/lib/check/variables.cfg from upstream's sources. For maintainers; users never run it.
+Makes slingtorch/job/variables.cfg from upstream's sources. For maintainers; users never run it.
 
     tools/variables/make.py CHECKOUTS [--libraries DIR] [-o FILE]
 
@@ -20,10 +20,11 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, 'runscripts/lib/check'))
+sys.path.insert(0, ROOT)
 
-import elf      # noqa: E402
-TABLE = os.path.join(ROOT, 'runscripts/lib/check/variables.cfg')
+from slingtorch.job import elf      # noqa: E402
+
+TABLE = os.path.join(ROOT, 'slingtorch/job/variables.cfg')
 BY_HAND = os.path.join(HERE, 'by_hand.cfg')
 RECORDS = os.path.join(ROOT, 'tests/records/libnccl')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words', 'text')

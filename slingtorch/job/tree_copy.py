@@ -2,8 +2,8 @@
 """
 Sends a file from one node of a job to all others, each of which hands it on: for --stage where there is no sbcast.
 
-    tree_copy.py PORT NODES KEY SECONDS SOURCE             on the node of rank 0
-    tree_copy.py PORT NODES KEY SECONDS TARGET HOST        on every other one; HOST is that of rank 0
+    python job tree_copy PORT NODES KEY SECONDS SOURCE             on the node of rank 0
+    python job tree_copy PORT NODES KEY SECONDS TARGET HOST        on every other one; HOST is that of rank 0
 
 The node of rank 0 waits until the others have called, then tells each from whom it gets the file and to how many it
 hands it on, which they do while the rest is still arriving. KEY is a word that is the same on all nodes; without it
@@ -227,18 +227,15 @@ def receive(port, key, seconds, target, host):
                 thread.join()
 
 
-def main(port, nodes, key, seconds, path, host=None):
+def main(arguments):
     """Send or receive the file; the exit status."""
+    port, nodes, key, seconds, path = arguments[:5]
     try:
-        if host is None:
+        if len(arguments) == 5:
             send(int(port), int(nodes), key, int(seconds), path)
         else:
-            receive(int(port), key, int(seconds), path, host)
+            receive(int(port), key, int(seconds), path, arguments[5])
     except (OSError, TreeError, ValueError) as err:
         sys.stderr.write('%s\n' % err)
         return 1
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main(*sys.argv[1:]))

@@ -2,8 +2,7 @@
 """
 Does this job use the network it paid for? In every rank, before the training: docs/check.md.
 
-    python check [--json FILE] [--stderr]
-    python check --vet [--rounds N] [--write PREFIX]      bandwidth between nodes: vet.py
+    python job check [--json FILE] [--stderr]
 
 Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT.
 Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
@@ -24,12 +23,10 @@ import tempfile
 import threading
 import time
 
-import look
-import node
-import tree
-import variables
-import vet
-from findings import LEVELS, TITLES, Report, ignored_of, ranks_text
+from . import look, nccl, node, tree_copy, variables, wire
+from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
+from .machine import Machine, expand_hosts
+from .wire import LOST, read_ranks, verdict
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
@@ -52,13 +49,6 @@ SAME = {
 SLOW_TIMES, SLOW_SECONDS = 4, 3
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
-# instead of rank 0's word, '0' or '1'
-LOST = b'lost'
-NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-
-
-class Usage(Exception):
-    """The program was started wrongly."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -71,7 +61,7 @@ class Probe:
         self.begin, self.seconds, self.asked = time.time(), seconds, False
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
         self.errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, 'probe.py')] + plugin, env=environ,
+        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
 
     def go(self, words=''):
@@ -253,8 +243,8 @@ def check_answers(report, environ, root, late):
         return
     silent = [other.node for other in root.nodes if missing >> other.rank & 1]
     heard = {other.node for other in root.nodes} | {late}
-    never = [host for host in tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', '')) if host not in heard] \
-        if len(tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))) > 1 else []
+    never = [host for host in expand_hosts(environ.get('SLURM_STEP_NODELIST', '')) if host not in heard] \
+        if len(expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))) > 1 else []
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
         text += ". Nothing came from %s" % ', '.join(never[:20])
@@ -309,22 +299,6 @@ def header(report, seconds):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def read_ranks(environ):
-    """Check what this program must know. :raises Usage:"""
-    for name in NEEDED:
-        if not environ.get(name):
-            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
-                        "--check" % name)
-        if name != 'MASTER_ADDR' and not environ[name].isdigit():
-            raise Usage("%s='%s' is no number" % (name, environ[name]))
-    try:
-        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
-    except ValueError as err:
-        raise Usage(err)
-    if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
-        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
-
-
 def environment_digest(environ, torch):
     """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
     parts = [sys.executable, torch or '']
@@ -360,32 +334,32 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
     local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
-    plugin = look.plugin_names(machine)
+    plugin = nccl.plugin_names(machine)
     digest, several = environment_digest(environ, torch), world > local_world
     report = Report(rank)
 
     if local_rank:
-        connection, wants_probe = tree.call_first_rank(environ, rank, digest, begin + seconds)
+        connection, wants_probe = wire.call_first_rank(environ, rank, digest, begin + seconds)
         probe = start(environ, plugin, seconds) if wants_probe and torch else None
         details = look.look(machine, report, torch, several)
         if probe:
             probe.go()
             check_probe(report, probe, machine)
-        tree.send_message(connection, report.dump())
-        tree.send_message(connection, json.dumps(details).encode())
-        return verdict(tree.receive_message(connection, time.time() + 3 * seconds + 60), environ)
+        wire.send_message(connection, report.dump())
+        wire.send_message(connection, json.dumps(details).encode())
+        return verdict(wire.receive_message(connection, time.time() + 3 * seconds + 60), environ)
 
     try:
-        local = tree.LocalRanks(environ, local_world, digest)
+        local = wire.LocalRanks(environ, local_world, digest)
     except OSError as err:
-        raise tree.Lost("another process of this start says that it is local rank 0 of this node too (%s): "
+        raise wire.Lost("another process of this start says that it is local rank 0 of this node too (%s): "
                         "unset LOCAL_RANK in the job script" % err)
     probe = start(environ, plugin, seconds) if torch else None
     try:
         end = root = None
         if rank == 0:
             check_master(environ, report, machine.node)
-            root = tree.Root(environ, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+            root = wire.Root(environ, world - local_world, min(seconds, tree_copy.QUIET), machine.clock)
             # torchrun's agent listens there, for its workers
             if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
                 port = int(environ['MASTER_PORT'])
@@ -402,7 +376,7 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
                 report.fact(late, '%.2g' % node.round_up(other.heard - first), 1 << other.rank)
             report.fact(late, '%.2g' % node.round_up(begin - first), 1)
         else:
-            branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
+            branch = wire.Branch(environ, local_world, machine.node, seconds, machine.clock)
             if abs(branch.ahead) > CLOCK_SECONDS:
                 report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
                     machine.node, branch.ahead), "tell the centre: time is wrong there")
@@ -432,20 +406,20 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
             out.flush()
             if json_file:
                 write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - begin, 3)))
-            tree.tell_all([other.connection for other in root.nodes], word)
-    except tree.Lost:
-        tree.tell_all(local.connections, LOST)
+            wire.tell_all([other.connection for other in root.nodes], word)
+    except wire.Lost:
+        wire.tell_all(local.connections, LOST)
         raise
     finally:
         if probe:
             probe.end()
-    tree.tell_all(local.connections, word)
+    wire.tell_all(local.connections, word)
     return verdict(word, environ)
 
 
 def check_probe(report, probe, machine):
     """The findings of the process with PyTorch; which libraries it maps."""
-    with_gpu = bool(look.gpus(machine))
+    with_gpu = bool(machine.gpus())
     return node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine,
                             with_gpu, fi_info_names(report, machine.environ))
 
@@ -457,12 +431,6 @@ def free_port():
         return str(attempt.getsockname()[1])
 
 
-def verdict(word, environ):
-    """The exit status that rank 0's word means."""
-    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
-    return 0 if word == b'0' or word == LOST and lost_is_fine else 1
-
-
 def write_json(path, data):
     """Write it whole, or not at all."""
     with open(path + '.part', 'w') as stream:
@@ -471,30 +439,12 @@ def write_json(path, data):
     os.replace(path + '.part', path)
 
 
-def main(argv=None):
+def main(argv):
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
     parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
                         help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
-    parser.add_argument('--vet', action='store_true', help="measure the bandwidth between nodes, pair by pair")
-    parser.add_argument('--rounds', metavar='N', type=int, default=vet.ROUNDS,
-                        help="with --vet: how many partners each node has at most (%(default)s)")
-    parser.add_argument('--write', metavar='PREFIX', help="with --vet: write PREFIX.vetted and PREFIX.cordon")
     args = parser.parse_args(argv)
-    rank = os.environ.get('RANK', '?')
-    try:
-        if args.vet:
-            read_ranks(os.environ)
-            return vet.run(look.Machine(), sys.stdout, args.rounds, args.write)
-        return run(look.Machine(), sys.stderr if args.stderr else sys.stdout, args.json, look.find_torch())
-    except Usage as err:
-        sys.stderr.write("slingtorch check: %s\n" % err)
-        return 2
-    except (tree.Lost, OSError) as err:
-        sys.stderr.write("slingtorch check: rank %s on %s: %s\n" % (rank, look.Machine().node, err))
-        return verdict(LOST, os.environ)
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+    machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
+    return wire.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch()))

@@ -4,7 +4,8 @@ import difflib
 import os
 import re
 
-import elf
+from . import elf
+from .machine import library_kind
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
@@ -124,9 +125,9 @@ class Asked:
 
     def library(self, family):
         """The first one mapped of the family that can be asked, as elf.Library, or None."""
-        key, wanted = (family.prefix,), {elf.kind_of(name + '.so') or name for name in family.libraries}
+        key, wanted = (family.prefix,), {library_kind(name + '.so') or name for name in family.libraries}
         for path in self.paths if key not in self.open else []:
-            if (elf.kind_of(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted:
+            if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted:
                 library = self.file(path)
                 # one without its constants where we look says nothing
                 marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known

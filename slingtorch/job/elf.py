@@ -6,17 +6,6 @@ import re
 import struct
 
 
-def kind_of(path):
-    """What a mapped library is for the checks, by its name: 'libnccl', 'MPI' ...; None if it does not matter."""
-    name = os.path.basename(path)
-    # Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler
-    if re.match(r'lib(mpi|mpich)(_[a-z]+(_\d+)?)?\.so', name) and \
-            not re.match(r'libmpi_(cxx|gtl|mpifh|usempi|java)', name):
-        return 'MPI'
-    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
-    return found.group(1) if found else None
-
-
 class Library:
     """
     A library file.

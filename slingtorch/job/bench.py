@@ -15,28 +15,19 @@ import atexit
 import datetime
 import gc
 import glob
-import json
 import os
 import re
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
 import time
 
-FORMAT, VERSION = 'slingtorch bench', 1
-"""What the first keys of a file say; a change that an older reader would misread gets a new number."""
+from . import nccl
+from .machine import Machine, mapped_libraries
+from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, averages, head, parse_size, show_size, show_time,
+                      summary, table_head, table_row, write, wrong_values)
 
-OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to_all', 'send_receive']
-KINDS = {
-    'nccl': "NCCL or RCCL, on GPUs",
-    'gloo': "gloo, on CPUs",
-    'mpi': "PyTorch's backend mpi, on CPUs",
-    'mpi-gpu': "PyTorch's backend mpi, on GPUs",
-    'plain-mpi': "MPI itself (mpi4py), on CPUs",
-    'plain-mpi-gpu': "MPI itself (mpi4py), on GPUs",
-}
 GPU_KINDS = ('nccl', 'mpi-gpu', 'plain-mpi-gpu')
 ITEM = 4
 """Bytes of a float32, in which everything is sent."""
@@ -49,42 +40,13 @@ WARM_UP, MIN_REPEATS, MAX_REPEATS = 3, 3, 1000
 MEMORY_SHARE = 0.8
 """How much of the free memory is used; and libraries are taken to need as much again as the messages (gloo does)."""
 
-UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
 VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'TORCH_NCCL_', 'OMPI_MCA_', 'UCX_',
              'OMP_NUM_THREADS', 'SLINGTORCH_')
 """What of the environment is kept in the file: the network's settings, and nobody's secrets."""
 
 
-class BenchError(Exception):
-    """Something that the user must fix; the message says how."""
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # figures
-
-def parse_size(text):
-    """Bytes of '32768', '32K', '32KiB' or '16G'; powers of 1024, as in nccl-tests."""
-    match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
-    if not match or int(match.group(1)) == 0:
-        raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
-    return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
-
-
-def show_size(size):
-    """'32 KiB'"""
-    for unit in 'TGMK':
-        if size >= UNITS[unit]:
-            return '%.4g %siB' % (size / UNITS[unit], unit)
-    return '%d B' % size
-
-
-def show_time(seconds):
-    """'12.3 us', with three digits."""
-    for unit, scale in (('us', 1e-6), ('ms', 1e-3)):
-        if seconds < 1000 * scale:
-            return '%.3g %s' % (seconds / scale, unit)
-    return '%.3g s' % seconds
-
 
 def bus_factor(operation, ranks):
     """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
@@ -142,70 +104,6 @@ def largest_size(operation, ranks, free):
 # ----------------------------------------------------------------------------------------------------------------------
 # this node
 
-def read_text(*parts):
-    """Text of a file, stripped; '' if it cannot be read."""
-    try:
-        with open(os.path.join(*parts)) as stream:
-            return stream.read().strip()
-    except (OSError, ValueError):
-        return ''
-
-
-def free_memory(root='/'):
-    """
-    Bytes that the processes of this job may still take on this node, and what says so.
-
-    The least of what the kernel calls available and of what every cgroup above this process has left (version 2, and
-    the memory controller of version 1). What is cached of files counts as free: the kernel gives it back.
-    """
-    found = re.search(r'^MemAvailable: +(\d+) kB', read_text(root, 'proc/meminfo'), re.M)
-    least = (int(found.group(1)) * 1024, 'free on this node') if found else (None, '')
-    for line in read_text(root, 'proc/self/cgroup').splitlines():
-        _, controllers, path = line.split(':', 2)
-        if controllers == '':
-            base, names = 'sys/fs/cgroup', ('memory.max', 'memory.current', 'inactive_file')
-        elif 'memory' in controllers.split(','):
-            base, names = 'sys/fs/cgroup/memory', ('memory.limit_in_bytes', 'memory.usage_in_bytes',
-                                                   'total_inactive_file')
-        else:
-            continue
-        path = path.strip('/')
-        while True:
-            group = os.path.join(root, base, path)
-            limit, used = read_text(group, names[0]), read_text(group, names[1])
-            cached = re.search(r'^%s (\d+)' % names[2], read_text(group, 'memory.stat'), re.M)
-            if limit.isdigit() and used.isdigit():
-                left = int(limit) - int(used) + (int(cached.group(1)) if cached else 0)
-                if least[0] is None or left < least[0]:
-                    least = (max(0, left), 'left of the %s that the job may use here (%s)' % (
-                        show_size(int(limit)), os.path.join(group, names[0])))
-            if not path:
-                break
-            path = os.path.dirname(path)
-    return least
-
-
-def line_rates(root='/sys'):
-    """
-    {interface: GB/s} of this node's network: what its drivers say of InfiniBand and RoCE ports and of Slingshot's
-    interfaces; if there are none, of the network cards that are up.
-    """
-    rates = {}
-    for port in glob.glob(os.path.join(root, 'class/infiniband/*/ports/*')):
-        match = re.match(r'(\d+(\.\d+)?) Gb/sec', read_text(port, 'rate'))
-        if match and 'ACTIVE' in read_text(port, 'state'):
-            rates['%s:%s' % (port.split('/')[-3], port.split('/')[-1])] = float(match.group(1)) / 8
-    cards = [os.path.basename(path) for path in glob.glob(os.path.join(root, 'class/cxi/*/device/net/*'))]
-    if not rates and not cards:
-        # virtual ones have no device
-        cards = [path.split('/')[-2] for path in glob.glob(os.path.join(root, 'class/net/*/device'))]
-    for card in cards:
-        speed = read_text(root, 'class/net', card, 'speed')
-        if speed.isdigit() and int(speed) > 0 and read_text(root, 'class/net', card, 'operstate') == 'up':
-            rates[card] = int(speed) / 8000
-    return rates
-
-
 def open_devices():
     """The network's device files that this process has open: {'cxi', 'verbs'}."""
     found = set()
@@ -220,22 +118,9 @@ def open_devices():
     return found
 
 
-def mapped_libraries():
-    """Paths of the libraries of communication that this process has mapped."""
-    paths = set(re.findall(r' (/\S+)$', read_text('/proc/self/maps'), re.M))
-    return sorted(path for path in paths
-                  if re.match(r'lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|mpich)', os.path.basename(path)))
-
-
-def nccl_network(log):
-    """(network and provider, the lines that say so) from NCCL's or RCCL's own log; (None, '') if it does not say."""
-    names, lines = [], []
-    for pattern, form in ((r'Using network (.+)', '%s'), (r'NET/OFI Selected [Pp]rovider is ([^,\s]+)', 'provider %s')):
-        match = re.search(r'.*' + pattern, log)
-        if match:
-            names.append(form % match.group(1).strip())
-            lines.append(match.group(0).strip())
-    return ', '.join(names) or None, '; '.join(lines)
+def network_words(network, provider):
+    """'AWS Libfabric, provider cxi', of what NCCL says (nccl.network()); None if that is nothing."""
+    return ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -405,7 +290,7 @@ class Job:
                              "$RUNSCRIPTS/conda-python-distributed --bench'" % ', '.join(missing))
         self.rank, self.ranks, self.local_rank, self.local_ranks = (
             int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.node = os.environ.get('SLURMD_NODENAME') or socket.gethostname()
+        self.node = Machine().node
         self.timeout = options.timeout
         self.name = "rank %d on %s" % (self.rank, self.node)
         self._store = None
@@ -475,8 +360,9 @@ class Measurement:
     def find_provider(self, before):
         """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
         if self.kind == 'nccl':
-            log = read_text(os.environ.get('NCCL_DEBUG_FILE', ''))
-            name, evidence = nccl_network(log)
+            log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
+            *words, lines = nccl.network(log)
+            name, evidence = network_words(*words), '; '.join(lines)
             if not log:
                 evidence = 'NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there'
         elif self.kind == 'gloo':
@@ -496,11 +382,12 @@ class Measurement:
     def free(self):
         """The least free memory of all ranks' shares, and what says so on that node."""
         if self.comm.device == 'cpu':
-            free, why = free_memory()
+            free, limit, source = Machine().free_memory()
             if free is None:
                 raise BenchError("%s: /proc/meminfo does not say how much memory is free; give --max" % self.job.name)
             share = free / self.job.local_ranks
-            why = '%s %s, for %d rank(s)' % (show_size(free), why, self.job.local_ranks)
+            why = '%s %s, for %d rank(s)' % (show_size(free), 'left of the %s that the job may use here (%s)' % (
+                show_size(limit), source) if limit else 'free on this node', self.job.local_ranks)
         else:
             share = self.torch.cuda.mem_get_info(self.comm.device)[0]
             why = '%s free on the GPU' % show_size(share)
@@ -618,7 +505,7 @@ class Measurement:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# the file and the tables, of which 'slingtorch bench' prints the same
+# the job
 
 def versions(torch, kinds):
     """What of the software decides about the figures."""
@@ -632,85 +519,6 @@ def versions(torch, kinds):
             version = torch.cuda.nccl.version()
             found['nccl'] = '.'.join(map(str, version)) if isinstance(version, tuple) else str(version)
     return found
-
-
-def averages(record):
-    """{(kind, operation): average bus bandwidth}, as nccl-tests has it: of all sizes alike."""
-    found = {}
-    for row in record['results']:
-        found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
-    return {key: sum(values) / len(values) for key, values in found.items()}
-
-
-def wrong_values(record):
-    """Lines about wrong values."""
-    return ['WRONG VALUES: %s, %s of %s: %d; %s'
-            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
-            for row in record['results'] if row['wrong']]
-
-
-def head(record):
-    """Lines that say what was measured."""
-    rates = record['line_rates']
-    lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
-        record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl', 'mpi')
-             if name in record['versions']]
-    if extra:
-        lines.append('  ' + '; '.join(extra))
-    if record['nodes'] == 1:
-        lines.append('  one node: nothing crosses the network')
-    elif rates:
-        lines.append('  line rate of a node: %.4g GB/s (%s)' % (
-            sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
-    else:
-        lines.append('  line rate of a node: not known (no network card says it in /sys)')
-    return lines
-
-
-ROW = '%10s %10s %14s %10s %12s %8s %8s'
-
-
-def table_head(record, kind, operation):
-    provider = record['providers'].get(kind, {})
-    return ['', '%s, %s   (network: %s%s)' % (
-        kind, operation, provider.get('name') or 'not known',
-        ', %s' % provider['evidence'] if provider.get('evidence') else ''),
-        ROW % ('size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
-
-
-def table_row(record, row):
-    rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-    return ROW % (show_size(row['size']), show_time(row['seconds']), '%.4g' % row['algorithm_bandwidth'],
-                  '%.4g' % row['bus_bandwidth'], '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-',
-                  row['wrong'], row['repeats'])
-
-
-def summary(record):
-    """Lines: the average bus bandwidth of each operation and kind; beside plain MPI the ratio to it."""
-    found = averages(record)
-    kinds = [kind for kind in KINDS if any(kind == key[0] for key in found)]
-    operations = [name for name in OPERATIONS if any(name == key[1] for key in found)]
-    lines = ['', 'average bus bandwidth, GB/s' + (' (and as a share of plain MPI)' if 'plain-mpi' in kinds else ''),
-             '%-16s' % '' + ''.join('%18s' % kind for kind in kinds)]
-    for operation in operations:
-        cells = []
-        for kind in kinds:
-            value, plain = found.get((kind, operation)), found.get(('plain-mpi', operation))
-            cells.append('-' if value is None else '%.4g' % value if not plain or kind.startswith('plain-mpi')
-                         else '%.4g (%.2f)' % (value, value / plain))
-        lines.append('%-16s' % operation + ''.join('%18s' % cell for cell in cells))
-    return lines + [''] + ['not measured: ' + text for text in record['not_measured']] + \
-        ['note: ' + text for text in record['notes']] + wrong_values(record)
-
-
-def write(record, path):
-    """Write the file, whole or not at all."""
-    part = path + '.part'
-    with open(part, 'w') as stream:
-        json.dump(record, stream, indent=1)
-        stream.write('\n')
-    os.replace(part, path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -760,14 +568,14 @@ def ask_nccl():
     return directory
 
 
-def new_record(job, torch, kinds, why_not):
+def new_record(job, torch, kinds, why_not, arguments):
     """The record before anything was measured."""
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
         'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
         'node': job.node, 'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        'arguments': sys.argv[1:], 'line_rates': line_rates(), 'providers': {}, 'libraries': [], 'results': [],
+        'arguments': arguments, 'line_rates': Machine().line_rates(), 'providers': {}, 'libraries': [], 'results': [],
         'notes': [],
         # on GPUs only where it could be measured on CPUs
         'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items()
@@ -794,7 +602,7 @@ def run(options, job):
         kinds = [kind for kind in KINDS if not why_not[kind]]
     if not kinds:
         raise BenchError("nothing to measure: %s" % '; '.join('%s: %s' % pair for pair in why_not.items()))
-    record = new_record(job, torch, kinds, why_not)
+    record = new_record(job, torch, kinds, why_not, options.arguments)
 
     def say(*lines):
         if job.rank == 0:
@@ -838,9 +646,9 @@ def run(options, job):
     return record
 
 
-def main(argv=None):
+def main(argv):
     """One rank."""
-    options = make_parser().parse_args(argv)
+    options = make_parser().parse_args(argv, argparse.Namespace(arguments=argv))
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
         make_parser().error("--factor must be 2 or more, --min 4 or more, --max not below --min")
     what, directory = "rank %s" % os.environ.get('RANK', '?'), None
@@ -865,7 +673,3 @@ def main(argv=None):
         shutil.rmtree(directory, ignore_errors=True)
     # a process group whose peer is gone hangs when it is taken down
     os._exit(1)
-
-
-if __name__ == '__main__':
-    sys.exit(main())

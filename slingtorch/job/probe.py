@@ -3,7 +3,7 @@
 A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
 plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
 
-    probe.py [NAME OF A PLUGIN]...      the first that can be loaded is
+    python job probe [NAME OF A PLUGIN]...      the first that can be loaded is
 
 Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
 
@@ -17,15 +17,8 @@ import sys
 import tempfile
 import time
 
-# NCCL itself, RCCL and what the plugin may bring
-WANTED = re.compile(r'/lib(n|r)ccl|/libfabric|/libmpi|/libcuda(rt)?\.|/libamdhip64|/libcxi|/libhsa-runtime|/libMIOpen')
-
-
-def mapped():
-    """The libraries of this process that matter, each once."""
-    with open('/proc/self/maps') as maps:
-        paths = {line.split(None, 5)[5].rstrip('\n') for line in maps if line.count(' ') > 4 and '/' in line}
-    return sorted(path for path in paths if WANTED.search(path) and '.so' in path)
+from . import nccl
+from .machine import mapped_libraries
 
 
 def say(descriptor, result):
@@ -57,11 +50,7 @@ def collective(result, torch, words, log, descriptor):
     result['seconds']['collective'] = time.time() - begin
     if gpu:
         with open(log, errors='replace') as stream:
-            text = stream.read()
-        network = re.findall(r'Using network (.+)', text)
-        provider = re.findall(r'Selected [Pp]rovider is ([\w;]+)', text)
-        result['network'] = network[-1].strip() if network else None
-        result['provider'] = provider[-1] if provider else None
+            result['network'], result['provider'], _ = nccl.network(stream.read())
 
 
 def load(names, result):
@@ -82,12 +71,10 @@ def load(names, result):
                     result.setdefault('plugin_error', str(err))
 
 
-def main(*plugins):
+def main(plugins):
     """Do it; never returns, since exit handlers may hang."""
     descriptor = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
-        del sys.path[0]     # the training does not have it either
     result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
     log = None
     try:
@@ -99,7 +86,7 @@ def main(*plugins):
         for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
             if value:
                 result['facts'][fact] = value
-        result['maps'] = mapped()
+        result['maps'] = mapped_libraries()
         if plugins:
             load(plugins, result)
         say(descriptor, result)
@@ -111,7 +98,7 @@ def main(*plugins):
         result['error'] = '%s failed: %s: %s' % (
             {'import': 'import torch', 'rendezvous': 'the rendezvous of one rank of each node'}.get(
                 result['phase'], 'the first all_reduce'), type(err).__name__, ' '.join(text[:3]))
-    result['maps'] = mapped()
+    result['maps'] = mapped_libraries()
     say(descriptor, result)
     if log:
         for path in (log, os.path.dirname(log)):
@@ -120,7 +107,3 @@ def main(*plugins):
             except OSError:
                 pass
     os._exit(0)
-
-
-if __name__ == '__main__':
-    main(*sys.argv[1:])

@@ -2,20 +2,23 @@
 """
 Bandwidth between nodes, pair by pair, before a job starts on them: names slow and failing ones (docs/check.md).
 
-    python check --vet [--rounds N] [--write PREFIX]      in one rank per node; further ranks of a node end at once
+    python job vet [--rounds N] [--write PREFIX]      in one rank per node; further ranks of a node end at once
 
 In every round each node has one partner (the circle method of a round-robin tournament): all nodes measure at the
 same time. Measured is TCP, on the interface that NCCL_SOCKET_IFNAME names, else on the one that leads to MASTER_ADDR.
 """
+import argparse
 import fcntl
 import json
 import socket
 import statistics
 import struct
+import sys
 import threading
 import time
 
-import tree
+from . import tree_copy, wire
+from .machine import Machine, expand_hosts
 
 # A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
 SLOW = 0.5
@@ -60,7 +63,7 @@ def send_for(connection, seconds):
     while time.time() < end:
         connection.sendall(BLOCK)
     connection.shutdown(socket.SHUT_WR)
-    return float(tree.tree_copy.read_line(connection))
+    return float(tree_copy.read_line(connection))
 
 
 def receive_all(connection):
@@ -81,7 +84,7 @@ class Listener:
     """Serves partners: what one sends is received and timed."""
 
     def __init__(self, key):
-        self.key, self.socket = key, tree.tree_copy.listen(0)
+        self.key, self.socket = key, tree_copy.listen(0)
         self.port = self.socket.getsockname()[1]
         threading.Thread(target=self.serve, daemon=True).start()
 
@@ -96,9 +99,9 @@ class Listener:
         with connection:
             connection.settimeout(PATIENCE)
             try:
-                if tree.tree_copy.read_line(connection, time.time() + PATIENCE) == self.key:
+                if tree_copy.read_line(connection, time.time() + PATIENCE) == self.key:
                     receive_all(connection)
-            except (OSError, tree.Lost):
+            except (OSError, wire.Lost):
                 pass    # the one who measures says so
 
 
@@ -119,7 +122,7 @@ def rounds(number, table, key, count):
             continue
         try:
             found[other] = measure(key, tuple(table[other]))
-        except (OSError, ValueError, tree.Lost) as err:
+        except (OSError, ValueError, wire.Lost) as err:
             found[other] = str(err)
     return found
 
@@ -177,31 +180,32 @@ def run(machine, out, count=ROUNDS, prefix=None):
     :return: exit status: 0 on all nodes if none is bad, else 1
     """
     environ, begin = machine.environ, time.time()
+    wire.read_ranks(environ)
     if int(environ['LOCAL_RANK']):
         return 0
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
     interface = environ.get('NCCL_SOCKET_IFNAME', '').lstrip('=').split(',')[0]
     own = address_of(interface) if interface and not interface.startswith('^') else ''
     world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
-    key = tree.start_id(environ)
+    key = wire.start_id(environ)
     listener = Listener(key)
     if environ['RANK'] != '0':
-        branch = tree.Branch(environ, local_world, machine.node, seconds, machine.clock)
-        tree.send_message(branch.root, json.dumps([own, listener.port]).encode())
+        branch = wire.Branch(environ, local_world, machine.node, seconds, machine.clock)
+        wire.send_message(branch.root, json.dumps([own, listener.port]).encode())
         end = time.time() + seconds
-        table, number, count = json.loads(tree.receive_message(branch.root, end).decode())
+        table, number, count = json.loads(wire.receive_message(branch.root, end).decode())
         found = rounds(number, table, key, count)
-        tree.send_message(branch.root, json.dumps(found).encode())
-        return 0 if tree.receive_message(branch.root, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
+        wire.send_message(branch.root, json.dumps(found).encode())
+        return 0 if wire.receive_message(branch.root, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
 
-    root = tree.Root(environ, world - local_world, min(seconds, tree.tree_copy.QUIET), machine.clock)
+    root = wire.Root(environ, world - local_world, min(seconds, tree_copy.QUIET), machine.clock)
     root.gather(lambda: '-')
     nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], listener.port]]
     silent = []
     for node in root.nodes:
         try:
-            theirs, port = json.loads(tree.receive_message(node.connection, time.time() + PATIENCE).decode())
-        except (tree.Lost, ValueError):
+            theirs, port = json.loads(wire.receive_message(node.connection, time.time() + PATIENCE).decode())
+        except (wire.Lost, ValueError):
             silent.append(node.node)
             continue
         nodes.append(node)
@@ -209,17 +213,17 @@ def run(machine, out, count=ROUNDS, prefix=None):
         table.append([theirs or node.connection.getpeername()[0], port])
     count = min(count, len(names) - 1 + len(names) % 2)
     for number, node in enumerate(nodes[1:], 1):
-        tree.send_message(node.connection, json.dumps([table, number, count]).encode())
+        wire.send_message(node.connection, json.dumps([table, number, count]).encode())
     speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
     end = time.time() + count * PATIENCE * 2
     for number, node in enumerate(nodes[1:], 1):
         try:
-            theirs = json.loads(tree.receive_message(node.connection, end).decode())
+            theirs = json.loads(wire.receive_message(node.connection, end).decode())
             speeds.update({(number, int(other)): speed for other, speed in theirs.items()})
-        except (tree.Lost, ValueError):
+        except (wire.Lost, ValueError):
             pass    # no pair of it counts
     good, wrong, median = judge(names, speeds)
-    expected = tree.expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
+    expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
     total = len(names) + len(absent)
     found = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
@@ -230,5 +234,16 @@ def run(machine, out, count=ROUNDS, prefix=None):
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
     bad = bool(wrong or absent)
-    tree.tell_all([node.connection for node in nodes[1:]], b'01'[bad:bad + 1])
+    wire.tell_all([node.connection for node in nodes[1:]], b'01'[bad:bad + 1])
     return 1 if bad else 0
+
+
+def main(argv):
+    """Run the program; the exit status."""
+    parser = argparse.ArgumentParser(prog='vet', description="Measures the bandwidth between nodes (docs/check.md).")
+    parser.add_argument('--rounds', metavar='N', type=int, default=ROUNDS,
+                        help="how many partners each node has at most (%(default)s)")
+    parser.add_argument('--write', metavar='PREFIX', help="write PREFIX.vetted and PREFIX.cordon")
+    args = parser.parse_args(argv)
+    machine = Machine()
+    return wire.guarded('vet', machine, lambda: run(machine, sys.stdout, args.rounds, args.write))

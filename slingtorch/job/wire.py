@@ -15,21 +15,22 @@ import sys
 import threading
 import time
 
-sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-import tree_copy    # noqa: E402
-from findings import LARGEST, Report    # noqa: E402
-from tree_copy import TreeError as Lost     # noqa: E402
+from . import tree_copy
+from .findings import LARGEST, Report, ignored_of
+from .machine import by_srun, expand_hosts
+from .tree_copy import TreeError as Lost
 
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
 # Seconds that a node waits longer for others than these wait for theirs.
 SLACK = 2
+# instead of rank 0's word, '0' or '1'
+LOST = b'lost'
+NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
-def by_srun(environ):
-    """Whether srun started this rank: an mpiexec inside a job passes on Slurm's variables of its own process."""
-    return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
+class Usage(Exception):
+    """The program was started wrongly."""
 
 
 def start_id(environ):
@@ -38,6 +39,41 @@ def start_id(environ):
     if not by_srun(environ):
         step.append(environ.get('MASTER_PORT', ''))
     return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
+
+
+def read_ranks(environ):
+    """Check what this program must know. :raises Usage:"""
+    for name in NEEDED:
+        if not environ.get(name):
+            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
+                        "--check" % name)
+        if name != 'MASTER_ADDR' and not environ[name].isdigit():
+            raise Usage("%s='%s' is no number" % (name, environ[name]))
+    try:
+        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    except ValueError as err:
+        raise Usage(err)
+    if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
+        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
+
+
+def verdict(word, environ):
+    """The exit status that rank 0's word means."""
+    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    return 0 if word == b'0' or word == LOST and lost_is_fine else 1
+
+
+def guarded(name, machine, function):
+    """The exit status of a program of this package, which `function` runs, and why not on stderr."""
+    try:
+        return function()
+    except Usage as err:
+        sys.stderr.write("slingtorch %s: %s\n" % (name, err))
+        return 2
+    except (Lost, OSError) as err:
+        rank = machine.environ.get('RANK', '?')
+        sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, err))
+        return verdict(LOST, machine.environ)
 
 
 def send_message(connection, data):
@@ -170,25 +206,6 @@ def call_first_rank(environ, rank, digest, end):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # between nodes
-
-def expand_hosts(text):
-    """The hosts of a list of Slurm: nid[001-003,7],a1; as many as can be read."""
-    hosts = []
-    for part in re.findall(r'(?:[^,\[]|\[[^\]]*\])+', text or ''):
-        names = ['']
-        for piece in re.findall(r'\[[^\]]*\]|[^\[]+', part):
-            values = [piece]
-            if piece.startswith('['):
-                values = []
-                for span in piece[1:-1].split(','):
-                    first, _, last = span.partition('-')
-                    if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 100000:
-                        numbers = range(int(first), int(last or first) + 1)
-                        values += [str(number).zfill(len(first)) for number in numbers]
-            names = [name + value for name in names for value in values]
-        hosts += names
-    return hosts
-
 
 def places(environ):
     """Where rank 0 may listen: [(host, port)]. The second host serves a MASTER_ADDR that is wrong."""

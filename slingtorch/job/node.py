@@ -3,9 +3,8 @@
 import os
 import re
 
-import elf
-import look
-import variables
+from . import elf, look, nccl, variables
+from .machine import library_kind
 
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
@@ -51,17 +50,6 @@ def check_cores(report, ranks):
         report.add('good', 'cores', "no rank shares a core with another one")
 
 
-def refuses_to_share(mapped):
-    """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
-    for path in mapped:
-        if elf.kind_of(path) in ('libnccl', 'librccl'):
-            try:
-                return bool(elf.Library(path).match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
-            except (OSError, ValueError):
-                pass
-    return False
-
-
 def check_gpus(report, ranks, mapped, environ):
     """
     GPUs that several ranks share, and cores that are far from them.
@@ -78,7 +66,7 @@ def check_gpus(report, ranks, mapped, environ):
     for gpus, who in lists.items():
         if len(who) > len(gpus):
             shared = True
-            sure = refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
+            sure = nccl.refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
                 "start as many ranks as GPUs, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
@@ -100,8 +88,8 @@ def check_libraries(report, paths, machine, with_gpu):
     """What the process with PyTorch maps: twice, or what does not go together."""
     by_kind = {}
     for path in paths:
-        if elf.kind_of(path):
-            by_kind.setdefault(elf.kind_of(path), set()).add(os.path.realpath(path))
+        if library_kind(path):
+            by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
     for kind, files in sorted(by_kind.items()):
         files = sorted(files)
         report.fact('maps ' + kind, ' '.join(files))
@@ -126,18 +114,6 @@ def check_libraries(report, paths, machine, with_gpu):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
 
 
-def plugin_apis(paths):
-    """(numbers of the ncclNetPlugin_v* that the NCCL among these files looks for, its file); ([], None)."""
-    for path in paths:
-        if elf.kind_of(path) in ('libnccl', 'librccl'):
-            try:
-                library = elf.Library(path)
-            except (OSError, ValueError):
-                continue
-            return [number for number in range(3, 30) if library.has_string('ncclNetPlugin_v%d' % number)], path
-    return [], None
-
-
 def check_plugin(report, path, mapped, torch_major, need):
     """
     The plugin's symbols against those that the mapped NCCL looks for, and its runtime against torch's.
@@ -148,14 +124,12 @@ def check_plugin(report, path, mapped, torch_major, need):
     level = 'red' if need else 'yellow'
     try:
         library = elf.Library(path)
-        apis = sorted(int(name[len('ncclNetPlugin_v'):]) for name in library.exported()
-                      if re.match(r'ncclNetPlugin_v\d+$', name))
-        needed = library.needed()
+        apis, needed = nccl.offered(library), library.needed()
     except (OSError, ValueError) as err:
         report.add('yellow', 'plugin', "%s cannot be read: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add(level, 'plugin', "%s is no network plugin: it has no ncclNetPlugin_v*" % path,
+        report.add(level, 'plugin', "%s is no network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
     if torch_major:
@@ -164,16 +138,16 @@ def check_plugin(report, path, mapped, torch_major, need):
             if other and other.group(1) != torch_major[1]:
                 report.add('yellow', 'plugin', "%s wants %s, and torch is for %s %s" % ((path, name) + torch_major),
                            "load the plugin that was built for torch's release")
-    loads, nccl = plugin_apis(mapped)
+    loads, by = nccl.accepted(mapped)
     if not loads:
         report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL that says so is mapped"
                    % (path, apis[0], apis[-1]))
     elif not set(apis) & set(loads):
         report.add(level, 'plugin', "%s has the interface v%d to v%d, and %s loads v%d to v%d only" % (
-            path, apis[0], apis[-1], nccl, loads[0], loads[-1]),
+            path, apis[0], apis[-1], by, loads[0], loads[-1]),
             "take a plugin for this NCCL; without one it runs over TCP")
     else:
-        report.add('good', 'plugin', "%s has an interface that %s loads" % (path, nccl))
+        report.add('good', 'plugin', "%s has an interface that %s loads" % (path, by))
 
 
 def check_probe(report, probe, machine, with_gpu, asked_fi):
@@ -185,7 +159,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
     :return: the libraries that it maps
     """
     plugin = report.value('plugin')
-    plugins = sum((look.plugin_files(machine, variable) for variable in look.PLUGINS), [])
+    plugins = sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), [])
     if not isinstance(probe, dict):
         report.add('untested', 'variable', "which variables the libraries read: %s. The table was used" % probe)
         variables.check(report, variables.read_table(), variables.Asked([], asked_fi, plugins), with_gpu)

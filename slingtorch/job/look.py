@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
-import functools
 import importlib.util
 import os
 import re
 import site
 import socket
 import stat
-import time
 
-from tree import by_srun
+from . import nccl
+from .machine import SHARED, by_srun
 
-PARALLEL = {'lustre', 'gpfs', 'beegfs', 'panfs', 'wekafs', 'ceph', 'pvfs2', 'nfs', 'nfs4', 'dvs', 'cifs', 'fhgfs'}
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-# variable: how the names of such plugins of NCCL begin
-PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
-           for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
-# ROCm's devices and processors
-KFD = 'sys/class/kfd/kfd/topology/nodes'
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
 # no GPU: the user's choice, and Slurm's words for it
 HIDDEN = ('', '-1', 'NoDevFiles')
@@ -27,116 +20,17 @@ HIDDEN = ('', '-1', 'NoDevFiles')
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
 
-class Machine:
-    """
-    What a rank can look at.
-
-    :param environ: its environment
-    :param root: directory under which /proc, /sys, /dev and the mounts are looked up
-    :param clock: gives the time
-    """
-
-    def __init__(self, environ=None, root='/', clock=time.time, mounts='proc/self/mounts'):
-        self.environ = dict(os.environ if environ is None else environ)
-        self.root, self.clock, self.mounts = root, clock, mounts
-
-    def path(self, name):
-        """A path below the root."""
-        return os.path.join(self.root, name)
-
-    def read(self, name, default=''):
-        """The text of a small file."""
-        try:
-            with open(self.path(name), errors='replace') as stream:
-                return stream.read(1 << 20)
-        except OSError:
-            return default
-
-    def list(self, name):
-        """The names in a directory, sorted."""
-        try:
-            return sorted(os.listdir(self.path(name)))
-        except OSError:
-            return []
-
-    @property
-    def node(self):
-        """Name of the node, as in conda-python-distributed."""
-        own = self.environ.get('SLURMD_NODENAME')
-        if own and by_srun(self.environ):
-            return own
-        return self.read('proc/sys/kernel/hostname').strip() or socket.gethostname()
-
-    @property
-    def container(self):
-        """Whether this is inside a container."""
-        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
-                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
-
-    def slingshot(self):
-        """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
-        return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
-
-
-def cpus_of(text):
-    """The numbers of a list such as 0-3,8."""
-    found = set()
-    for part in text.strip().split(','):
-        first, _, last = part.partition('-')
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def cpus(machine):
-    """(those that this process may use, those of the node)"""
-    allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', machine.read('proc/self/status'), re.M)
-    return cpus_of(allowed.group(1) if allowed else ''), cpus_of(machine.read('sys/devices/system/cpu/online'))
-
-
-@functools.lru_cache()
-def gpus(machine):
-    """
-    The GPUs of the node as [(name, CPUs beside it, maker)], NVIDIA's or AMD's, in the order of their PCI addresses.
-
-    NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
-    """
-    found = []
-    for device in machine.list('sys/bus/pci/devices'):
-        where = 'sys/bus/pci/devices/%s/' % device
-        kind = machine.read(where + 'class').strip()[:6] + '/' + machine.read(where + 'vendor').strip()
-        # AMD's 0x0300 can be the small one on the board of a server, as in cpu-bind
-        if re.match(r'0x(0302|0380|1200|0300/0x10de$)', kind) and kind[-6:] in ('0x10de', '0x1002'):
-            found.append((device, sorted(cpus_of(machine.read(where + 'local_cpulist'))), kind[-6:]))
-    return found
-
-
-def open_devices(machine):
-    """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
-    numbers = sorted(int(name[6:]) for name in machine.list('dev') if re.match(r'nvidia\d+$', name))
-    usable = []
-    for number in numbers:
-        try:
-            os.close(os.open(machine.path('dev/nvidia%d' % number), os.O_RDONLY))
-            usable.append(number)
-        except OSError:
-            pass
-    return usable
-
-
 def visible_gpus(machine, known):
     """Names of the GPUs that this rank sees."""
-    names, nvidia = [entry[0] for entry in known], known[0][2] == '0x10de'
+    names, nvidia = [entry[0] for entry in known], known[0][2] == 'cuda'
     if nvidia:
-        names = [names[number] for number in open_devices(machine) if number < len(names)]
+        names = [names[number] for number in machine.open_gpus() if number < len(names)]
     elif not os.path.exists(machine.path('dev/kfd')):
         names = []
     else:
-        # an MI300 in the mode CPX is several GPUs for ROCm; a processor's simd_count is 0 (Linux, kfd_topology.c)
-        nodes = [number for number in sorted(machine.list(KFD), key=int)
-                 if re.search('^simd_count [1-9]', machine.read('%s/%s/properties' % (KFD, number)), re.M)]
-        if len(nodes) > len(names):
-            names = ['partition ' + number for number in nodes]
+        parts = machine.rocm_gpus()
+        if len(parts) > len(names):
+            names = ['partition ' + number for number in parts]
     for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
         if variable not in machine.environ:
             continue
@@ -154,12 +48,12 @@ def visible_gpus(machine, known):
 
 def uses_gpus(machine):
     """Whether this rank sees a GPU, and so talks through NCCL."""
-    return bool(gpus(machine) and visible_gpus(machine, gpus(machine)))
+    return bool(machine.gpus() and visible_gpus(machine, machine.gpus()))
 
 
 def look_at_gpus(machine, report, details):
     """Visibility, and the cores beside the GPU."""
-    known = gpus(machine)
+    known = machine.gpus()
     variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
     if not known:
@@ -178,18 +72,6 @@ def look_at_gpus(machine, report, details):
             and len(seen) > 1:
         report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
                    % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']))
-
-
-def mount_of(machine, path):
-    """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
-    best = ('', '')
-    for line in machine.read(machine.mounts).splitlines():
-        fields = line.split(' ')
-        if len(fields) > 2:
-            where = re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1])
-            if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
-                best = where, fields[2]
-    return best
 
 
 def look_at_caches(machine, report):
@@ -215,8 +97,8 @@ def look_at_caches(machine, report):
             wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
         if wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
-        where, kind = mount_of(machine, real)
-        if kind in PARALLEL:
+        where, kind = machine.mount_of(real)
+        if kind in SHARED:
             report.add('yellow', 'cache',
                        "%s=%s is on a parallel or network file system (%s, %s)%s" % (
                            variable, path, where, kind, ", whose locks do not serve a database" if database else
@@ -263,7 +145,7 @@ def look_at_interfaces(machine, report, several):
                        % (variable, value, ', '.join(missing)))
         else:
             used = sorted(set(sum(found.values(), [])))
-            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name).strip() == 'down']
+            down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']
             report.fact('only loopback ' + variable, used == ['lo'])
             if down == used:
                 report.add(level, 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
@@ -334,63 +216,31 @@ def look_at_torch(machine, report, directory, home=None):
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
-def find_library(machine, name, cache=False):
-    """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
-    for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
-        path = os.path.join(directory, name)
-        if directory and os.path.exists(path):
-            return path
-    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache') if cache else '')
-    return found.group(1) if found else None
-
-
 def look_at_compat(machine, report, mapped=()):
     """
     cuda-compat in front of the driver's own libcuda.
 
     :param mapped: the libraries of the process with PyTorch
     """
-    path = find_library(machine, 'libcuda.so.1')
+    path = nccl.find_library(machine, 'libcuda.so.1')
     if not path or 'compat' not in os.path.dirname(os.path.abspath(path)):
         return
     real = os.path.realpath(path)
     own = re.search(r'libcuda\.so\.(\d[\d.]*)$', real)
-    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
+    driver = machine.nvidia_driver()
     if own and driver:
-        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.group(1).split('.')]
+        older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.split('.')]
         level, what = 'red' if older and real in map(os.path.realpath, mapped) else 'yellow', '' if older else 'not '
         text = "%s comes first, NVIDIA's cuda-compat %s: it is %solder than the node's driver %s%s" % (
-            path, own.group(1), what, driver.group(1), "; CUDA then finds no GPU (error 803)" if older else '')
+            path, own.group(1), what, driver, "; CUDA then finds no GPU (error 803)" if older else '')
     else:
         level, text = 'yellow', "%s comes first, NVIDIA's cuda-compat; which driver the node has cannot be read" % path
     report.add(level, 'cuda-compat', text, "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
-    """
-    What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
-
-    As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
-    """
-    begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
-    if wanted.lower() in ('none', 'static_plugin'):
-        return []
-    names = []
-    for word in filter(None, wanted.split(',')):
-        names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
-    return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
-
-
-def plugin_files(machine, variable='NCCL_NET_PLUGIN'):
-    """Those of plugin_names() that are there, as paths."""
-    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
-             for name in plugin_names(machine, variable)]
-    return list(filter(None, paths))
-
-
 def look_at_plugin(machine, report):
     """NCCL's network plugin."""
-    path = next(iter(plugin_files(machine)), None)
+    path = next(iter(nccl.plugin_files(machine)), None)
     if path:
         report.fact('plugin', path)
         amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
@@ -416,7 +266,7 @@ def look_for_plugin(machine, report, tried):
 
     :param tried: whether the process with PyTorch tried to load it; else files were looked for
     """
-    need, names, wanted = plugin_need(machine), plugin_names(machine), machine.environ.get('NCCL_NET', '')
+    need, names, wanted = plugin_need(machine), nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
     named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
     if not names or not (need or named):
         return
@@ -434,15 +284,14 @@ def look(machine, report, torch, several):
     :param several: whether the job has several nodes
     :return: what node.py wants to know
     """
-    allowed, online = cpus(machine)
+    allowed, online = machine.cpus()
     details = {'rank': int(machine.environ['RANK']), 'local_rank': int(machine.environ['LOCAL_RANK']),
                'cpus': sorted(allowed), 'online': sorted(online)}
     report.fact('node', machine.node)
-    report.fact('machine', machine.read('proc/sys/kernel/random/boot_id').strip() or machine.node)
+    report.fact('machine', machine.read('proc/sys/kernel/random/boot_id') or machine.node)
     report.fact('python', os.sys.executable)
     report.fact('container', machine.container)
-    driver = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', machine.read('proc/driver/nvidia/version'))
-    report.fact('driver', driver.group(1) if driver else 'none')
+    report.fact('driver', machine.nvidia_driver() or 'none')
     for name, value in machine.environ.items():
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+The one home of what a node has and how it is recognised, from its files alone: processors, memory, GPUs, mounts,
+network cards, libraries; and lists of hosts. 'slingtorch site new' and the choice of a wheel read it here too.
+"""
+import functools
+import glob
+import os
+import re
+import socket
+import time
+
+# Class and vendor of a PCI device that is a GPU, as /sys has them, with '/' between: 3D controller, other display
+# controller, processing accelerator; VGA of NVIDIA alone, others' are of the board. cpu-bind has this pattern too.
+GPU = r'^0x(0302|0380|1200|0300.*/0x10de$)'
+# vendors of GPUs that PyTorch's CUDA and ROCm run on
+VENDORS = {'0x10de': 'cuda', '0x1002': 'rocm'}
+# ROCm's devices and processors
+KFD = 'sys/class/kfd/kfd/topology/nodes'
+# file systems that nodes share, as /proc/mounts calls them
+SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs '
+                   'fuse.glusterfs fuse.sshfs fuse.dfuse'.split())
+# An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
+MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
+# mapped libraries that say over what a program communicates
+COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
+
+
+def by_srun(environ):
+    """Whether srun started this rank: an mpiexec inside a job passes on Slurm's variables of its own process."""
+    return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
+
+
+def expand_hosts(text):
+    """The hosts of a list of Slurm: nid[001-003,7],a1; as many as can be read."""
+    hosts = []
+    for part in re.findall(r'(?:[^,\[]|\[[^\]]*\])+', text or ''):
+        names = ['']
+        for piece in re.findall(r'\[[^\]]*\]|[^\[]+', part):
+            values = [piece]
+            if piece.startswith('['):
+                values = []
+                for span in piece[1:-1].split(','):
+                    first, _, last = span.partition('-')
+                    if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 100000:
+                        numbers = range(int(first), int(last or first) + 1)
+                        values += [str(number).zfill(len(first)) for number in numbers]
+            names = [name + value for name in names for value in values]
+        hosts += names
+    return hosts
+
+
+def cpus_of(text):
+    """The numbers of a list such as 0-3,8."""
+    found = set()
+    for part in text.strip().split(','):
+        first, _, last = part.partition('-')
+        if first.isdigit() and (last or first).isdigit():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def gpu_vendor(device_class, vendor):
+    """cuda or rocm, if a PCI device with this class and vendor ('0x030200', '0x10de') is a GPU; else None."""
+    return VENDORS.get(vendor) if re.match(GPU, '%s/%s' % (device_class, vendor)) else None
+
+
+def read_mounts(text):
+    """What /proc/mounts says: [(directory, type, options)]."""
+    lines = [line.split(' ') for line in text.splitlines()]
+    return [(re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2],
+             fields[3].split(',')) for fields in lines if len(fields) > 3]
+
+
+def mount_of(path, mounts):
+    """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
+    best = '', ''
+    for where, kind, _ in mounts:
+        # of those on one directory the last one is seen
+        if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
+            best = where, kind
+    return best
+
+
+def library_kind(path):
+    """What a library is, by its name: 'libnccl', 'MPI' ...; None if nobody asks."""
+    name = os.path.basename(path)
+    found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
+    return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
+
+
+def mapped_libraries():
+    """Paths of the libraries of this process that say over what it communicates, each once."""
+    with open('/proc/self/maps') as maps:
+        paths = set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))
+    return sorted(filter(COMMUNICATION.search, paths))
+
+
+class Machine:
+    """
+    A node.
+
+    :param environ: the environment of a rank on it
+    :param root: directory under which /proc, /sys, /dev and the mounts are looked up
+    :param clock: gives the time
+    """
+
+    def __init__(self, environ=None, root='/', clock=time.time, mounts='proc/self/mounts'):
+        self.environ = dict(os.environ if environ is None else environ)
+        self.root, self.clock, self.mounts = root, clock, mounts
+
+    def path(self, name):
+        """A path below the root."""
+        return os.path.join(self.root, name)
+
+    def read(self, name, default=''):
+        """The text of a small file, stripped."""
+        try:
+            with open(self.path(name), errors='replace') as stream:
+                return stream.read(1 << 20).strip()
+        except OSError:
+            return default
+
+    def list(self, name):
+        """The names in a directory, sorted."""
+        try:
+            return sorted(os.listdir(self.path(name)))
+        except OSError:
+            return []
+
+    def glob(self, pattern):
+        """The paths below the root that match, sorted."""
+        return sorted(glob.glob(os.path.join(glob.escape(self.root), pattern)))
+
+    @property
+    def node(self):
+        """Name of the node, as in conda-python-distributed."""
+        own = self.environ.get('SLURMD_NODENAME')
+        if own and by_srun(self.environ):
+            return own
+        return self.read('proc/sys/kernel/hostname') or socket.gethostname()
+
+    @property
+    def container(self):
+        """Whether this is inside a container."""
+        return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
+                    or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
+
+    def cpus(self):
+        """(those that this process may use, those of the node)"""
+        allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', self.read('proc/self/status'), re.M)
+        return cpus_of(allowed.group(1) if allowed else ''), cpus_of(self.read('sys/devices/system/cpu/online'))
+
+    def mount_of(self, path):
+        """As the function of this name."""
+        return mount_of(path, read_mounts(self.read(self.mounts)))
+
+    # --- GPUs
+
+    @functools.lru_cache()
+    def gpus(self):
+        """
+        The GPUs of the node as [(name, CPUs beside it, cuda or rocm)], in the order of their PCI addresses.
+
+        NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
+        """
+        found = []
+        for device in self.list('sys/bus/pci/devices'):
+            where = 'sys/bus/pci/devices/%s/' % device
+            vendor = gpu_vendor(self.read(where + 'class'), self.read(where + 'vendor'))
+            if vendor:
+                found.append((device, sorted(cpus_of(self.read(where + 'local_cpulist'))), vendor))
+        return found
+
+    def open_gpus(self):
+        """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
+        numbers = sorted(int(name[6:]) for name in self.list('dev') if re.match(r'nvidia\d+$', name))
+        usable = []
+        for number in numbers:
+            try:
+                os.close(os.open(self.path('dev/nvidia%d' % number), os.O_RDONLY))
+                usable.append(number)
+            except OSError:
+                pass
+        return usable
+
+    def rocm_gpus(self):
+        """Numbers of ROCm's GPUs in KFD: an MI300 in the mode CPX is several."""
+        # a processor's simd_count is 0 (Linux, kfd_topology.c)
+        return [number for number in sorted(self.list(KFD), key=int)
+                if re.search('^simd_count [1-9]', self.read('%s/%s/properties' % (KFD, number)), re.M)]
+
+    def nvidia_driver(self):
+        """Version of NVIDIA's kernel driver that is loaded; None without one."""
+        # open kernel modules say 'Kernel Module for x86_64  580.65.06'
+        found = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', self.read('proc/driver/nvidia/version'))
+        return found.group(1) if found else None
+
+    # --- memory
+
+    def free_memory(self):
+        """
+        (bytes that the processes of this job may still take on this node, None if nothing says so; the limit of their
+        control group if that is what leaves so little, else None; the file of this limit)
+
+        The least of what the kernel calls available and of what every cgroup above this process has left (version 2,
+        and the memory controller of version 1). What is cached of files counts as free: the kernel gives it back.
+        """
+        found = re.search(r'^MemAvailable: +(\d+) kB', self.read('proc/meminfo'), re.M)
+        least = int(found.group(1)) * 1024 if found else None, None, ''
+        for line in self.read('proc/self/cgroup').splitlines():
+            _, controllers, path = line.split(':', 2)
+            if controllers == '':
+                base, names = 'sys/fs/cgroup', ('memory.max', 'memory.current', 'inactive_file')
+            elif 'memory' in controllers.split(','):
+                base, names = 'sys/fs/cgroup/memory', ('memory.limit_in_bytes', 'memory.usage_in_bytes',
+                                                       'total_inactive_file')
+            else:
+                continue
+            path = path.strip('/')
+            while True:
+                group = os.path.join(base, path)
+                limit, used = (self.read(os.path.join(group, name)) for name in names[:2])
+                cached = re.search(r'^%s (\d+)' % names[2], self.read(os.path.join(group, 'memory.stat')), re.M)
+                if limit.isdigit() and used.isdigit():
+                    left = int(limit) - int(used) + (int(cached.group(1)) if cached else 0)
+                    if least[0] is None or left < least[0]:
+                        least = max(0, left), int(limit), self.path(os.path.join(group, names[0]))
+                if not path:
+                    break
+                path = os.path.dirname(path)
+        return least
+
+    # --- network
+
+    def slingshot(self):
+        """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
+        return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
+
+    def line_rates(self):
+        """
+        {interface: GB/s} of this node's network: what its drivers say of InfiniBand and RoCE ports and of Slingshot's
+        interfaces; if there are none, of the network cards that are up.
+        """
+        rates = {}
+        for port in self.glob('sys/class/infiniband/*/ports/*'):
+            match = re.match(r'(\d+(\.\d+)?) Gb/sec', self.read(port + '/rate'))
+            if match and 'ACTIVE' in self.read(port + '/state'):
+                rates['%s:%s' % (port.split('/')[-3], port.split('/')[-1])] = float(match.group(1)) / 8
+        cards = [os.path.basename(path) for path in self.glob('sys/class/cxi/*/device/net/*')]
+        if not rates and not cards:
+            # virtual ones have no device
+            cards = [path.split('/')[-2] for path in self.glob('sys/class/net/*/device')]
+        for card in cards:
+            where = 'sys/class/net/%s/' % card
+            speed = self.read(where + 'speed')
+            if speed.isdigit() and int(speed) > 0 and self.read(where + 'operstate') == 'up':
+                rates[card] = int(speed) / 8000
+        return rates

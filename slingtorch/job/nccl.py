@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What NCCL and RCCL load, look for, and say of their network."""
+import os
+import re
+
+from . import elf
+from .machine import library_kind
+
+# variable: how the names of such plugins of NCCL begin
+PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
+           for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
+# a network plugin's symbol, with the number of its interface
+INTERFACE = 'ncclNetPlugin_v'
+
+
+def find_library(machine, name, cache=False):
+    """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
+    for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
+        path = os.path.join(directory, name)
+        if directory and os.path.exists(path):
+            return path
+    found = re.search(r'(/[^\0]*/%s)\0' % re.escape(name), machine.read('etc/ld.so.cache') if cache else '')
+    return found.group(1) if found else None
+
+
+def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
+    """
+    What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
+
+    As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
+    """
+    begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
+    if wanted.lower() in ('none', 'static_plugin'):
+        return []
+    names = []
+    for word in filter(None, wanted.split(',')):
+        names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
+    return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
+
+
+def plugin_files(machine, variable='NCCL_NET_PLUGIN'):
+    """Those of plugin_names() that are there, as paths."""
+    paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
+             for name in plugin_names(machine, variable)]
+    return list(filter(None, paths))
+
+
+def libraries(paths):
+    """The NCCL and RCCL among these libraries, as elf.Library; which cannot be read are left out."""
+    for path in paths:
+        if library_kind(path) in ('libnccl', 'librccl'):
+            try:
+                yield elf.Library(path)
+            except (OSError, ValueError):
+                pass
+
+
+def accepted(paths):
+    """(numbers of the interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None)."""
+    library = next(libraries(paths), None)
+    if library is None:
+        return [], None
+    return [number for number in range(3, 30) if library.has_string(INTERFACE + str(number))], library.path
+
+
+def offered(library):
+    """Numbers of the interfaces that a plugin (elf.Library) has, in order."""
+    found = (re.match(INTERFACE + r'(\d+)$', name) for name in library.exported())
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def refuses_to_share(paths):
+    """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
+    library = next(libraries(paths), None)
+    return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
+
+
+def network(log):
+    """(network, provider of libfabric, the lines that say so) by NCCL's own log; None for what it does not say."""
+    names, lines = [], []
+    for pattern in (r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'):
+        found = list(re.finditer('(?m)^.*' + pattern, log))[-1:]
+        names.append(found[0].group(1) if found else None)
+        lines += [match.group().strip() for match in found]
+    return names[0], names[1], lines
