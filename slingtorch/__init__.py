@@ -2,6 +2,7 @@
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
 import importlib.util
 import os
+from typing import Any
 
 __version__ = '0.1.0'
 
@@ -23,7 +24,7 @@ def bundle_root() -> str:
                        "checkout" % tuple(candidates))
 
 
-def bundle_module(path):
+def bundle_module(path: str) -> Any:
     """
     A file of the bundle that is in no package, since EasyBuild loads it in its own way, as a module.
 

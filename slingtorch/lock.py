@@ -4,7 +4,7 @@ import glob
 import os
 import shlex
 import sys
-from typing import Optional
+from typing import Callable, Optional
 
 from slingtorch import bundle_module
 
@@ -76,26 +76,22 @@ def read_easyconfig(path: str) -> dict:
     return found
 
 
-def lock(path: str, store, say, output: Optional[str] = None, python: Optional[str] = None) -> str:
+def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
     """
-    Write the lock file of an easyconfig.
+    Write the lock file of an easyconfig, beside it.
 
     :param path: of the easyconfig
-    :param store: function: from the name of the software to the directory for downloaded wheels
+    :param source_path: function that gives EasyBuild's first source path, where downloaded wheels go
     :param say: function that shows a message
-    :param output: path of the lock file; None: beside the easyconfig
     :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
-    :return: path of the lock file
     :raises RuntimeError: if it cannot be written, or the packages cannot be had
     """
     recipe = read_easyconfig(path)
-    file_name, lock_file = os.path.basename(path), output or recipe['lock_file']
+    file_name, lock_file = os.path.basename(path), recipe['lock_file']
     if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
         raise RuntimeError("The lock file belongs beside the easyconfig, and %s cannot be written. Copy the easyconfig "
                            "to a directory of yours and name that: slingtorch lock ./%s; eb ./%s"
                            % (os.path.dirname(lock_file), file_name, file_name))
     lockfile.lock(recipe, file_name, lock_file, python or sys.executable,
-                  lambda: store(recipe['name']), say)
-    if not output:
-        say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
-    return lock_file
+                  lambda: lockfile.wheel_dir(source_path(), recipe['name']), say)
+    say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))

@@ -10,7 +10,6 @@ import shlex
 import shutil
 
 from easybuild.easyblocks.generic._dependencies import last_lines
-from easybuild.easyblocks.generic._lockfile import sha256
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)

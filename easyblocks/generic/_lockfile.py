@@ -71,6 +71,11 @@ def normalised(name):
     return re.sub('[-_.]+', '-', name).lower()
 
 
+def wheel_dir(source_path, name):
+    """Where the wheels of a software are in one of EasyBuild's source paths."""
+    return os.path.join(source_path, name.lower()[0], name, 'wheels')
+
+
 def find_uv():
     """
     Path of uv: that of $SLINGTORCH_UV, else that beside this Python (it comes with slingtorch), else the one in $PATH.

@@ -20,14 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import (
-    download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head, sha256, uv_environment)
+    download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head, uv_environment, wheel_dir)
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
-from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
+from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.filetools import (
+    compute_checksum, convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file)
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
@@ -59,7 +60,7 @@ OLDEST_PYTHON_FOR_UV = (3, 8)
 # what an installation was made from, and the sha256 of each of its files; written last
 MADE_FROM = 'made-from.json'
 # directories that are made anew, or EasyBuild's
-NOT_MADE = ('easybuild', RUNSCRIPTS_DIR)
+NOT_MADE = ('easybuild', RUNSCRIPTS_DIR, COPIES_DIR)
 
 # Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
 NOT_COMPILED = '/tests?/'
@@ -191,8 +192,8 @@ class PythonVenv(RunScripts):
         system_nccl = self.cfg['system_nccl']
         return {
             'another Python': run_shell_cmd(command, hidden=True).output.strip(),
-            'another lock file': sha256(self.lock_file),
-            'another release of the easyblock': sha256(__file__),
+            'another lock file': compute_checksum(self.lock_file, 'sha256'),
+            'another release of the easyblock': compute_checksum(__file__, 'sha256'),
             'another place or name': '%s %s' % (self.installdir, self.prompt()),
             'other dependencies': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
             'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages'], system_nccl,
@@ -237,16 +238,16 @@ class PythonVenv(RunScripts):
 
         def describe(path):
             path = os.path.join(self.installdir, path)
-            return '-> ' + os.readlink(path) if os.path.islink(path) else sha256(path)
+            return '-> ' + os.readlink(path) if os.path.islink(path) else compute_checksum(path, 'sha256')
 
         with ThreadPoolExecutor(self.cfg.parallel) as pool:
             paths = [path for path in paths if path not in not_made]
             return dict(zip(paths, pool.map(describe, paths)))
 
-    def remove_module_file(self):
-        """Leave the module of what is kept until the new one is written: a failure takes nothing away."""
-        if not self.is_kept:
-            super().remove_module_file()
+    @property
+    def renews(self):
+        """Also what is kept has its module until the new one takes its place: a failure takes nothing away."""
+        return self.is_kept or super().renews
 
     def make_installdir(self, *args, **kwargs):
         """Leave an installation that is kept as it is."""
@@ -350,7 +351,7 @@ class PythonVenv(RunScripts):
 
         The first one is where downloads go, shared by all versions of the software.
         """
-        return [os.path.join(path, self.name.lower()[0], self.name, 'wheels') for path in source_paths()]
+        return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
         """
