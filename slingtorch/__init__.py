@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
-import importlib.util
+import importlib.machinery
 import os
+import types
 from typing import Any
 
 __version__ = '0.1.0'
@@ -31,7 +32,6 @@ def bundle_module(path: str) -> Any:
     :param path: below bundle_root()
     """
     name = os.path.basename(path)[:-len('.py')]
-    spec = importlib.util.spec_from_file_location(name, os.path.join(bundle_root(), path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType(name)
+    importlib.machinery.SourceFileLoader(name, os.path.join(bundle_root(), path)).exec_module(module)
     return module
