@@ -148,13 +148,7 @@ class Site:
         self.env, self.parameters = values['env'], values['parameter']
 
     def detected(self, environ: Env, hostname: str, root: str = '/') -> Optional[str]:
-        """
-        Return what shows that this machine is the site, or None.
-
-        :param environ: dictionary of environment variables
-        :param hostname: name of this host, short or full
-        :param root: directory that stands for / (for tests)
-        """
+        """What shows that this machine, with this host name, is the site, or None. For tests `root` stands for /."""
         return matching_rule(self.rules, environ, hostname, root)
 
     def check_groups(self, names: Iterable[str], asked_by: str = '$' + GROUPS_VARIABLE) -> List[Group]:
@@ -476,12 +470,7 @@ def chosen_groups(environ: Env = os.environ) -> List[str]:
 # EasyBuild
 
 def old_easybuild(version: str, path: str, environ: Env = os.environ) -> Optional[str]:
-    """
-    What is wrong with the EasyBuild that runs, if it is too old for the bundle; else None.
-
-    :param version: its version
-    :param path: a file of it, easybuild/tools/version.py
-    """
+    """What is wrong with the EasyBuild that runs, of this version, if it is too old; path is a file of its tools."""
     numbers = [[int(number) for number in re.findall(r'\d+', str(text))[:3]] for text in (version, OLDEST_EASYBUILD)]
     if numbers[0] >= numbers[1]:
         return None

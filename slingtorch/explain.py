@@ -41,7 +41,7 @@ MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
-LARGEST_DUMP = 1 << 28  # bytes
+MAX_DUMP_BYTES = 1 << 28
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
 CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
@@ -504,7 +504,7 @@ def read_dump(path: str) -> Optional[Entry]:
     """
     with open(path, 'rb') as handle:
         start = handle.read(1)
-        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > LARGEST_DUMP:
+        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > MAX_DUMP_BYTES:
             return None
         handle.seek(0)
         try:
@@ -571,12 +571,7 @@ def process_groups(dumps: Dict[int, Entry]) -> Dict[Any, Dict[int, Dict[int, Ent
 
 
 def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
-    """
-    What the flight recorders of a job say.
-
-    :param dumps: {rank: contents}
-    :return: list of texts, the most telling first; empty if every rank finished the same collectives
-    """
+    """What the flight recorders of these ranks say, the most telling first; nothing if all finished the same."""
     said = []
     for (name, members), calls in process_groups(dumps).items():
         if not calls:
@@ -665,13 +660,7 @@ def print_finding(number: int, finding: Finding) -> None:
 
 
 def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) -> int:
-    """
-    slingtorch explain
-
-    :param paths: logs, '-', and directories with files of the flight recorder
-    :param facts: names of rules that hold without a line
-    :return: EXPLAINED, or NOTHING_KNOWN
-    """
+    """slingtorch explain, of logs, '-' and directories of the flight recorder; `facts` as in Log.report()."""
     log, dumps = Log(read_rules()), []
     for path in paths:
         if os.path.isdir(path):
