@@ -103,7 +103,8 @@ def add_site_values(ec: Any) -> List[str]:
 
     Environment values become entries of modextravars, with pushenv: unloading the module then gives the user's own
     value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. Name and GPUs of
-    the site become the parameters site_name and site_gpu.
+    the site become the parameters site_name and site_gpu; site_groups has all groups then, site_digest stands for the
+    values.
 
     :return: names of the variables and parameters that were added
     """
@@ -119,9 +120,11 @@ def add_site_values(ec: Any) -> List[str]:
     easyblocks = easyblock_names(ec)
     easyconfig_values = ec.parser.get_config_dict(validate=False)
     # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
-    for parameter, word in [('site_name', site.name), ('site_gpu', site.gpu)]:
+    for parameter, word in [('site_name', site.name), ('site_gpu', site.gpu), ('site_digest', site.digest(groups))]:
         if parameter in ec and parameter not in easyconfig_values:
             ec[parameter] = word
+    if 'site_groups' in ec:
+        ec['site_groups'] = groups
     for name, value in parameter_values.items():
         if name in easyconfig_values:
             ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)

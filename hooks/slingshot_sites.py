@@ -8,6 +8,7 @@ use it.
 """
 import configparser
 import fnmatch
+import hashlib
 import os
 import re
 import socket
@@ -183,6 +184,12 @@ class Site:
     def parameter_values(self, groups: Iterable[str] = ()) -> Dict[str, Value]:
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
         return self._selected(self.parameters, groups)
+
+    def digest(self, groups=()):
+        """Digest of what the site gives to easyconfigs with these groups, by which a change of it is seen."""
+        values = list(self.env_values(groups).values()) + list(self.parameter_values(groups).values())
+        text = repr([(value.name, value.value, value.easyblocks, value.when) for value in values])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def matching_rule(rules: List[Tuple[str, str]], environ: Env, hostname: str, root: str) -> Optional[str]:

@@ -20,6 +20,7 @@ from typing import Callable, Iterable, List, Mapping, Optional, Tuple
 from urllib.parse import quote
 
 from slingtorch import __version__, bundle_root, gpus
+from slingtorch.job.machine import Machine
 
 DEFAULT_NAME = 'slingtorch-report.txt'
 # of a longer file its beginning and its end are taken
@@ -105,21 +106,19 @@ class Redactor:
         for home in [environ.get('HOME', '')] + list(homes):
             for path in {home.rstrip('/'), os.path.realpath(home) if home else ''} - {'', '/'}:
                 words[path] = '$HOME'
-        self.words = [(re.compile(re.escape(word) + (r'(?![\w.-])' if new == '$HOME' else '')), lambda _, new=new: new)
+        self.words = [(re.compile(re.escape(word) + (r'(?![\w.-])' if new == '$HOME' else '')), new)
                       for word, new in sorted(words.items(), key=lambda item: -len(item[0]))]
         names = {environ.get(name, '') for name in ('USER', 'LOGNAME', 'SUDO_USER', 'SLURM_JOB_USER', 'PBS_O_LOGNAME')}
         # these two do not say who it is
         names = (names | set(people)) - {'', 'root', 'nobody'}
-        self.words += [(re.compile(r'(?<![A-Za-z0-9])%s(?![A-Za-z0-9])' % re.escape(name), re.I), lambda _: '<user>')
+        self.words += [(re.compile(r'(?<![A-Za-z0-9])%s(?![A-Za-z0-9])' % re.escape(name), re.I), '<user>')
                        for name in sorted(names, key=len, reverse=True)]
 
     def __call__(self, text: str) -> str:
         """The text without them."""
         text = CONTROLS.sub('', text.replace('\r\n', '\n').replace('\r', '\n'))
-        for pattern, new in self.words:
+        for pattern, new in self.words + PATTERNS:
             text = pattern.sub(new, text)
-        for pattern, replacement in PATTERNS:
-            text = pattern.sub(replacement, text)
         return text
 
 
@@ -129,7 +128,8 @@ def versions() -> str:
         from easybuild.tools.version import VERSION as easybuild
     except ImportError as err:
         easybuild = "none for this Python (%s)" % err
-    system = re.search(r'^PRETTY_NAME=(.*)$', gpus.read('/', 'etc/os-release'), re.M)
+    machine = Machine()
+    system = re.search(r'^PRETTY_NAME=(.*)$', machine.read('etc/os-release'), re.M)
     revision = ''
     if os.path.exists(os.path.join(bundle_root(), '.git')):
         done = subprocess.run(['git', '-C', bundle_root(), 'describe', '--always', '--dirty'], stdout=subprocess.PIPE,
@@ -140,7 +140,7 @@ def versions() -> str:
         ('EasyBuild', easybuild), ('Python', '%s in %s' % (sys.version.replace('\n', ' '), sys.executable)),
         ('system', ', '.join([system.group(1).strip('"') if system else 'unknown', 'Linux ' + os.uname().release,
                               os.uname().machine, ' '.join(platform.libc_ver())])),
-        ('GPU driver', gpus.nvidia_driver() or gpus.amd_driver() or 'none here'),
+        ('GPU driver', machine.nvidia_driver() or gpus.amd_driver(machine) or 'none here'),
         ('modules', os.environ.get('LOADEDMODULES', '').replace(':', ' ') or 'none loaded'),
     ))
 
@@ -148,7 +148,7 @@ def versions() -> str:
 def module_texts(environ: Mapping[str, str]) -> str:
     """The files of the loaded modules of PyTorch and Horovod."""
     loaded = zip(environ.get('LOADEDMODULES', '').split(':'), environ.get('_LMFILES_', '').split(':'))
-    texts = ['%s:\n%s' % (path, gpus.read('/', path)) for name, path in loaded
+    texts = ['%s:\n%s' % (path, Machine().read(path)) for name, path in loaded
              if name.startswith(('PyTorch', 'Horovod'))]
     return '\n'.join(texts) or "No module of PyTorch is loaded here: load it as the job does, and make the report anew."
 
