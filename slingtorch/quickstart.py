@@ -307,7 +307,7 @@ class Prefix:
         """Write a file in the prefix; one that the user has changed is kept beside it."""
         path, written = self.register(name), self.mark.setdefault('written', {})
         before = read_text(path) if os.path.exists(path) else None
-        if before not in (None, text) and written.get(name) not in (None, checksum(before)):
+        if before is not None and before != text and written.get(name) not in (None, checksum(before)):
             self.set_aside(name, "you have changed it")
         if before != text:
             write_text(path, text)
