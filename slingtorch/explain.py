@@ -93,7 +93,7 @@ class Rule:
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
         matches = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
-        return min(matches, key=lambda match: match.start(), default=None)
+        return min(matches, key=lambda match: match.start()) if matches else None
 
 
 class Finding:
