@@ -92,6 +92,8 @@ class Rule:
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
+        if len(self.patterns) == 1:
+            return self.patterns[0].search(text)
         matches = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
         return min(matches, key=lambda match: match.start()) if matches else None
 
