@@ -29,7 +29,7 @@ LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
 TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'role', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
+OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
 # what the program does with a finding besides: docs/explain.md
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
@@ -71,7 +71,7 @@ class Rule:
     def __init__(self, name: str, keys: Dict[str, str]) -> None:
         self.name = name
         self.level = keys.get('level', 'cause')
-        self.role = keys.get('role', '')
+        self.role, self.network = keys.get('role', ''), keys.get('network')
         unknown = set(keys) - set(NEEDED + SAID + OPTIONAL)
         missing = [key for key in NEEDED + (() if self.level == 'fact' else SAID) if not keys.get(key)]
         if unknown or missing or self.level not in LEVELS or self.role not in ROLES:
@@ -354,7 +354,7 @@ class Log:
         """
         The findings, causes first.
 
-        :param facts: names of rules that hold without a line, such as 'slingshot' on a site with that network
+        :param facts: names of rules that hold without a line
         """
         true = set(self.findings).union(facts)
         self.choose_exception()
@@ -661,8 +661,8 @@ def print_finding(number: int, finding: Finding) -> None:
     print()
 
 
-def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) -> int:
-    """slingtorch explain, of logs, '-' and directories of the flight recorder; `facts` as in Log.report()."""
+def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
+    """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
     log, dumps = Log(read_rules()), []
     for path in paths:
         if os.path.isdir(path):
@@ -680,7 +680,7 @@ def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) 
         except OSError as err:
             raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
                                % (path, err.strerror))
-    findings = log.report(facts)
+    findings = log.report(rule.name for rule in log.rules.values() if network and rule.network == network)
     told = [said for _, _, said in dumps if said]
     if as_json:
         print(json.dumps({'version': 1, 'findings': [finding.data() for finding in findings], 'remarks': log.remarks,
