@@ -504,7 +504,7 @@ def run_explain(args):
         network = sites.choose().site.network
     except sites.SiteError:
         network = None
-    return explain.run(args.logs, args.json, [rule for rule in ['slingshot'] if network == 'slingshot11'])
+    return explain.run(args.logs, args.json, network)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
