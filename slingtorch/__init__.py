@@ -5,7 +5,7 @@ import os
 __version__ = '0.1.0'
 
 
-def bundle_root():
+def bundle_root() -> str:
     """
     Return the directory that holds easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/.
 

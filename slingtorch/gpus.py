@@ -10,6 +10,7 @@ import glob
 import os
 import re
 from collections import namedtuple
+from typing import Dict, List, Optional, Tuple
 
 from slingtorch import bundle_root
 from slingtorch.job.machine import Machine
@@ -22,9 +23,11 @@ OLD_MODELS = (((7, 0), r'\bG?V100S?\b|TITAN V\b'), ((6, 0), r'\bG?P\d{1,4}\b|GTX
               ((5, 0), r'\bM\d{1,4}M?\b|GTX (9\d0|750)'), ((3, 0), r'\bK\d{1,4}[cmst]?\b'))
 
 Wheel = namedtuple('Wheel', ['name', 'version', 'kind', 'toolkit', 'machines', 'oldest_gpu'])
+# name of an easyconfig or None, and what was compared
+Answer = Tuple[Optional[str], str]
 
 
-def oldest_drivers(table=None):
+def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
     """
     The table of drivers.
 
@@ -37,7 +40,7 @@ def oldest_drivers(table=None):
     return {int(row[0]): int(row[1]) for row in rows}
 
 
-def wheels(easyconfigs=None):
+def wheels(easyconfigs: Optional[str] = None) -> List[Wheel]:
     """
     The easyconfigs of wheels for any cluster, as a list of Wheel, newest first.
 
@@ -52,7 +55,8 @@ def wheels(easyconfigs=None):
         version, kind, major, minor = match.groups()
         with open(path) as stream:
             tree = ast.parse(stream.read())
-        values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+        values = {target.id: node.value for node in tree.body if isinstance(node, ast.Assign)
+                  for target in node.targets[:1] if isinstance(target, ast.Name)}
 
         def texts(key, default=(), values=values):
             value = ast.literal_eval(values[key]) if key in values else default
@@ -67,29 +71,29 @@ def wheels(easyconfigs=None):
     return sorted(found, key=lambda wheel: (wheel.version, wheel.toolkit), reverse=True)
 
 
-def numbers(text):
+def numbers(text: str) -> Tuple[int, ...]:
     """(2, 10, 0) for '2.10.0'."""
     return tuple(int(part) for part in text.split('.') if part.isdigit())
 
 
-def nvidia_models(node):
+def nvidia_models(node: Machine) -> List[str]:
     """Models of NVIDIA's GPUs, as the driver calls them."""
     texts = map(node.read, node.glob('proc/driver/nvidia/gpus/*/information'))
     return sorted({model for text in texts for model in re.findall(r'^Model:\s*(\S.*?)\s*$', text, re.M)})
 
 
-def capability(model):
+def capability(model: str) -> Optional[Tuple[int, int]]:
     """Compute capability of a model that is older than Turing; None for all others."""
     return next((number for number, pattern in OLD_MODELS if re.search(pattern, model)), None)
 
 
-def amd_driver(node):
+def amd_driver(node: Machine) -> Optional[str]:
     """What the driver of AMD's GPUs calls itself ('amdgpu 6.12.12', 'amdgpu'); None where ROCm has no GPU."""
     # AMD's own has a version, that of the kernel has none
     return ('amdgpu ' + node.read('sys/module/amdgpu/version')).strip() if node.rocm_gpus() else None
 
 
-def nvidia_wheel(node, candidates, machine):
+def nvidia_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Optional[Answer]:
     """(name or None, reason) for NVIDIA's GPUs, or None without a driver."""
     driver, models = node.nvidia_driver(), nvidia_models(node)
     if not driver:
@@ -102,8 +106,9 @@ def nvidia_wheel(node, candidates, machine):
     if not runs:
         return None, ("driver %s is too old for every wheel: the oldest on %s needs driver %d. Ask the centre for a "
                       "newer driver" % (driver, machine, min(oldest[wheel.toolkit[0]] for wheel in for_machine)))
-    old, model = min([(capability(model), model) for model in models if capability(model)] or [(None, None)])
-    fits = [wheel for wheel in runs if not old or old >= wheel.oldest_gpu]
+    # what is not in the table is newer than all in it
+    old, model = min((capability(model) or (99, 0), model) for model in models or [''])
+    fits = [wheel for wheel in runs if old >= wheel.oldest_gpu]
     if not fits:
         return None, "%s is too old for every wheel that driver %s runs (compute capability %d.%d)" % (
             model, driver, old[0], old[1])
@@ -113,7 +118,7 @@ def nvidia_wheel(node, candidates, machine):
     return fits[0].name, reason
 
 
-def amd_wheel(node, candidates, machine):
+def amd_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Optional[Answer]:
     """(name or None, reason) for AMD's GPUs, or None without a driver."""
     driver = amd_driver(node)
     if not driver:
@@ -125,7 +130,7 @@ def amd_wheel(node, candidates, machine):
     return fits[0].name, driver
 
 
-def without_driver(candidates, machine, site_gpu):
+def without_driver(candidates: List[Wheel], machine: str, site_gpu: Optional[str]) -> Answer:
     """(name or None, reason) where no driver is loaded, as on a login node."""
     fits = [wheel for wheel in candidates if wheel.kind == site_gpu and machine in wheel.machines]
     if not fits:
@@ -140,7 +145,8 @@ def without_driver(candidates, machine, site_gpu):
     return fits[0].name, reason
 
 
-def fitting_easyconfig(root='/', easyconfigs=None, machine=None, site_gpu=None):
+def fitting_easyconfig(root: str = '/', easyconfigs: Optional[str] = None, machine: Optional[str] = None,
+                       site_gpu: Optional[str] = None) -> Answer:
     """
     Which easyconfig of PyTorch's wheels fits the GPUs of this machine.
 
@@ -151,15 +157,13 @@ def fitting_easyconfig(root='/', easyconfigs=None, machine=None, site_gpu=None):
     :return: (name of the easyconfig or None, reason: what was compared, or why there is none)
     """
     node, machine, candidates = Machine(root=root), machine or os.uname().machine, wheels(easyconfigs)
-    answers = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
+    both = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
     # what fits first, then what the site says
-    answers = sorted([(kind, answer) for kind, answer in answers if answer],
+    answers = sorted([(kind, answer) for kind, answer in both if answer],
                      key=lambda item: (item[1][0] is None, item[0] != site_gpu))
     if not answers:
         return without_driver(candidates, machine, site_gpu)
     name, reason = answers[0][1]
-    if len(answers) > 1 and answers[1][1][0]:
-        reason += "; for the other GPUs here, %s: %s" % (answers[1][1][1], answers[1][1][0])
-    elif len(answers) > 1:
-        reason += "; for the other GPUs here: none, " + answers[1][1][1]
+    for _, (other, why) in answers[1:]:
+        reason += "; for the other GPUs here" + (", %s: %s" % (why, other) if other else ": none, " + why)
     return name, reason

@@ -80,9 +80,12 @@ first_of_apinfo() {  # FILE [RANKS] -> first_host
 # srun of Slurm 22.05 gives PALS_RANKID alone, and PALS with PALS_PMI=pmix no PMI_* (Aurora: tests/records/environment).
 # shellcheck disable=SC2154  # rank: ranks.bash
 _complete_from_apinfo() {  # FILE -> those of world_size, local_rank, local_world_size that are empty
-    local file table number at own
+    local file table number at own size=$world_size
     local -a bytes=() chunk=() field=()
-    _read_apinfo "$1" "$world_size" || return 1
+    # where PALS speaks PMIx, a PMI_SIZE=1 is left over from an outer start, and the table is of this one
+    [[ $size != 1 ]] || size=''
+    _read_apinfo "$1" "$size" || return 1
+    [[ $world_size/${field[10]} == 1/1 || -n $size ]] || world_size='' local_rank='' local_world_size=''
     first_host_error="$table has no rank $rank"
     _is_number "$rank" && ((rank < field[10])) || return 1
     at=$((field[9] + rank * field[8]))

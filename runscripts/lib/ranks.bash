@@ -82,6 +82,68 @@ _slurm_tasks_on_this_node() {
     ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for every rank"
 }
 
+# A launcher sets its variables in the processes that it starts: those that an ancestor has already are left over from an
+# outer start. proc(5): environ is as it was when a process started. Slurm starts the process SLURM_TASK_PID (srun(1)).
+_depth_of() {  # NAME -> depth: how many ancestors have it with this value; newest: up to the process that Slurm started
+    local pid=$$ line entry found
+    depth=0 newest=''
+    while [[ $pid != "${SLURM_TASK_PID-}" ]]; do
+        IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
+        line=${line##*) ? }  # past the command's name, which may hold anything
+        pid=${line%% *} found=''
+        [[ -r /proc/$pid/environ ]] || continue  # a container's setuid starter
+        while IFS= read -r -d '' entry; do
+            [[ $entry != "$1=${!1}" ]] || { found=1; break; }
+        done 2> /dev/null < "/proc/$pid/environ"
+        [[ -n $found ]] || return 0
+        ((++depth))
+    done
+    newest=1
+}
+
+# Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else be
+# as many trainings of one rank each, all of them complete and with status 0.
+_drop_leftovers() {
+    local row name value size_name other_rank other_size own_depth depth newest IFS=$' \t\n'
+    local -a own=("${_row[@]}") names
+    for row in "${_launchers[@]}"; do
+        # shellcheck disable=SC2086  # split at blanks
+        set -- $row
+        # the PMI variables of these two are their own
+        [[ $1 != "$launcher" && $1 != manual && $launcher/$1 != @(hydra|pals)/pmi ]] || continue
+        if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
+        else _all_set "$2" || continue
+        fi
+        _first_set "$4"
+        size_name=$name other_size=$value
+        _first_set "$3"
+        other_rank=$value
+        _is_number "$other_size" || continue
+        IFS=+ read -ra names <<< "${own[1]%+[a-z]*}"
+        _depth_of "${names[${#names[@]} - 1]}"
+        own_depth=$depth
+        _depth_of "$name"
+        if ((own_depth > depth)) || [[ $own_depth/$1 == "$depth/slurm" && -n $newest ]]; then
+            [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from an outer start, and not used: this is rank 0 of $other_size ($1)"
+            printf -v value '%s,' "${own[@]:1:5}"
+            IFS=+, read -ra names <<< "$value"
+            for name in "${names[@]}"; do
+                # srun's own PMI variables, if they agree with it
+                [[ $name == [!A-Z]* || $name == PMI_* && -n $srun_task ]] || unset "$name"
+            done
+            if [[ $launcher == torchrun && -n ${MASTER_ADDR-} ]]; then
+                _depth_of MASTER_ADDR
+                ((depth < own_depth)) || unset MASTER_ADDR MASTER_PORT
+            fi
+            # shellcheck disable=SC2086
+            _read_row $row
+            _drop_leftovers
+            return
+        fi
+        ((own_depth < depth)) || [[ $world_size != 1 || $other_size == 1 ]] || _fail 1 "two launchers contradict each other: ${own[2]}=$rank and ${own[3]}=1 ($launcher) say that this is the only rank, $name=$other_rank and $size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start: unset its variables in the job script, such as ${names[0]}"
+    done
+}
+
 _check_alone() {  # others that this one rank would wait for, or miss
     local tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}}
     if [[ -n ${SLURM_JOB_ID-} ]]; then
@@ -95,25 +157,27 @@ _check_alone() {  # others that this one rank would wait for, or miss
 }
 
 _find_rank() {
-    local row no_pals='' srun_task='' pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
+    local row no_pals='' srun_task='' step_task=${SLURM_STEP_ID:-${SLURM_STEPID-}} pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
     for name in RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; do
         [[ -z ${!name-} ]] || _need_number "$name" "${!name}"
     done
 
+    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them 0xfffffffb
+    # and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
+    [[ $step_task != 429496729[01] ]] || step_task=''
     # shellcheck disable=SC2034  # the table names it
     # Inside Slurm a PALS_RANKID is srun's (--mpi=cray_shasta), and MPI_LOCALRANKID never is: such a rank is hydra's.
     [[ -n ${PALS_RANKID-} && -z ${SLURM_JOB_ID-} ]] || no_pals=1
     # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's nodes.
     _first_set SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
-    [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=${SLURM_STEP_ID:-${SLURM_STEPID-}}
-    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them 0xfffffffb
-    # and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
-    [[ $srun_task != 429496729[01] ]] || srun_task=''
+    [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=$step_task
     for row in "${_launchers[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
         ! _all_set "$2" || { _read_row "$@"; break; }
     done
+    # a PALS_RANKID or PMI_RANK beside the step's is srun's own
+    [[ $launcher == none || $launcher == manual || $launcher == slurm && -z ${PBS_JOBID-} ]] || _drop_leftovers
     # Ranks started one by one, by ssh or by a launcher of the user's own, perhaps inside a step of one task.
     if [[ $launcher/$world_size != torchrun/* && $world_size == 1 ]] && _all_set RANK+WORLD_SIZE && [[ $RANK/$WORLD_SIZE != 0/1 ]]; then
         # shellcheck disable=SC2086
@@ -127,7 +191,8 @@ _find_rank() {
             [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
             first_host_error=''
-            if [[ $launcher == pals && -n ${PALS_APINFO-} && ! ( $world_size && $local_rank && $local_world_size ) ]]; then
+            if [[ $launcher == pals && -n ${PALS_APINFO-} &&
+                ( -z $world_size || -z $local_rank || -z $local_world_size || $world_size == 1 ) ]]; then
                 source "$_here/lib/pals.bash" 2> /dev/null || _incomplete "$_"
                 _complete_from_apinfo "$PALS_APINFO" && first_host_error=''
             fi

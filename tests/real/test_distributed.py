@@ -17,7 +17,7 @@ import time
 import pytest
 
 import testbed
-from testbed import slurm as slurm_
+from testbed import ROOT, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
@@ -114,6 +114,16 @@ def test_one_rank_learns(one_rank):
 def test_srun_two_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
     slurm.srun(*TWO_BY_TWO, distributed, *training(tmp_path / 'results.json'), env=pytorch.env)
     same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
+
+
+@pytest.mark.parametrize('launcher', ['mpirun.openmpi --allow-run-as-root -n 1', 'mpiexec.hydra -n 1'])
+def test_job_that_is_submitted_from_inside_an_mpirun(slurm, tmp_path, launcher):
+    """Each of its ranks was rank 0 of 1."""
+    show = ['-c', 'import os; print(*(os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")))']
+    script = ROOT / 'runscripts/conda-python-distributed'
+    done = slurm.run(*launcher.split(), 'srun', *TWO_BY_TWO, script, *show, env={'SLINGTORCH_CACHE_ROOT': tmp_path})
+    assert sorted(done.stdout.splitlines()) == [f'{rank} 4 {rank % 2} {testbed.NODES[0]}' for rank in range(4)]
+    assert done.stderr.count('are left over from an outer start') == 1
 
 
 def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, one_rank, tmp_path):

@@ -110,11 +110,50 @@ def test_what_cannot_be_right_is_said_at_once(job, options, variables, message):
     assert '|' not in done.output
 
 
+@pytest.mark.parametrize('cuda,warned', [('13.2', 2), ('12.8', 0)])
+def test_module_of_another_cuda_than_the_driver(job, image_env, tmp_path, cuda, warned):
+    """MODULE is taken as it is named; each node says once what its driver is too old for, and what it runs."""
+    module = tmp_path / f'modules/all/PyTorch/2.15.0-cuda-{cuda}.lua'
+    module.parent.mkdir(parents=True)
+    own = (image_env.modulepath / f'{image_env.module}.lua').read_text()
+    module.write_text(f'{own}\nsetenv("SLINGTORCH_CUDA_VERSION", "{cuda}")\n')
+    driver = tmp_path / 'version'
+    driver.write_text('NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed Jul 14 19:13:55 UTC 2021\n')
+    done = job('--gpus-per-node=2', MODULE=f'PyTorch/2.15.0-cuda-{cuda}', _nvidia_driver=driver, _machine='x86_64',
+               EASYBUILD_INSTALLPATH_MODULES=tmp_path / 'modules')
+    assert done.returncode == 0, done.output
+    assert f', srun, PyTorch/2.15.0-cuda-{cuda}, ' in done.output
+    assert len(re.findall(r'^\d\|.*PyTorch/2.15.0-cuda-', done.output, re.M)) == 4, done.output
+    words = (f"the driver of this node's GPUs is 550, and this PyTorch is for CUDA {cuda}, which needs 580 or newer: "
+             "without NVIDIA's cuda-compat no GPU will be found. eb PyTorch-2.10.0-cuda-12.8.eb installs one that this "
+             "driver runs")
+    assert done.output.count(words) == warned and done.output.count('the driver of this') == warned
+
+
 def test_every_task_of_a_job_array_finds_the_bundle(slurm, tmp_path):
     """Slurm shows all of them for the number of the last one."""
     run(['sbatch', '--wait', '--array=1-2', f'--output={tmp_path}/%a.out', DDP, 'nowhere.py'], env=slurm.env, check=False, cwd=tmp_path)
     for task in (1, 2):
         assert f'Name yours: sbatch {DDP} train.py\n' in (tmp_path / f'{task}.out').read_text()
+
+
+@pytest.mark.parametrize('options,variables', [(['--gpus-per-node=2'], {}), ([], {'MODULE': 'PyTorch/0.1-tiny'})])
+def test_plain_job(slurm, image_env, lmod, tmp_path, options, variables):
+    """train.sbatch, for GPUs and without: one rank for each task, in the order of the tasks, with its arguments."""
+    modules = tmp_path / 'modules/PyTorch'
+    modules.mkdir(parents=True)
+    for name in ('0.1-tiny', '2.15.0-cuda-13.2'):
+        shutil.copy(image_env.modulepath / f'{image_env.module}.lua', modules / f'{name}.lua')
+    (tmp_path / 'init').write_text(f'unset BASH_ENV\n{lmod.init}\nmodule use {modules.parent}\n')
+    (tmp_path / 'train.py').write_text('\n'.join([*SHOW, 'import sys', 'print(sys.argv[1:])']))
+    env = {**lmod.env, 'BASH_ENV': tmp_path / 'init', **variables}
+    done = slurm.sbatch(JOBS / 'train.sbatch', *options, arguments=['train.py', 'a b'], env=env, cwd=tmp_path)
+    module = variables.get('MODULE', 'PyTorch/2.15.0-cuda-13.2')
+    assert done.returncode == 0, done.output
+    assert sorted(re.findall(r'^(\d)\|(\S+?)\|', done.output, re.M)) == [(str(rank), module) for rank in range(4)]
+    assert done.output.count("['a b']") == 4
+    done = slurm.sbatch(JOBS / 'train.sbatch', *options, env=env, cwd=tmp_path)
+    assert done.returncode != 0 and 'name your training script: sbatch train.sbatch train.py' in done.output
 
 
 def test_only_for_batch_jobs(slurm, tmp_path):

@@ -12,12 +12,16 @@ EASYCONFIGS = sorted((ROOT / 'easyconfigs').rglob('*.eb'))
 LOCK_FILES = sorted((ROOT / 'easyconfigs').rglob('*.lock'))
 PAGE = (ROOT / 'docs/easyconfigs.md').read_text()
 # sha256 of the only file that may be installed, as public lock files of unrelated projects give it
-PINNED = {
-    'PyTorch-2.10.0-frontier-rocm-7.1.1.lock': {
-        'torch==2.10.0+rocm7.1': '008ee0d77bb8b5f9f4ee1f00212019c4619171e3c4195de56f253331b3bc320d',
-        'torchvision==0.25.0+rocm7.1': '8aea3ddbdb74801d3374577a10b3f04d49897c27add235cb25313df6e65b1929',
-        'triton-rocm==3.6.0': 'cff15082784c7056b0af9347770e034ab0a8ccbce0642723ddc8c8de1bd6af3f',
-    },
+ROCM = {
+    'torch==2.10.0+rocm7.1': '008ee0d77bb8b5f9f4ee1f00212019c4619171e3c4195de56f253331b3bc320d',
+    'torchvision==0.25.0+rocm7.1': '8aea3ddbdb74801d3374577a10b3f04d49897c27add235cb25313df6e65b1929',
+    'triton-rocm==3.6.0': 'cff15082784c7056b0af9347770e034ab0a8ccbce0642723ddc8c8de1bd6af3f',
+}
+PINNED = {'PyTorch-2.10.0-frontier-rocm-7.1.1.lock': ROCM, 'PyTorch-2.10.0-rocm-7.1.lock': ROCM}
+# of source archives: Homebrew's formula; a Spack recipe
+SOURCES = {
+    'pytorch-v2.14.1.tar.gz': 'd0ebad9ca4219959b29b7ad9ab6469fe49a3d668f8b5a62dd115f02f3a914447',
+    'pytorch-v2.2.2.tar.gz': '57a1136095bdfe769acb87876dce77212da2c995c61957a67a1f16172d235d17',
 }
 
 
@@ -34,27 +38,51 @@ def values(easyconfig):
                    if isinstance(node, ast.Constant) and node.value is None]
 
 
-def entries(lock_file):
+def entries(text):
     """{requirement: hashes} of a lock file."""
-    text = re.sub('^#.*\n', '', lock_file.read_text(), flags=re.M).replace('\\\n', '')
+    text = re.sub('^#.*\n', '', text, flags=re.M).replace('\\\n', '')
     return {line.split()[0]: re.findall('--hash=sha256:([0-9a-f]{64})', line)
             for line in text.splitlines() if '==' in line}
 
 
+def faults(text, pinned):
+    """Requirements of the record of which a lock file has another hash, one more, or not two projects that give it."""
+    found, wrong = entries(text), []
+    for key, value in pinned.items():
+        comment = re.search('^(#.*)\n' + re.escape(key), text, re.M)
+        projects = re.findall(r'of (\S+/\S+)@[0-9a-f]{12}\b', comment.group(1) if comment else '')
+        if found.get(key) != [value] or len(set(projects)) != 2:
+            wrong.append(key)
+    return wrong
+
+
 @pytest.mark.parametrize('name', PINNED)
 def test_hashes_of_the_record(name):
-    lock_file = next(one for one in LOCK_FILES if one.name == name)
-    found = entries(lock_file)
-    assert {key: found.get(key) for key in PINNED[name]} == {key: [value] for key, value in PINNED[name].items()}
-    # and each names two files with their commits
-    for key in PINNED[name]:
-        comment = re.search('^(#.*)\n' + re.escape(key), lock_file.read_text(), re.M).group(1)
-        assert len(set(re.findall(r'of (\S+/\S+)@[0-9a-f]{12}\b', comment))) == 2, comment
+    text = next(one for one in LOCK_FILES if one.name == name).read_text()
+    assert faults(text, PINNED[name]) == []
+    # all that download.pytorch.org alone has
+    assert {key for key in entries(text) if '+' in key or key.startswith('triton')} == set(PINNED[name])
+    for key, value in PINNED[name].items():
+        other = value[:-1] + ('0' if value[-1] != '0' else '1')
+        more = f'{value} --hash=sha256:{other}'
+        for old, new in [(value, other), (value, more), (key, key + '.1'), ('@', '@x')]:
+            assert key in faults(text.replace(old, new), PINNED[name])
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_hashes_of_sources(name):
+    """Whichever easyconfig has the archive, by its name and its version."""
+    version = re.search(r'v([\d.]+)\.tar', name).group(1)
+    easyconfigs = [one for one in EASYCONFIGS if re.match(f'PyTorch-{re.escape(version)}-.*-cray-mpich', one.name)]
+    assert easyconfigs
+    for easyconfig in easyconfigs:
+        first = ast.literal_eval(values(easyconfig)[0]['checksums'])[0]
+        assert (list(first.values())[0] if isinstance(first, dict) else first) == SOURCES[name]
 
 
 @pytest.mark.parametrize('lock_file', LOCK_FILES, ids=lambda path: path.name)
 def test_lock_file_is_complete_and_that_of_its_easyconfig(lock_file):
-    assert all(entries(lock_file).values()) and '--only-binary :all:' in lock_file.read_text()
+    assert all(entries(lock_file.read_text()).values()) and '--only-binary :all:' in lock_file.read_text()
     found, _ = values(lock_file.with_suffix('.eb'))
     assert ast.literal_eval(found['checksums'])[0] == hashlib.sha256(lock_file.read_bytes()).hexdigest()
     heads = {key: re.findall(f'^# {key}: (.*)$', lock_file.read_text(), re.M) for key in ['python', 'wanted']}

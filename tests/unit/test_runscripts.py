@@ -728,6 +728,67 @@ def test_torchrun_wins_over_every_launcher(job):
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "41234")
 
 
+# ---------------------------------------------------------------------------------------- leftovers of an outer start
+
+LEFT = {
+    "torchrun": lambda size: {**TORCHRUN, "RANK": "0", "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(size)},
+    "openmpi": lambda size: ompi(0, size),
+    "hydra": lambda size: hydra(0, size),
+    "pmi": lambda size: {"PMI_RANK": "0", "PMI_SIZE": str(size), "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": str(size)},
+    "slurm": lambda size: slurm(0, str(size), "login1"),
+}
+STARTS = {  # of rank RANK of 4, on two nodes
+    "slurm": lambda rank: slurm(rank),
+    "slurm-pmi2": lambda rank: slurm(rank, PMI_RANK=str(rank), PMI_SIZE="4", PMI_FD="9"),
+    "slurm-cray": lambda rank: slurm(rank, PALS_RANKID=str(rank), PALS_APID="4711.0"),
+    "openmpi": lambda rank: ompi(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
+    "hydra": lambda rank: hydra(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
+    "pals": lambda rank: {**pals(rank, 4, rank % 2, 2), "MASTER_ADDR": "nid001"},
+    "torchrun": lambda rank: {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2),
+                              "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "nid001"},
+}
+# the process that Slurm starts is the runscript, or one in front of it
+TASK = "export SLURM_TASK_PID=$$; exec "
+AS_TASK = {"direct": TASK + '"$@"', "wrapped": TASK + "bash -c '\"$@\"; exit $?' - \"$@\""}
+
+
+def start_inside(job, left, inner, form="direct"):
+    """The start of a launcher in an environment that has `left`; that of the launcher itself is left's, too."""
+    if "SLURM_PROCID" in inner:
+        return job.start({**left, **inner}, prefix=["bash", "-c", AS_TASK[form], "-"])
+    own = [f"{name}={value}" for name, value in inner.items()]
+    wrap = ["bash", "-c", '"$@"; exit $?', "-"]
+    return job.start(left, prefix=[*wrap, "env", *own, *(wrap if form == "wrapped" else [])])
+
+
+@pytest.mark.parametrize("form", ["direct", "wrapped"])
+@pytest.mark.parametrize("size", [1, 4, 8])
+@pytest.mark.parametrize("outer", LEFT)
+@pytest.mark.parametrize("inner", STARTS)
+def test_the_innermost_launcher_wins(job, inner, outer, size, form):
+    for rank in (0, 3):
+        done = start_inside(job, LEFT[outer](size), STARTS[inner](rank), form)
+        assert done.returncode == 0, done.stderr
+        env = json.loads(done.stdout)["env"]
+        assert identity(env) == (rank, 4, rank % 2, 2) and env["MASTER_ADDR"] == "nid001"
+        assert rank == 0 or not done.stderr
+
+
+def test_leftovers_are_named_once_and_not_handed_on(job):
+    done = start_inside(job, ompi(0, 1), slurm(0))
+    assert "OMPI_COMM_WORLD_RANK=0 and OMPI_COMM_WORLD_SIZE=1 (openmpi) are left over" in done.stderr
+    assert not [name for name in json.loads(done.stdout)["env"] if name.startswith("OMPI_COMM_WORLD")]
+    env = json.loads(start_inside(job, LEFT["torchrun"](1), slurm(3)).stdout)["env"]
+    assert "TORCHELASTIC_RUN_ID" not in env and env["MASTER_PORT"] == job.rank(slurm(0))["MASTER_PORT"]
+
+
+@pytest.mark.parametrize("inner", ["slurm", "hydra", "pals"])
+def test_contradiction_that_nothing_settles_is_an_error(job, inner):
+    """The processes in front cannot be read, or had neither."""
+    message = job.error({**STARTS[inner](3), **ompi(0, 1)})
+    assert "OMPI_COMM_WORLD_SIZE=1 (openmpi)" in message and "one of 4" in message and "unset" in message
+
+
 def test_ranks_started_by_hand(job):
     hand = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1"}
     env = job.rank(hand)
@@ -787,7 +848,7 @@ def test_what_agrees_is_kept(job):
         ("node1", True),
         ("10.1.2.3", True),
         ("fe80::1", True),
-        ("::1", True),
+        ("fd00::1", True),
         ("node1:http", False),
         ("tcp://node1", False),
         ("[::1]:29500", False),
@@ -808,6 +869,14 @@ def test_master_addr_of_the_user(job, address, good):
         assert job.rank(env)["MASTER_ADDR"] == address
     else:
         assert "MASTER_PORT" in job.error(env)
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost.localdomain", "127.0.0.1", "127.0.1.1", "::1", "0.0.0.0"])
+def test_master_addr_that_is_every_node_itself(job, address):
+    for rank in (0, 3):
+        message = job.error(slurm(rank, MASTER_ADDR=address))
+        assert f"MASTER_ADDR={address} is each node itself" in message and "Unset MASTER_ADDR" in message
+    assert job.rank(slurm(0, "4", "nid001", MASTER_ADDR=address))["MASTER_ADDR"] == address
 
 
 def test_master_addr_with_a_port_is_taken_apart(job):

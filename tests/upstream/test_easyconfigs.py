@@ -77,21 +77,6 @@ def test_eb_check(option, lmod, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def flake8(*args):
-    return subprocess.run(
-        [sys.executable, '-m', 'flake8', *map(str, args)],
-        cwd=testbed.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def test_flake8():
-    done = flake8('--select', 'F,W605,W291', '--filename', '*.eb', *upstream_files.EASYCONFIGS)
-    assert done.returncode == 0, done.stdout
-
-
 # --- each check can fail
 
 SHA = 'a' * 64
@@ -236,10 +221,3 @@ def test_eb_check_can_fail(option, change, lmod, tmp_path):
     assert check_with_eb(option, [path], [], lmod.env, tmp_path).returncode == 0
     path.write_text(GOOD.replace(*change))
     assert check_with_eb(option, [path], [], lmod.env, tmp_path).returncode != 0
-
-
-def test_flake8_can_fail(tmp_path):
-    path = tmp_path / 'bad.eb'
-    path.write_text("toolchain = SYSTEM\nname = nobody_defines_this\n")
-    done = flake8('--select', 'F,W605,W291', '--filename', '*.eb', path)
-    assert 'nobody_defines_this' in done.stdout and 'SYSTEM' not in done.stdout

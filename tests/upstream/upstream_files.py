@@ -7,7 +7,6 @@ EASYCONFIGS = sorted((ROOT / 'easyconfigs').rglob('*.eb'))
 # EasyBuild itself takes no file for an easyblock whose name starts with '_' (avail_easyblocks): it holds functions
 EASYBLOCKS = sorted((ROOT / 'easyblocks').rglob('[!_]*.py'))
 PATCHES = sorted(path for path in (ROOT / 'patches').rglob('*') if path.is_file() and path.suffix != '.md')
-LOADED_BY_EB = [path for room in ('easyblocks', 'hooks', 'slingtorch') for path in sorted((ROOT / room).rglob('*.py'))]
 INCLUDE = [
     pattern
     for pattern in (ROOT / 'easyblocks/*.py', ROOT / 'easyblocks/generic/*.py')

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, and links work as they do in the repository."""
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+# in the repository: in the site
+OUTSIDE = {'README.md': 'index.md', 'LICENSE': 'LICENSE', **{name: name for name in (
+    'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'patches/README.md')}}
+LINK = re.compile(r'(\]\()(?![a-z]+:|#)([^)#\s]+)')
+
+
+def on_files(files, config):
+    """Add what lies outside docs/."""
+    for source, target in OUTSIDE.items():
+        files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn links between files of the repository into links between pages; mkdocs says which are broken."""
+    here = page.file.src_uri
+    source = next((path for path, target in OUTSIDE.items() if target == here), f'docs/{here}')
+
+    def link(match):
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match.group(2)))
+        target = OUTSIDE.get(target) or (target[5:] if target.startswith('docs/') else None)
+        return match.group(1) + (posixpath.relpath(target, posixpath.dirname(here)) if target else match.group(2))
+
+    return LINK.sub(link, markdown)
