@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 
-from . import look, nccl, node, star, variables
+from . import look, nccl, node, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
 from .wire import QUIET, PeerLost, receive_message, send_message, tell_all
@@ -434,7 +434,7 @@ def rank_zero(rank, local, probe, out, json_file):
     out.write(report.text(title + '\n'))
     out.flush()
     if json_file:
-        write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - rank.begin, 3)))
+        records.write(report.data(title=title.splitlines()[0], seconds=round(time.time() - rank.begin, 3)), json_file)
     word = b'1' if report.count('red') else b'0'
     tell_all([other.connection for other in root.nodes], word)
     return word
@@ -473,14 +473,6 @@ def free_port():
     with socket.socket() as attempt:
         attempt.bind(('', 0))
         return str(attempt.getsockname()[1])
-
-
-def write_json(path, data):
-    """Write it whole, or not at all."""
-    with open(path + '.part', 'w') as stream:
-        json.dump(data, stream, indent=1)
-        stream.write('\n')
-    os.replace(path + '.part', path)
 
 
 def main(argv):

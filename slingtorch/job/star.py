@@ -17,7 +17,7 @@ import time
 
 from .findings import Report, ignored_of
 from .machine import by_srun, expand_hosts
-from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message
+from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve
 
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
@@ -106,16 +106,10 @@ class LocalRanks:
         self.count, self.digest, self.begin = count, digest, time.time()
         self.reports, self.ended, self.connections, self.late = {}, {}, [], {}
         self.changed = threading.Condition()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(local_address(environ))
-        self.listener.listen(512)
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        """Whoever comes, each in a thread."""
-        while True:
-            connection = self.listener.accept()[0]
-            threading.Thread(target=self.handshake, args=(connection,), daemon=True).start()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(local_address(environ))
+        listener.listen(512)
+        serve(listener, self.handshake)
 
     def handshake(self, connection):
         """One rank: who it is, then what it found."""

@@ -9,12 +9,12 @@ same time. Measured is TCP, on the interface that NCCL_SOCKET_IFNAME names, else
 """
 import argparse
 import fcntl
+import functools
 import json
 import socket
 import statistics
 import struct
 import sys
-import threading
 import time
 
 from . import star, wire
@@ -80,29 +80,15 @@ def receive_all(connection):
     return speed
 
 
-class Listener:
-    """Serves partners: what one sends is received and timed."""
-
-    def __init__(self, key):
-        self.key, self.socket = key, wire.listen(0)
-        self.port = self.socket.getsockname()[1]
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        """Each in a thread."""
-        while True:
-            connection = self.socket.accept()[0]
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        """One partner."""
-        with connection:
-            connection.settimeout(PATIENCE)
-            try:
-                if wire.read_line(connection, time.time() + PATIENCE) == self.key:
-                    receive_all(connection)
-            except (OSError, wire.PeerLost):
-                pass    # the one who measures says so
+def answer(key, connection):
+    """A partner: what it sends is received and timed."""
+    with connection:
+        connection.settimeout(PATIENCE)
+        try:
+            if wire.read_line(connection, time.time() + PATIENCE) == key:
+                receive_all(connection)
+        except (OSError, wire.PeerLost):
+            pass    # the one who measures says so
 
 
 def measure(key, address, seconds=MEASURE):
@@ -188,10 +174,12 @@ def run(machine, out, count=ROUNDS, prefix=None):
     own = address_of(interface) if interface and not interface.startswith('^') else ''
     world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
     key = star.start_id(environ)
-    listener = Listener(key)
+    listener = wire.listen(0)
+    wire.serve(listener, functools.partial(answer, key))
+    port = listener.getsockname()[1]
     if environ['RANK'] != '0':
         branch = star.Branch(environ, local_world, machine.node, seconds, machine.clock)
-        wire.send_message(branch.connection, json.dumps([own, listener.port]).encode())
+        wire.send_message(branch.connection, json.dumps([own, port]).encode())
         end = time.time() + seconds
         table, number, count = json.loads(wire.receive_message(branch.connection, end).decode())
         found = rounds(number, table, key, count)
@@ -200,17 +188,17 @@ def run(machine, out, count=ROUNDS, prefix=None):
 
     root = star.Root(environ, world - local_world, min(seconds, wire.QUIET), machine.clock)
     root.gather(lambda: '-')
-    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], listener.port]]
+    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], port]]
     silent = []
     for node in root.nodes:
         try:
-            theirs, port = json.loads(wire.receive_message(node.connection, time.time() + PATIENCE).decode())
+            theirs, their_port = json.loads(wire.receive_message(node.connection, time.time() + PATIENCE).decode())
         except (wire.PeerLost, ValueError):
             silent.append(node.name)
             continue
         nodes.append(node)
         names.append(node.name)
-        table.append([theirs or node.connection.getpeername()[0], port])
+        table.append([theirs or node.connection.getpeername()[0], their_port])
     count = min(count, len(names) - 1 + len(names) % 2)
     for number, node in enumerate(nodes[1:], 1):
         wire.send_message(node.connection, json.dumps([table, number, count]).encode())

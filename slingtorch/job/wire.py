@@ -64,40 +64,49 @@ def listen(port):
     return listener
 
 
+def serve(listener, answer):
+    """Answer each caller in a thread of its own, in the background: one that says nothing delays nobody."""
+    def loop():
+        while True:
+            try:
+                connection = listener.accept()[0]
+            except OSError:
+                return      # it was shut down
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+
 def accept(listener, count, key, seconds, weight=lambda words: 1):
     """
-    So many callers that know the key, or fewer: [(connection, what else they said)].
-
-    Each is heard in a thread of its own: a stranger that says nothing delays nobody.
+    So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to afterwards.
 
     :param weight: for how many a caller counts, by what it said; called as soon as it is heard
     """
-    callers, counted, last = [], [], [time.time()]
+    callers, weights, changed = [], [], threading.Condition()
 
     def handshake(connection):
         try:
             connection.settimeout(ANSWER)
             word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
             if hmac.compare_digest(word.encode(), key.encode()):
-                count_of = weight(rest)
+                counts = weight(rest)
                 connection.sendall(b'+\n')
                 connection.settimeout(seconds)
-                last[0] = time.time()
-                callers.append((connection, rest))
-                counted.append(count_of)
+                with changed:
+                    callers.append((connection, rest))
+                    weights.append(counts)
+                    changed.notify()
                 return
         except (OSError, PeerLost, ValueError):
             pass
         connection.close()
 
-    listener.settimeout(0.1)
-    while sum(counted) < count and time.time() < last[0] + min(QUIET, seconds):
-        try:
-            connection = listener.accept()[0]
-        except socket.timeout:
-            continue
-        # daemon: nobody waits for a stranger at the end either
-        threading.Thread(target=handshake, args=(connection,), daemon=True).start()
+    serve(listener, handshake)
+    with changed:
+        while sum(weights) < count and changed.wait(min(QUIET, seconds)):
+            pass
+    listener.shutdown(socket.SHUT_RDWR)
     return callers[:count]
 
 
