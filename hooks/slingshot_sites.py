@@ -98,7 +98,7 @@ CHECKS = {
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
-Reference = namedtuple('Reference', ('name',) + KINDS['reference'].keys)
+Reference = namedtuple('Reference', ('name',) + KINDS['reference'].keys)     # type: ignore  # mypy wants a literal
 Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
 
 
