@@ -62,7 +62,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
                                   "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says", CUSTOM],
             'only_site': [None, "Name of the one site that this easyconfig is for", CUSTOM],
-            'site_name': [None, "Name of the site that this is (a site value)", CUSTOM],
             'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
                                     "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
         })
@@ -454,6 +453,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         if self.cfg['gpu_visibility']:
             variables['SLINGTORCH_GPU_VISIBILITY'] = self.cfg['gpu_visibility']
         return variables
+
+    def write_scripts(self, directory):
+        """With the runscripts goes what activating sets, which is what the module sets."""
+        super().write_scripts(directory)
+        self.write_activation(directory)
 
     def environment_search_paths(self):
         """NCCL looks for its plugin along $LD_LIBRARY_PATH."""

@@ -3,14 +3,14 @@
 EasyBuild hooks of slingtorch: they add the values of the site that this machine is, refuse what is for another one, and
 lock installations.
 
-The hook functions at the end only look up the name of the software in the dictionaries above them. Sites are data, in
-sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
+Sites are data, in sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
 
 A callable in this file must not have a name that ends in '_hook' unless it is a hook of EasyBuild.
 """
 import functools
 import os
 import sys
+from typing import Any, Dict, List
 
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, OTHER
 from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
@@ -38,15 +38,20 @@ if TOO_OLD:
 # a parameter of every easyconfig, whichever its easyblock
 DEFAULT_CONFIG['only_site'] = [None, "Name of the one site that this easyconfig is for", OTHER]
 
+# These get the site's values for NCCL or RCCL, libfabric and MPI, without which PyTorch runs over TCP, or hangs
+# (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources). In a container image with its
+# PyTorch, Horovod is a software of its own.
+WITH_SITE_VALUES = ('Horovod', 'PyTorch')
+
 # what was added to easyconfigs: {path: message}
-_ADDED = {}
+_ADDED: Dict[str, str] = {}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the site
 
 @functools.lru_cache(maxsize=None)
-def chosen_site():
+def chosen_site() -> slingshot_sites.Site:
     """
     Return the site, as a slingshot_sites.Site.
 
@@ -63,20 +68,13 @@ def chosen_site():
     return choice.site
 
 
-def check_name(ec, name):
-    """Guard of a function that is for one software: raise an error if it was called for another."""
-    if ec.name != name:
-        raise EasyBuildError("Function of slingtorch's hooks for %s was called for %s: correct the tables in %s",
-                             name, ec.name, __file__)
-
-
-def easyblock_names(ec):
+def easyblock_names(ec: Any) -> List[str]:
     """Names of the easyblock's class and of those it is derived from."""
     easyblock_class = get_easyblock_class(ec.easyblock, name=ec.name)
     return [cls.__name__ for cls in easyblock_class.__mro__]
 
 
-def wanted_groups(ec, site):
+def wanted_groups(ec: Any, site: slingshot_sites.Site) -> List[str]:
     """Names of the opt-in groups: those of the environment and those of the easyconfig parameter site_groups."""
     groups = slingshot_sites.chosen_groups()
     if 'site_groups' in ec:
@@ -89,7 +87,7 @@ def wanted_groups(ec, site):
     return groups
 
 
-def applies(value, ec, easyblocks):
+def applies(value: slingshot_sites.Value, ec: Any, easyblocks: List[str]) -> bool:
     """Whether a value of the site is for this easyblock, and for what the easyconfig says."""
     if value.easyblocks and not set(value.easyblocks).intersection(easyblocks):
         return False
@@ -99,13 +97,14 @@ def applies(value, ec, easyblocks):
     return True
 
 
-def add_site_values(ec):
+def add_site_values(ec: Any) -> List[str]:
     """
     Add the site's values to an easyconfig; what the easyconfig says itself stays.
 
     Environment values become entries of modextravars, with pushenv: unloading the module then gives the user's own
     value back. Other values become the easyconfig parameter of their name, if the easyblock knows it. Name and GPUs of
-    the site become the parameters site_name and site_gpu.
+    the site become the parameters site_name and site_gpu; site_groups has all groups then, site_digest stands for the
+    values.
 
     :return: names of the variables and parameters that were added
     """
@@ -121,9 +120,11 @@ def add_site_values(ec):
     easyblocks = easyblock_names(ec)
     easyconfig_values = ec.parser.get_config_dict(validate=False)
     # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
-    for name, value in [('site_name', site.name), ('site_gpu', site.gpu)]:
-        if name in ec and name not in easyconfig_values:
-            ec[name] = value
+    for parameter, word in [('site_name', site.name), ('site_gpu', site.gpu), ('site_digest', site.digest(groups))]:
+        if parameter in ec and parameter not in easyconfig_values:
+            ec[parameter] = word
+    if 'site_groups' in ec:
+        ec['site_groups'] = groups
     for name, value in parameter_values.items():
         if name in easyconfig_values:
             ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
@@ -150,31 +151,14 @@ def add_site_values(ec):
     return added
 
 
-def print_site_values(ec):
+def print_site_values(ec: Any) -> None:
     """Print what was added, before it is installed: it was parsed more than once, with --try-* from other files too."""
     msg = _ADDED.pop(ec.path, None)
     if msg:
         print_msg(msg, silent=build_option('silent'))
 
 
-def parse_hook_pytorch_site_values(ec, *args, **kwargs):
-    """
-    Add the site's values for NCCL or RCCL, libfabric and MPI to PyTorch.
-
-    Without them PyTorch runs over TCP, or hangs: a table of these variables and of what sites set is in
-    https://github.com/HewlettPackard/shs-ccl-docs and in the site files, each with its source.
-    """
-    check_name(ec, 'PyTorch')
-    return add_site_values(ec)
-
-
-def parse_hook_horovod_site_values(ec, *args, **kwargs):
-    """Add the same values to Horovod where it is a software of its own, as in a container image with its PyTorch."""
-    check_name(ec, 'Horovod')
-    return add_site_values(ec)
-
-
-def refuse_other_site(self):
+def refuse_other_site(self: Any) -> None:
     """
     Refuse to install what is for another site: what follows would end in modules that are missing.
 
@@ -193,30 +177,21 @@ def refuse_other_site(self):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# which software: function
-
-PARSE_HOOKS = {
-    'Horovod': parse_hook_horovod_site_values,
-    'PyTorch': parse_hook_pytorch_site_values,
-}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
-def parse_hook(ec, *args, **kwargs):
+def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """Run for every easyconfig that is parsed."""
-    if ec.name in PARSE_HOOKS:
-        PARSE_HOOKS[ec.name](ec, *args, **kwargs)
+    if ec.name in WITH_SITE_VALUES:
+        add_site_values(ec)
 
 
-def pre_easyblock_hook(self, *args, **kwargs):
+def pre_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
     """Run before an installation, and before EasyBuild looks at its lock."""
     refuse_other_site(self)
     print_site_values(self.cfg)
     slingshot_lock.take_lock(self)
 
 
-def post_easyblock_hook(self, *args, **kwargs):
+def post_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
     """Run after an installation, a failed one too."""
     slingshot_lock.release_lock()

@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Lock of an installation that the kernel holds: it ends with the processes that hold it, however these end.
+Lock of an installation that the kernel holds: it ends with the eb that holds it, however that ends.
 
 EasyBuild's own lock is a directory that a killed run leaves behind (create_lock in easybuild/tools/filetools.py). Here
 a file beside it is locked (flock) and says who installs. Where flock is missing or local, EasyBuild's lock decides.
 """
 import contextlib
 import fcntl
-import functools
+import glob
 import os
 import socket
-import subprocess
 import sys
 import time
+from typing import Any, Dict, List, Tuple
 
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import det_lock_path, mkdir, remove_dir
 
-_HELD = {}  # path of the locked file: its descriptor
+# In the environment of what a run starts, its line in the file: a pip or make that outlives a killed eb has it still.
+MARK = 'SLINGTORCH_INSTALLING'
 
-# What eb starts holds the lock too, as it may outlive eb. Popen closes what is not named; run_shell_cmd names nothing.
-subprocess.Popen.__init__ = functools.partialmethod(subprocess.Popen.__init__, pass_fds=_HELD.values())
+_HELD: Dict[str, int] = {}  # path of the locked file: its descriptor
 
 
-def take_lock(easyblock):
+def take_lock(easyblock: Any) -> None:
     """
     Lock an installation, and remove EasyBuild's lock if a killed run of this host has left it.
 
-    :raises EasyBuildError: if another run, or what it has started, holds the lock for longer than --wait-on-lock-limit
+    :raises EasyBuildError: if another run, or what it has started, is at work for longer than --wait-on-lock-limit
     """
     if easyblock.dry_run or build_option('ignore_locks'):
         return
@@ -55,35 +55,54 @@ def take_lock(easyblock):
         print_msg("slingtorch: an earlier installation of %s was killed (%s): its lock is removed and the installation "
                   "is done again" % (name, holder), silent=silent)
     _HELD[path] = fd
+    holder = 'process %d of user %s, since %s, on %s' % (
+        os.getpid(), os.environ.get('USER', os.getuid()), time.strftime('%F %T'), host)
+    # EasyBuild goes back to the second one before extensions and the sanity check (EasyBlock.load_module)
+    os.environ[MARK] = easyblock.initial_environ[MARK] = holder
     os.ftruncate(fd, 0)
-    os.pwrite(fd, ('process %d of user %s, since %s, on %s' % (
-        os.getpid(), os.environ.get('USER', os.getuid()), time.strftime('%F %T'), host)).encode(), 0)
+    os.pwrite(fd, holder.encode(), 0)
 
 
-def wait_for(path, name, silent):
+def left_behind(holder: str) -> List[str]:
+    """Numbers of the processes that this run has started, of those on this host that this user may look at."""
+    mark, found = ('%s=%s' % (MARK, holder)).encode(), []
+    for path in glob.glob('/proc/[0-9]*/environ'):
+        with contextlib.suppress(OSError), open(path, 'rb') as environ:
+            if mark in environ.read().split(b'\0'):
+                found.append(path.split('/')[2])
+    return found
+
+
+def wait_for(path: str, name: str, silent: bool) -> Tuple[int, str]:
     """Lock a file: its descriptor, and what is in it. OSError if it cannot be locked, EasyBuildError if not in time."""
     waited, limit, interval = 0, build_option('wait_on_lock_limit'), build_option('wait_on_lock_interval')
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.read(fd, 1000).decode()
+        who = holder or 'a run that has just begun'
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_nlink:  # else the run that held it has just removed it
+            processes = ' '.join(left_behind(holder))
+            if not processes and os.fstat(fd).st_nlink:
                 return fd, holder
+            # else the run that held it has just removed it
+            who = processes and '%s (killed; processes that it left behind: %s)' % (holder, processes)
         except BlockingIOError:
+            pass
+        os.close(fd)
+        if who:
             if limit != -1 and waited >= limit:
-                raise EasyBuildError("%s is being installed already, by %s, or by what that has started and left "
-                                     "behind ('fuser -v %s' lists it). Wait until it has ended and try again, or let "
-                                     "eb wait: --wait-on-lock-limit=3600", name, holder, path)
-            print_msg("%s is being installed by %s, waiting %d seconds..." % (name, holder, interval), silent=silent)
+                raise EasyBuildError("%s is being installed already, by %s. Wait until it has ended and try again, or "
+                                     "let eb wait: --wait-on-lock-limit=3600", name, who)
+            print_msg("%s is being installed by %s, waiting %d seconds..." % (name, who, interval), silent=silent)
             sys.stdout.flush()  # into a job's output or a pipe it would come with the next 8 kB
             time.sleep(interval)
             waited += interval
-        os.close(fd)
 
 
-def release_lock():
+def release_lock() -> None:
     """Release the lock that this run holds, also for what still runs of it: that installation is over."""
+    os.environ.pop(MARK, None)
     for path in list(_HELD):
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -8,11 +8,13 @@ use it.
 """
 import configparser
 import fnmatch
+import hashlib
 import os
 import re
 import socket
 import stat
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 
 SITES_DIR = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'sites')
 
@@ -98,8 +100,13 @@ CHECKS = {
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
-Reference = namedtuple('Reference', ('name',) + KINDS['reference'].keys)     # type: ignore  # mypy wants a literal
+Reference = namedtuple('Reference', ['name', *KINDS['reference'].keys])  # type: ignore
 Choice = namedtuple('Choice', ['site', 'why', 'warning', 'detected'])
+
+Env = Mapping[str, str]
+Identity = Tuple[str, Optional[str], Optional[str]]     # kind, name and group of a section
+Sections = Dict[Identity, Dict[str, Any]]
+Faults = List[Tuple[str, str]]      # path of a file, what is wrong with it
 
 
 class SiteError(RuntimeError):
@@ -113,15 +120,17 @@ class Site:
     Group by name), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for
     EasyBuild, or None).
     """
+    title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
 
-    def __init__(self, name, path, sections):
+    def __init__(self, name: str, path: str, sections: Sections) -> None:
         self.name = name
         self.path = path
         metadata = path[:-len(SITE)] + METADATA
         self.metadata = metadata if os.path.isfile(metadata) else None
-        self.rules, self.references = [], []
-        self.groups = OrderedDict()
-        values = {'env': [], 'parameter': []}
+        self.rules: List[Tuple[str, str]] = []
+        self.references: List[Reference] = []
+        self.groups: Dict[str, Group] = {}
+        values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
             if kind == 'site':
                 for key in SITE_KEYS:
@@ -129,9 +138,9 @@ class Site:
             elif kind == 'detect':
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':
-                self.groups[keys['name']] = Group(*[keys[field] for field in Group._fields])
+                self.groups[keys['name']] = Group(*map(keys.get, Group._fields))
             elif kind == 'reference':
-                self.references.append(Reference(*[keys[field] for field in Reference._fields]))
+                self.references.append(Reference(*map(keys.get, Reference._fields)))
             else:
                 when = keys.get('when')
                 values[kind].append(Value(keys['name'], keys.get('values') or keys['value'], keys['reason'],
@@ -139,7 +148,7 @@ class Site:
                                           when and tuple(split_pair(when))))
         self.env, self.parameters = values['env'], values['parameter']
 
-    def detected(self, environ, hostname, root='/'):
+    def detected(self, environ: Env, hostname: str, root: str = '/') -> Optional[str]:
         """
         Return what shows that this machine is the site, or None.
 
@@ -149,7 +158,7 @@ class Site:
         """
         return matching_rule(self.rules, environ, hostname, root)
 
-    def check_groups(self, names, asked_by='$' + GROUPS_VARIABLE):
+    def check_groups(self, names: Iterable[str], asked_by: str = '$' + GROUPS_VARIABLE) -> List[Group]:
         """Return the groups with these names; an unknown one is a SiteError that lists the known ones."""
         for name in names:
             if name not in self.groups:
@@ -160,10 +169,10 @@ class Site:
                                    "It has:" + known if known else "It has no groups: leave it out."))
         return [self.groups[name] for name in names]
 
-    def _selected(self, values, names):
+    def _selected(self, values: List[Value], names: Iterable[str]) -> Dict[str, Value]:
         """Values outside of groups, replaced by and completed with those of the named groups."""
         self.check_groups(names)
-        res = OrderedDict((value.name, value) for value in values if value.group is None)
+        res = {value.name: value for value in values if value.group is None}
         for value in values:
             if value.group in names:
                 other = res.get(value.name)
@@ -174,16 +183,22 @@ class Site:
                 res[value.name] = value
         return res
 
-    def env_values(self, groups=()):
+    def env_values(self, groups: Iterable[str] = ()) -> Dict[str, Value]:
         """Environment values (dictionary of Value by variable) without groups and with the named groups."""
         return self._selected(self.env, groups)
 
-    def parameter_values(self, groups=()):
+    def parameter_values(self, groups: Iterable[str] = ()) -> Dict[str, Value]:
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
         return self._selected(self.parameters, groups)
 
+    def digest(self, groups=()):
+        """Digest of what the site gives to easyconfigs with these groups, by which a change of it is seen."""
+        values = list(self.env_values(groups).values()) + list(self.parameter_values(groups).values())
+        text = repr([(value.name, value.value, value.easyblocks, value.when) for value in values])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-def matching_rule(rules, environ, hostname, root):
+
+def matching_rule(rules: List[Tuple[str, str]], environ: Env, hostname: str, root: str) -> Optional[str]:
     """What the first of these rules that matches has seen, or None (parameters: Site.detected)."""
     for kind, pattern in rules:
         if kind == 'env':
@@ -199,17 +214,17 @@ def matching_rule(rules, environ, hostname, root):
     return None
 
 
-def split_list(text):
+def split_list(text: Optional[str]) -> List[str]:
     """Words of a list that is separated by commas or white space, each once, in order."""
-    return list(OrderedDict.fromkeys(word for word in re.split(r'[,\s]+', text or '') if word))
+    return list(dict.fromkeys(word for word in re.split(r'[,\s]+', text or '') if word))
 
 
-def split_pair(text):
+def split_pair(text: str) -> List[str]:
     """The two parts of NAME=VALUE."""
     return [part.strip() for part in text.split('=', 1)]
 
 
-def forbidden_reason(variable):
+def forbidden_reason(variable: str) -> Optional[str]:
     """Why no module may set this environment variable; None if it may."""
     for pattern, reason in FORBIDDEN:
         if fnmatch.fnmatchcase(variable, pattern):
@@ -220,12 +235,12 @@ def forbidden_reason(variable):
 # ----------------------------------------------------------------------------------------------------------------------
 # files
 
-def fail(path, section, message):
+def fail(path: str, section: str, message: str) -> NoReturn:
     """Raise the SiteError that names the place of a fault."""
     raise SiteError("%s, section [%s]: %s" % (path, section, message))
 
 
-def read_section(path, section, parser):
+def read_section(path: str, section: str, parser: configparser.ConfigParser) -> Tuple[Identity, Dict[str, Any]]:
     """Check one section by itself: ((kind, name, group), its keys); also name and group are keys."""
     words = section.split()
     if words[0] not in KINDS:
@@ -234,7 +249,7 @@ def read_section(path, section, parser):
     match = re.match('(?:%s)$' % kind.pattern, ' '.join(words[1:]))
     if not match:
         fail(path, section, "write %s" % kind.form)
-    keys = OrderedDict((key, ' '.join(value.split())) for key, value in parser.items(section))
+    keys: Dict[str, Any] = {key: ' '.join(value.split()) for key, value in parser.items(section)}
     for key in keys:
         if key not in kind.keys + kind.one_of + kind.optional:
             fail(path, section, "unknown key '%s': it may have %s"
@@ -245,9 +260,9 @@ def read_section(path, section, parser):
     if kind.one_of and len([key for key in kind.one_of if key in keys]) != 1:
         fail(path, section, "give exactly one of %s" % ', '.join(kind.one_of))
 
-    keys.update({'name': None, 'group': None}, **match.groupdict())
+    keys.update(dict({'name': None, 'group': None}, **match.groupdict()))
     for (where, names), (pattern, right) in CHECKS.items():
-        found = [keys.get(name) for name in names.split()]
+        found = [keys.get(name) or '' for name in names.split()]
         if where == words[0] and found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
             fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
     reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
@@ -258,10 +273,16 @@ def read_section(path, section, parser):
     return (words[0], keys['name'], keys['group']), keys
 
 
-def read_sections(path):
+def new_parser(strict: bool = True) -> configparser.ConfigParser:
+    """A parser of site files."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',), strict=strict)
+    parser.optionxform = str  # type: ignore  # names of variables have capitals
+    return parser
+
+
+def read_sections(path: str) -> Sections:
     """The sections of one file: {(kind, name, group): keys}."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
-    parser.optionxform = str
+    parser = new_parser()
     try:
         with open(path, encoding='utf-8') as fp:
             parser.read_file(fp)
@@ -276,7 +297,7 @@ def read_sections(path):
     if parser.defaults():
         fail(path, 'DEFAULT', "a site file has no such section: move the keys to the section they belong to")
 
-    sections = OrderedDict()
+    sections: Sections = {}
     for section in parser.sections():
         identity, keys = read_section(path, section, parser)
         if identity in sections:
@@ -285,12 +306,12 @@ def read_sections(path):
     return sections
 
 
-def read_site(name, path, environ):
+def read_site(name: str, path: str, environ: Env) -> Site:
     """The Site in a file, with what it includes: there a section of its own replaces one of the same name."""
     own = read_sections(path)
     if ('site', None, None) not in own:
         fail(path, 'site', "it is missing: add it with the keys %s" % ', '.join(SITE_KEYS))
-    sections = OrderedDict()
+    sections: Sections = {}
     for include in split_list(own['site', None, None].get('include')):
         shared = find_files(SHARED, environ)
         if include not in shared:
@@ -301,7 +322,7 @@ def read_site(name, path, environ):
                 fail(shared[include], kind, "it belongs into the file of a site")
     sections.update(own)
 
-    groups = [name for kind, name, _ in sections if kind == 'group']
+    groups = [keys['name'] for (kind, _, _), keys in sections.items() if kind == 'group']
     for kind, value, group in list(sections):
         if group and group not in groups:
             if (kind, value, group) in own:
@@ -314,7 +335,7 @@ def read_site(name, path, environ):
     return Site(name, path, sections)
 
 
-def user_directory(environ):
+def user_directory(environ: Env) -> Optional[str]:
     """The user's own directory with sites, there or not; None without a home directory."""
     # what is not absolute is to be ignored: XDG Base Directory Specification
     config = environ.get('XDG_CONFIG_HOME', '')
@@ -323,7 +344,7 @@ def user_directory(environ):
     return os.path.join(config, 'slingtorch', 'sites') if os.path.isabs(config) else None
 
 
-def check_private(path):
+def check_private(path: str) -> None:
     """Raise a SiteError if someone else may write to a directory: a site's values reach every module."""
     info = os.stat(path)
     if info.st_uid not in (0, os.geteuid()):
@@ -336,7 +357,7 @@ def check_private(path):
         raise SiteError("You may not read %s, where your sites are: chmod u+rwx '%s'" % (path, path))
 
 
-def directories(environ):
+def directories(environ: Env) -> List[str]:
     """The directories with sites: those of $SLINGTORCH_SITES_PATH, then the user's own, then that of the bundle."""
     paths = [path for path in environ.get(PATH_VARIABLE, '').split(':') if path]
     for path in paths:
@@ -352,17 +373,17 @@ def directories(environ):
     return paths + [SITES_DIR]
 
 
-def find_files(suffix, environ):
+def find_files(suffix: str, environ: Env) -> Dict[str, str]:
     """Files with a suffix in all directories, the first of each name: sorted {name without suffix: path}."""
     found = {}
     for directory in reversed(directories(environ)):
         for entry in os.listdir(directory):
             if entry.endswith(suffix) and not entry.endswith(METADATA):
                 found[entry[:-len(suffix)]] = os.path.join(directory, entry)
-    return OrderedDict(sorted(found.items()))
+    return dict(sorted(found.items()))
 
 
-def load(name, environ=os.environ):
+def load(name: str, environ: Env = os.environ) -> Site:
     """Return the Site with this name; an unknown name is a SiteError that lists the sites."""
     known = find_files(SITE, environ)
     if name not in known:
@@ -371,7 +392,7 @@ def load(name, environ=os.environ):
     return read_site(name, known[name], environ)
 
 
-def load_all(environ=os.environ, faults=None):
+def load_all(environ: Env = os.environ, faults: Optional[Faults] = None) -> List[Site]:
     """
     All sites, sorted by name, but those whose files are wrong: one of them must not stop the others.
 
@@ -387,10 +408,9 @@ def load_all(environ=os.environ, faults=None):
     return sites
 
 
-def broken_rules(path):
+def broken_rules(path: str) -> List[Tuple[str, str]]:
     """What can still be read of the rules of a site whose file is wrong: list of (kind, pattern)."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',), strict=False)
-    parser.optionxform = str
+    parser = new_parser(strict=False)
     try:
         with open(path, encoding='utf-8', errors='replace') as fp:
             parser.read_file(fp)
@@ -403,13 +423,14 @@ def broken_rules(path):
 # ----------------------------------------------------------------------------------------------------------------------
 # the choice
 
-def detected_sites(environ, hostname, root='/', faults=None):
+def detected_sites(environ: Env, hostname: str, root: str = '/',
+                   faults: Optional[Faults] = None) -> List[Tuple[Site, str]]:
     """List of (site, why) of all sites whose rules match this machine (faults: load_all)."""
     pairs = [(site, site.detected(environ, hostname, root)) for site in load_all(environ, faults)]
     return [(site, why) for site, why in pairs if why]
 
 
-def choose(environ=os.environ, hostname=None, root='/'):
+def choose(environ: Env = os.environ, hostname: Optional[str] = None, root: str = '/') -> Choice:
     """
     Return the Choice (site, why, warning, detected) for this machine: the site named by $SLINGTORCH_SITE, else the
     detected one, else 'local'.
@@ -424,7 +445,7 @@ def choose(environ=os.environ, hostname=None, root='/'):
     hostname = socket.gethostname() if hostname is None else hostname
     name = (environ.get(SITE_VARIABLE) or '').strip()
     earlier, _, why = environ.get(DETECTED_VARIABLE, '').partition(': ')
-    faults = []
+    faults: Faults = []
     found = detected_sites(environ, hostname, root, faults)
     if not name or name == earlier:
         for path, fault in faults:
@@ -453,7 +474,7 @@ def choose(environ=os.environ, hostname=None, root='/'):
     return Choice(site, "named by --site or $%s" % SITE_VARIABLE, warning, False)
 
 
-def chosen_groups(environ=os.environ):
+def chosen_groups(environ: Env = os.environ) -> List[str]:
     """Names of the opt-in groups in $SLINGTORCH_SITE_GROUPS (not checked against a site)."""
     return split_list(environ.get(GROUPS_VARIABLE))
 
@@ -461,7 +482,7 @@ def chosen_groups(environ=os.environ):
 # ----------------------------------------------------------------------------------------------------------------------
 # EasyBuild
 
-def old_easybuild(version, path, environ=os.environ):
+def old_easybuild(version: str, path: str, environ: Env = os.environ) -> Optional[str]:
     """
     What is wrong with the EasyBuild that runs, if it is too old for the bundle; else None.
 

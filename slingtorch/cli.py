@@ -3,7 +3,7 @@
 The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
 'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
 (explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py),
-'report' packs what a bug report needs (report.py).
+'report' packs what a bug report needs (report.py), 'status' says what is installed (status.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -20,7 +20,8 @@ import sys
 import tempfile
 import textwrap
 
-from slingtorch import __version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats
+from slingtorch import (__version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats,
+                        status)
 from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
@@ -512,6 +513,17 @@ def run_explain(args):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# slingtorch status
+
+def run_status(args):
+    """slingtorch status"""
+    root = bundle_root()
+    with contextlib.redirect_stdout(sys.stderr):
+        directory = modules_directory(easybuild_configuration().options)
+    return status.run(args, directory, root, __version__, load_slingshot_sites(root), note)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 def make_parser():
     """The parser of the command line."""
@@ -562,6 +574,12 @@ def make_parser():
                                  "PyTorch's flight recorder")
     explaining.add_argument('--json', action='store_true', help="print JSON")
     explaining.set_defaults(function=run_explain)
+    listing = commands.add_parser('status', help="show what is installed, and whether it is as the bundle has it",
+                                  description="Lists what is installed in the modules of EasyBuild's configuration: "
+                                              "with which runscripts and which site values. Prints the command that "
+                                              "renews what is not as the bundle has it. Status 0: all is; 3: not all.")
+    listing.add_argument('--json', action='store_true', help="print JSON")
+    listing.set_defaults(function=run_status)
     actions = commands.add_parser('site', help="write a new site's file").add_subparsers(dest='action', metavar='new')
     actions.required = True     # no argument of it before Python 3.7
     new = actions.add_parser('new', help="look at this machine", description="""
@@ -592,9 +610,9 @@ def main(argv=None):
         if not args.command:
             parser.print_usage(sys.stderr)
             parser.exit(2, "slingtorch: name a command, see slingtorch --help\n")
-        status = args.function(args)
+        result = args.function(args)
         sys.stdout.flush()
-        return status
+        return result
     except SystemExit as err:
         if for_shell and err.code:
             print('false')

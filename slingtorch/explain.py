@@ -14,7 +14,10 @@ import re
 import sys
 import textwrap
 import zlib
-from collections import OrderedDict
+from typing import Any, BinaryIO, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+
+Calls = List[Tuple[Tuple[str, int], List[int]]]     # ((operation, number), ranks that called it)
+Entry = Dict[str, Any]      # of the flight recorder
 
 RULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'explain_rules.cfg')
 
@@ -26,15 +29,17 @@ LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
 TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
+OPTIONAL = ('level', 'role', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
+# what the program does with a finding besides: docs/explain.md
+ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
-MANY = 100000           # ranks and nodes that are remembered per rule
-EXCEPTIONS = 1000       # different ones that are remembered
-BEFORE = 1 << 14        # bytes before an exception that are looked at for its traceback
-KINDS = 1 << 22         # bytes of short lines that are remembered
+MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
+MAX_EXCEPTIONS = 1000   # different ones that are remembered
+TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
+SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
 LARGEST_DUMP = 1 << 28  # bytes
 
@@ -46,7 +51,6 @@ RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d
 # NCCL, Cray MPICH, libfabric, Slurm
 NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
-UNKNOWN = 'python-exception'
 DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
 BAR = re.compile(r'(\d+)%\|.*\[([\d:]+)<([\d:]+),')
 EXCEPTION = re.compile(r'\b[A-Z]\w*(?:Error|Exception)\b|\bException: ')
@@ -64,15 +68,16 @@ class ExplainError(RuntimeError):
 class Rule:
     """One section of the rules: what its lines look like, and what they mean."""
 
-    def __init__(self, name, keys):
+    def __init__(self, name: str, keys: Dict[str, str]) -> None:
         self.name = name
         self.level = keys.get('level', 'cause')
+        self.role = keys.get('role', '')
         unknown = set(keys) - set(NEEDED + SAID + OPTIONAL)
         missing = [key for key in NEEDED + (() if self.level == 'fact' else SAID) if not keys.get(key)]
-        if unknown or missing or self.level not in LEVELS:
-            raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s"
-                               % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none', self.level,
-                                  ', '.join(LEVELS)))
+        if unknown or missing or self.level not in LEVELS or self.role not in ROLES:
+            raise ExplainError("rule [%s]: unknown keys: %s; missing: %s; level is '%s', one of %s; role is '%s', one "
+                               "of %s" % (name, ', '.join(sorted(unknown)) or 'none', ', '.join(missing) or 'none',
+                                          self.level, ', '.join(LEVELS), self.role, ', '.join(ROLES[1:])))
         self.has = [text.encode() for text in lines(keys['has'])]
         self.sample = lines(keys['sample'])
         self.cause, self.remedy, self.source = [keys.get(key, '') for key in SAID + ('source',)]
@@ -80,64 +85,65 @@ class Rule:
         self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
         try:
-            self.pattern = re.compile(keys['pattern'])
+            self.patterns = [re.compile(pattern) for pattern in lines(keys['pattern'])]
             self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
         except re.error as err:
-            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, err.pattern, err))
+            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, str(err.pattern), err))
+
+    def search(self, text: str) -> Optional['re.Match[str]']:
+        """The leftmost match of the patterns, as if they were one with '|' between them."""
+        return min(filter(None, (pattern.search(text) for pattern in self.patterns)), key=lambda match: match.start(),
+                   default=None)
 
 
 class Finding:
     """What a rule found: how often, where first, by which ranks and on which nodes."""
 
-    def __init__(self, rule):
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.count = 0
-        self.place = self.line = None   # (file, number), the first line
-        self.groups = {}                # what the pattern's groups are there
-        self.ranks, self.nodes, self.distinct = set(), set(), set()
-        self.first = []                 # the ranks of the first line
-        self.details = []
+        self.place, self.line = ('', 0), ''     # (file, number) of the first line, and what it says
+        self.groups: Dict[str, Optional[str]] = {}      # what the pattern's groups are there
+        self.ranks: Set[int] = set()
+        self.nodes: Set[str] = set()
+        self.distinct: Set[Any] = set()
+        self.first: List[int] = []      # the ranks of the first line
+        self.details: List[str] = []
 
-    def add(self, place, text, match):
+    def add(self, place: Tuple[str, int], text: str, match: 're.Match[str]') -> None:
         """Count one line."""
         groups = match.groupdict()
         ranks, nodes = who(text, groups)
         if not self.count:
             self.place, self.line, self.groups, self.first = place, text, groups, ranks
         self.count += 1
-        for kept, new in ((self.ranks, ranks), (self.nodes, nodes)):
-            if len(kept) < MANY:
-                kept.update(new)
-        if self.rule.distinct and len(self.distinct) < MANY:
+        self.ranks.update(ranks[:MAX_TRACKED - len(self.ranks)])
+        self.nodes.update(nodes[:MAX_TRACKED - len(self.nodes)])
+        if self.rule.distinct and len(self.distinct) < MAX_TRACKED:
             # what has no name of its own counts each time
             self.distinct.add(next(filter(None, map(groups.get, self.rule.distinct[:1])), self.count))
 
-    def cause(self):
-        """The cause, with what the pattern's groups found in it: {what} is also what2, what3, ... of other forms."""
-        def found(match):
-            name = match.group(1)
-            return self.groups.get(name) or next((text for other, text in sorted(self.groups.items())
-                                                  if text and other.rstrip('0123456789') == name), '\0')
-        text = re.sub(r'\{(\w+)\}', found, self.rule.cause)
+    def cause(self) -> str:
+        """The cause, with what the pattern's groups found in it."""
+        text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '\0', self.rule.cause)
         # a group that found nothing leaves neither its blank nor its brackets
         text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text.replace('(\0 ', '(')))
         return re.sub(r'\s+', ' ', text).strip(' :,')
 
-    def data(self):
+    def data(self) -> Dict[str, Any]:
         """For JSON."""
-        return OrderedDict([
-            ('rule', self.rule.name), ('level', self.rule.level), ('cause', self.cause()), ('file', self.place[0]),
-            ('line', self.place[1]), ('text', self.line), ('count', self.count), ('ranks', sorted(self.ranks)),
-            ('nodes', sorted(self.nodes)), ('details', self.details), ('remedy', self.rule.remedy),
-            ('source', self.rule.source)])
+        return {'rule': self.rule.name, 'level': self.rule.level, 'cause': self.cause(), 'file': self.place[0],
+                'line': self.place[1], 'text': self.line, 'count': self.count, 'ranks': sorted(self.ranks),
+                'nodes': sorted(self.nodes), 'details': self.details, 'remedy': self.rule.remedy,
+                'source': self.rule.source}
 
 
-def lines(text):
+def lines(text: str) -> List[str]:
     """The lines of a value, without blanks around them."""
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
 
 
-def read_rules(path=RULES):
+def read_rules(path: str = RULES) -> Dict[str, Rule]:
     """The rules of a file: {name: Rule}, in their order."""
     parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
     try:
@@ -145,7 +151,7 @@ def read_rules(path=RULES):
             parser.read_file(handle)
     except (OSError, UnicodeDecodeError, configparser.Error) as err:
         raise ExplainError("the rules %s cannot be read: %s" % (path, err))
-    rules = OrderedDict((name, Rule(name, dict(parser.items(name)))) for name in parser.sections())
+    rules = {name: Rule(name, dict(parser.items(name))) for name in parser.sections()}
     for rule in rules.values():
         for name in rule.needs + rule.absent:
             if name not in rules:
@@ -153,17 +159,15 @@ def read_rules(path=RULES):
     return rules
 
 
-def numbers(text):
+def numbers(text: Optional[str]) -> List[int]:
     """The numbers of a list such as 1,4-6."""
-    found = []
-    for first, last in re.findall(r'(\d{1,8})(?:-(\d{1,8}))?', text or ''):
-        found.extend(range(int(first), min(int(last or first), int(first) + MANY) + 1))
-    return found
+    return [number for first, last in re.findall(r'(\d{1,8})(?:-(\d{1,8}))?', text or '')
+            for number in range(int(first), min(int(last or first), int(first) + MAX_TRACKED) + 1)]
 
 
-def shorten(ranks):
+def shorten(ranks: Collection[int]) -> str:
     """A list such as 1,4-6, of sorted numbers; what is long is cut."""
-    parts = []
+    parts: List[List[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][1] + 1:
             parts[-1][1] = rank
@@ -173,26 +177,25 @@ def shorten(ranks):
     return ','.join(shown[:12]) + (',... (%d in all)' % len(ranks) if len(shown) > 12 else '')
 
 
-def who(text, groups):
+def who(text: str, groups: Dict[str, Optional[str]]) -> Tuple[List[int], List[str]]:
     """Ranks and nodes that a line is of, from the groups of the pattern or from what precedes the message."""
-    ranks, nodes = numbers(groups.get('ranks')), [groups['node']] if groups.get('node') else []
+    ranks, nodes = numbers(groups.get('ranks')), [groups.get('node')]
     match = RANK.search(text)
-    if match:
-        ranks.append(int(next(filter(None, match.groups()))))
-    elif groups.get('rank'):
-        ranks.append(int(groups['rank']))
+    rank = next(filter(None, match.groups())) if match else groups.get('rank')
+    if rank:
+        ranks.append(int(rank))
     match = NODE.search(text)
     if match:
         nodes.append(next(filter(None, match.groups())))
-    return ranks, nodes
+    return ranks, [node for node in nodes if node]
 
 
-def readable(data):
+def readable(data: bytes) -> str:
     """A line as text, without colours and what would steer a terminal."""
     return CONTROL.sub('', COLOUR.sub('', data.decode('utf-8', 'replace'))).rstrip()
 
 
-def read_block(stream):
+def read_block(stream: BinaryIO) -> Tuple[bytes, Optional[Exception]]:
     """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
     read, pieces, size = getattr(stream, 'read1', stream.read), [], 0
     try:
@@ -209,23 +212,27 @@ def read_block(stream):
 class Log:
     """Reads logs and keeps what rules find in them."""
 
-    def __init__(self, rules):
+    def __init__(self, rules: Dict[str, Rule]) -> None:
         self.rules = rules
-        self.findings = {}
-        self.remarks = []
-        self.timeouts = {}   # rank: (number, operation) of the first collective that it waited for in vain
-        self.works = {}      # rank: (group, number, last one that it had begun)
+        self.findings: Dict[str, Finding] = {}
+        self.remarks: List[str] = []
+        # rank: (number, operation) of the first collective in which it timed out
+        self.timeouts: Dict[int, Tuple[int, str]] = {}
+        self.works: Dict[int, Tuple[str, int, int]] = {}    # rank: (group, number, last one that it had begun)
         self.size = 0        # ranks of the job, as far as the logs say
-        self.exceptions = OrderedDict()     # {short form: Finding} of those that no rule knows
-        # each text of a rule, and its longest word where VARYING is left out: few words of a log are new in a block
+        self.exceptions: Dict[str, Finding] = {}    # by short form, those that no rule knows
+        # Longest word of each text, digits removed; used as a prefilter
         self.texts = {text: max(text.translate(None, VARYING).split(), key=len, default=b'')
                       for rule in rules.values() for text in rule.has}
-        # short forms of lines, and their words, that were seen; texts whose word, and whose short form, was seen
-        self.kinds, self.kinds_size, self.words, self.likely, self.possible = set(), 0, set(), set(), set()
+        self.seen: Set[bytes] = set()       # lines without digits, and their words
+        self.words: Set[bytes] = set()
+        self.seen_size = 0
+        self.likely: Set[bytes] = set()     # texts whose word was seen there, and those that were seen themselves
+        self.possible: Set[bytes] = set()
         self.before = b''    # the end of the block before
-        self.root = None     # the rank that failed first, as torchrun says
+        self.root: Optional[int] = None     # the rank that failed first, as torchrun says
 
-    def read(self, name, stream):
+    def read(self, name: str, stream: BinaryIO) -> None:
         """Read one log from a binary stream; name is what the report calls it."""
         number, rest, last = 1, b'', b'\n'
         while True:
@@ -240,7 +247,7 @@ class Log:
                 end = next((place + 1 for place in (block.rfind(mark) for mark in (b'\n', b'\r', b' ')) if place >= 0),
                            len(block))
             self.search(name, block[:end], number)
-            self.before = block[max(0, end - BEFORE):end]
+            self.before = block[max(0, end - TRACEBACK_WINDOW):end]
             number += block.count(b'\n', 0, end)
             rest = block[end:]
             if error or not data:
@@ -248,24 +255,24 @@ class Log:
         if last != b'\n':
             self.remarks.append("%s ends in the middle of a line: it may be cut off, and its end tells the most" % name)
 
-    def search(self, name, block, number):
+    def search(self, name: str, block: bytes, number: int) -> None:
         """Search a block, whose first line has this number."""
         known = set()
-        # what is not in this short form of the block is not in the block; most lines are alike those of blocks before
-        kinds = set(block.translate(None, VARYING).split(b'\n')) - self.kinds
-        if self.kinds_size < KINDS:
-            self.kinds |= kinds
-            self.kinds_size += sum(map(len, kinds))
-        kinds = b'\n'.join(kinds)
-        words = set(kinds.split()) - self.words
-        if self.kinds_size < KINDS:
+        # most lines, without their numbers, are like those of earlier blocks: only new ones are searched for the texts
+        new = set(block.translate(None, VARYING).split(b'\n')) - self.seen
+        lines_of_block = b'\n'.join(new)
+        words = set(lines_of_block.split()) - self.words
+        if self.seen_size < SEEN_BUDGET:
+            self.seen |= new
+            self.seen_size += sum(map(len, new))
             self.words |= words
-        words = b' '.join(words)
-        self.likely.update(text for text, word in self.texts.items() if word in words)
-        self.possible.update(text for text in self.likely if text.translate(None, VARYING) in kinds)
+        words_of_block = b' '.join(words)
+        self.likely.update(text for text, word in self.texts.items() if word in words_of_block)
+        self.possible.update(text for text in self.likely if text.translate(None, VARYING) in lines_of_block)
         # a line that another rule explains is no exception that nobody knows
         for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
-            if rule.level == 'fact' and rule.name in self.findings and rule.name != 'collective-timeout-group':
+            once = rule.level == 'fact' and not rule.role
+            if once and rule.name in self.findings:
                 continue
             for start, end in self.lines_with(rule, block):
                 if rule.level == 'unknown' and start in known:
@@ -273,16 +280,16 @@ class Log:
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
                     seen = readable(b'\n'.join(block[start:start + LINE].split(b'\n', rule.lines)[:-1]))
-                match = rule.pattern.search(seen)
+                match = rule.search(seen)
                 if not match or (rule.absent_line and rule.absent_line.search(line)):
                     continue
                 if rule.level != 'note':
                     known.add(start)
                 self.keep(rule, name, block, start, line, number, match)
-                if rule.level == 'fact' and rule.name != 'collective-timeout-group':
+                if once:
                     break
 
-    def lines_with(self, rule, block):
+    def lines_with(self, rule: Rule, block: bytes) -> Iterator[Tuple[int, int]]:
         """Start and end of each line of a block that holds one of a rule's texts."""
         found = set()
         for text in rule.has:
@@ -294,21 +301,22 @@ class Log:
                     yield start, end
                 place = block.find(text, max(end, place + 1))
 
-    def keep(self, rule, name, block, start, line, number, match):
+    def keep(self, rule: Rule, name: str, block: bytes, start: int, line: str, number: int,
+             match: 're.Match[str]') -> None:
         """Keep what a rule found in the line that starts there."""
         kept, key = self.findings, rule.name
-        if rule.name == UNKNOWN:
+        if rule.role == 'exception':
             message = match.group('exception') + (match.group('message') or '')[:80]
             kept, key = self.exceptions, re.sub(r'[\d\W]+', '', message)
-        finding, place = kept.get(key), None
+        finding = kept.get(key)
+        place = finding.place if finding else (name, number + block.count(b'\n', 0, start))
         if not finding:
             frame = own_frame(self.before + block[:start], line) if rule.level in ('cause', 'unknown') else ''
-            if frame is None or len(kept) > EXCEPTIONS:
+            if frame is None or len(kept) > MAX_EXCEPTIONS:
                 return
-            place = (name, number + block.count(b'\n', 0, start))
             finding = kept[key] = Finding(rule)
             finding.details = [frame] if frame else []
-            if rule.name == 'collective-timeout':
+            if rule.role == 'timeout':
                 self.progress(finding, block[:start])
                 if match.group('op') == 'ALLREDUCE' and match.group('numel') == '1':
                     finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look "
@@ -316,9 +324,9 @@ class Log:
                                            "under 'if rank == 0')")
             self.findings.setdefault(rule.name, finding)
         finding.add(place, line, match)
-        self.remember(rule.name, match)
+        self.remember(rule.role, match)
 
-    def progress(self, finding, before):
+    def progress(self, finding: Finding, before: bytes) -> None:
         """Note a progress bar that stood right before the watchdog's first line."""
         match = BAR.search(readable((self.before + before)[-LINE:].rstrip().split(b'\n')[-1].split(b'\r')[-1]))
         if match:
@@ -326,22 +334,21 @@ class Log:
                                    "the preparation of data or a checkpoint on a rank, it only needs a longer timeout "
                                    "(init_process_group(timeout=...)), or to be done before" % match.groups())
 
-    def remember(self, name, match):
-        """Who waits for what, of PyTorch's watchdog."""
-        ranks, _ = who(match.string, match.groupdict())
-        for rank in ranks[:1]:
-            if name == 'collective-timeout' and match.group('seq') and len(self.timeouts) < MANY:
+    def remember(self, role: str, match: 're.Match[str]') -> None:
+        """Who waits for what, of PyTorch's watchdog; who failed first, of torchrun; the size of the job."""
+        for rank in who(match.string, match.groupdict())[0][:1]:
+            if role == 'timeout' and match.group('seq') and len(self.timeouts) < MAX_TRACKED:
                 self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
-            elif name == 'collective-timeout-group' and len(self.works) < MANY:
+            elif role == 'work' and len(self.works) < MAX_TRACKED:
                 self.works.setdefault(rank, (match.group('group'), int(match.group('seq')),
                                              int(match.group('enqueued'))))
-        if name == 'first-failed' and match.group('rank') and self.root is None:
+        if role == 'first-failed' and match.group('rank') and self.root is None:
             self.root = int(match.group('rank'))
         size = re.search(r'\bn[Rr]anks (\d+)', match.string)
         if size:
             self.size = max(self.size, int(size.group(1)))
 
-    def report(self, facts=()):
+    def report(self, facts: Iterable[str] = ()) -> List[Finding]:
         """
         The findings, causes first.
 
@@ -353,7 +360,7 @@ class Log:
         for rule in self.rules.values():
             finding = self.findings.get(rule.name)
             if finding and rule.level != 'fact' and true.issuperset(rule.needs) and not true.intersection(rule.absent):
-                different, size = len(finding.distinct), finding.groups.get(rule.of)
+                different, size = len(finding.distinct), finding.groups.get(rule.of or '')
                 if not rule.distinct or (different < int(size) if size else different >= rule.times):
                     found.append(finding)
         self.compare_ranks(found)
@@ -366,7 +373,7 @@ class Log:
                 told.add((finding.place, finding.count))
         return sorted(found, key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
 
-    def choose_exception(self):
+    def choose_exception(self) -> None:
         """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
         all_of_them = list(self.exceptions.values())
         if all_of_them:
@@ -375,14 +382,14 @@ class Log:
             # the first ones and the last
             for one in others[:2] + others[2:][-1:]:
                 chosen.details.append("also, in line %d: %s" % (one.place[1], one.line.strip()[:SHOWN]))
-            self.findings[UNKNOWN] = chosen
+            self.findings[chosen.rule.name] = chosen
 
-    def compare_ranks(self, found):
+    def compare_ranks(self, found: List[Finding]) -> None:
         """From the watchdogs of the ranks: who is missing, who is behind, who called something else."""
-        waiting = self.findings.get('collective-timeout')
-        if not waiting or waiting not in found:
+        waiting = next((finding for finding in found if finding.rule.role == 'timeout'), None)
+        if not waiting:
             return
-        by_call = {}
+        by_call: Dict[Tuple[str, int], List[int]] = {}
         for rank, (seq, operation) in self.timeouts.items():
             by_call.setdefault((operation, seq), []).append(rank)
         calls = sorted(by_call.items(), key=lambda item: -len(item[1]))
@@ -392,22 +399,23 @@ class Log:
             waiting.details.append("... and others in %d more" % (len(calls) - 4))
         if not self.works and len({operation for operation, _ in by_call}) > 1:
             # PyTorch before 2.2 does not say of which group a number is
-            self.differ(found, calls, "unless they are of different process groups, which this log does not say")
+            self.differ(found, waiting, calls,
+                        "unless they are of different process groups, which this log does not say")
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
-        groups = {}
+        groups: Dict[str, Dict[int, Tuple[int, str, int]]] = {}
         for rank, (group, seq, enqueued) in self.works.items():
             if rank in self.timeouts and self.timeouts[rank][0] == seq and re.search(r'\(\w*\)', group):
                 groups.setdefault(group, {})[rank] = (seq, self.timeouts[rank][1], enqueued)
         for group, members in groups.items():
-            self.compare_group(group, members, found)
+            self.compare_group(group, members, found, waiting)
         size = max([self.size] + [rank + 1 for rank in self.timeouts])
         missing = set(range(size)) - set(self.timeouts)
         if len(self.timeouts) > 1 and 0 < len(missing) <= max(8, size // 8):
             waiting.details.append("%s wrote no such line: look there first" % ranks_text(missing))
 
-    def differ(self, found, calls, remark):
+    def differ(self, found: List[Finding], waiting: Finding, calls: Calls, remark: str) -> None:
         """Report that ranks called different collectives: [((operation, number), ranks)]."""
-        rule, waiting = self.rules['collectives-differ'], self.findings['collective-timeout']
+        rule = next(rule for rule in self.rules.values() if rule.role == 'difference')
         if not any(finding.rule is rule for finding in found):
             finding = Finding(rule)
             finding.count, finding.place, finding.line = 1, waiting.place, waiting.line
@@ -417,30 +425,31 @@ class Log:
             finding.ranks = set(calls[0][1])
             found.append(finding)
 
-    def compare_group(self, group, members, found):
+    def compare_group(self, group: str, members: Dict[int, Tuple[int, str, int]], found: List[Finding],
+                      waiting: Finding) -> None:
         """Ranks of one process group: {rank: (number, operation, last number that it had begun)}."""
-        operations = {}
+        operations: Dict[int, Dict[str, List[int]]] = {}
         for rank, (seq, operation, _) in members.items():
             operations.setdefault(seq, {}).setdefault(operation, []).append(rank)
         for seq, called in sorted(operations.items()):
             if len(called) > 1:
                 calls = [((operation, seq), ranks) for operation, ranks in called.items()]
-                self.differ(found, calls, "in group " + group)
+                self.differ(found, waiting, calls, "in group " + group)
                 break
         begun = {rank: enqueued for rank, (_, _, enqueued) in members.items()}
         behind = sorted(rank for rank in begun if begun[rank] < max(begun.values()))
         if behind and len(behind) < len(begun):
-            self.findings['collective-timeout'].details.append(
+            waiting.details.append(
                 "%s had begun fewer collectives of group %s than the others (%d of %d)"
                 % (ranks_text(behind), group, begun[behind[0]], max(begun.values())))
 
 
-def ranks_text(ranks):
+def ranks_text(ranks: Collection[int]) -> str:
     """'rank 3' or 'ranks 1,4-6'."""
     return 'rank%s %s' % ('s' if len(ranks) > 1 else '', shorten(ranks))
 
 
-def own_frame(before, line):
+def own_frame(before: bytes, line: str) -> Optional[str]:
     """
     Where in the program an exception arose, from the traceback before its line.
 
@@ -448,7 +457,7 @@ def own_frame(before, line):
     """
     if not EXCEPTION.search(line):
         return ''
-    above, frame = before[-BEFORE:].split(b'\n'), ''
+    above, frame = before[-TRACEBACK_WINDOW:].split(b'\n'), ''
     ranks = who(line, {})[0]
     for number in reversed(range(len(above))):
         text = readable(above[number])
@@ -467,7 +476,7 @@ def own_frame(before, line):
     return frame
 
 
-def line_around(block, place):
+def line_around(block: bytes, place: int) -> Tuple[int, int]:
     """Start and end of the line, or of the part of a long one, that holds this place."""
     low, high = max(0, place - LINE), place + LINE
     start = block.rfind(b'\n', low, place) + 1 or low
@@ -482,12 +491,12 @@ def line_around(block, place):
 class PlainUnpickler(pickle.Unpickler):
     """Reads numbers, texts and containers of them, and runs nothing of what a file names."""
 
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> Any:
         """Refuse: the recorder's files name no classes."""
         raise pickle.UnpicklingError("it names %s.%s, and the flight recorder's files name no classes" % (module, name))
 
 
-def read_dump(path):
+def read_dump(path: str) -> Optional[Entry]:
     """
     One file of the flight recorder, or None if the file is something else.
 
@@ -507,9 +516,10 @@ def read_dump(path):
     return data if isinstance(data, dict) and isinstance(data.get('entries'), list) else None
 
 
-def find_dumps(directory):
+def find_dumps(directory: str) -> Tuple[Dict[str, Dict[int, Entry]], List[str]]:
     """The flight recorder's files of a directory: ({prefix: {rank: contents}}, remarks)."""
-    dumps, remarks = OrderedDict(), []
+    dumps: Dict[str, Dict[int, Entry]] = {}
+    remarks = []
     for name in sorted(os.listdir(directory)):
         match = DUMP_NAME.match(name)
         path = os.path.join(directory, name)
@@ -524,7 +534,7 @@ def find_dumps(directory):
     return dumps, remarks
 
 
-def call_text(entry):
+def call_text(entry: Entry) -> str:
     """What a collective was, and where the program called it."""
     frames = [frame for frame in entry.get('frames') or [] if isinstance(frame, dict)]
     own = [frame for frame in frames if not re.search(r'/torch/|<frozen|^\?\?', str(frame.get('filename')))] or frames
@@ -532,15 +542,15 @@ def call_text(entry):
     return '%s %s%s' % (entry.get('profiling_name'), json.dumps(entry.get('input_sizes')), where)
 
 
-def finished(entry):
+def finished(entry: Entry) -> bool:
     """Whether a collective came to its end. gloo's entries have no state but are retired at the end."""
     gloo = str(entry.get('profiling_name')).startswith('gloo')
-    return entry.get('state') == 'completed' or gloo and entry.get('retired')
+    return entry.get('state') == 'completed' or gloo and bool(entry.get('retired'))
 
 
-def process_groups(dumps):
+def process_groups(dumps: Dict[int, Entry]) -> Dict[Any, Dict[int, Dict[int, Entry]]]:
     """The collectives by process group: {name: (ranks, {rank: {number: entry}})}."""
-    groups = OrderedDict()
+    groups: Dict[Any, Dict[int, Dict[int, Entry]]] = {}
     for rank, dump in sorted(dumps.items()):
         for config in dump.get('pg_config', {}).values():
             members = [int(number) for number in re.findall(r'\d+', str(config.get('ranks', '')))]
@@ -560,7 +570,7 @@ def process_groups(dumps):
     return groups
 
 
-def explain_dumps(dumps):
+def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
     """
     What the flight recorders of a job say.
 
@@ -574,9 +584,9 @@ def explain_dumps(dumps):
         ranks = sorted(set(members) & set(dumps) or calls)
         last = {rank: max(calls.get(rank) or [0]) for rank in ranks}
         for number in sorted(set.intersection(*[set(calls.get(rank, ())) for rank in ranks])):
-            by_name = {}
+            by_name: Dict[str, List[int]] = {}
             for rank in ranks:
-                by_name.setdefault(calls[rank][number].get('profiling_name'), []).append(rank)
+                by_name.setdefault(str(calls[rank][number].get('profiling_name')), []).append(rank)
             if len(by_name) > 1:
                 said.append("group %s, collective %d: ranks called different ones: %s" % (name, number, '; '.join(
                     '%s called %s' % (ranks_text(alike), call_text(calls[alike[0]][number]))
@@ -594,9 +604,9 @@ def explain_dumps(dumps):
                 said.append("  rank %d was last in collective %d, %s" % (rank, last[rank], call_text(before))
                             if before else "  rank %d had begun none" % rank)
         else:
-            number = min((number for rank in ranks for number, entry in calls.get(rank, {}).items()
-                          if not finished(entry)), default=None)
-            if number is not None and not said:
+            begun = [number for rank in ranks for number, entry in calls.get(rank, {}).items() if not finished(entry)]
+            if begun and not said:
+                number = min(begun)
                 entry = next(calls[rank][number] for rank in ranks if number in calls.get(rank, {}))
                 said.append("group %s, collective %d (%s): all ranks with a file came, and it did not end: the network "
                             "stood still, or a rank without a file is missing" % (name, number, call_text(entry)))
@@ -607,13 +617,13 @@ def explain_dumps(dumps):
         waiting = next((entry for entry in dump['entries'] if entry.get('is_p2p') and not finished(entry)), None)
         if waiting:
             said.append("rank %d waits in a send or receive: %s" % (rank, call_text(waiting)))
-    return list(OrderedDict.fromkeys(said))
+    return list(dict.fromkeys(said))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the command
 
-def open_log(path):
+def open_log(path: str) -> Tuple[str, Any]:
     """(name, binary stream) of a log; '-' is standard input, and what is compressed with gzip is read as such."""
     if path == '-':
         return 'standard input', sys.stdin.buffer
@@ -625,13 +635,13 @@ def open_log(path):
     return path, stream
 
 
-def wrapped(label, text):
+def wrapped(label: str, text: str) -> str:
     """A labelled paragraph of the report."""
     return textwrap.fill(text, width=118, initial_indent='   %-9s' % label, subsequent_indent=' ' * 12,
                          break_long_words=False, break_on_hyphens=False)
 
 
-def print_finding(number, finding):
+def print_finding(number: int, finding: Finding) -> None:
     """One finding, for a person."""
     print('%d. %s: %s' % (number, TITLES[finding.rule.level], finding.cause()))
     print('   %-9s%s' % ('line', '%s:%d: %s' % (finding.place + (finding.line[:SHOWN],))))
@@ -654,7 +664,7 @@ def print_finding(number, finding):
     print()
 
 
-def run(paths, as_json=False, facts=()):
+def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) -> int:
     """
     slingtorch explain
 

@@ -10,6 +10,7 @@ It runs on any Python from 3.6 without packages, and looks for one that PyTorch 
 """
 import argparse
 import ast
+import configparser
 import errno
 import fcntl
 import glob
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from typing import Any, Collection, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # started as a file
@@ -41,8 +43,8 @@ RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
 MPICH = 'mpich==5.0.2'
 # seconds; training takes about ten
 TRAINING_LIMIT = 600
-# seconds in which an interpreter must answer, also from a slow disk
-PYTHON_LIMIT = 60
+# seconds in which a program must answer, also from a slow disk
+ANSWER_LIMIT = 60
 # MB that are downloaded, and MB of disk that a whole prefix takes while it is made: pip's cache, wheels, installation
 SIZES = {'cpu': (255, 3000), 'cuda-12': (4000, 15500), 'cuda-13': (2900, 12000)}
 
@@ -73,11 +75,15 @@ PIP_PLACE_OPTIONS = ('target', 'prefix', 'root', 'user', 'require-virtualenv', '
                      'no-binary', 'only-binary', 'ignore-installed', 'break-system-packages')
 
 # package manager, its command, its names of packages where they differ
-PACKAGE_MANAGERS = (
+PACKAGE_MANAGERS = (  # type: Tuple[Tuple[str, str, Dict[str, str]], ...]
     ('apt-get', 'apt-get update && apt-get install --yes --no-install-recommends', {}),
     ('dnf', 'dnf install --assumeyes', {'lmod': 'Lmod'}),
     ('zypper', 'zypper --non-interactive install', {'lmod': 'lua-lmod'}),
 )
+
+Env = Mapping[str, str]
+Described = Dict[str, Any]      # what describe_python says of a Python
+Tool = Tuple[str, str, str]     # EasyBuild's name of a modules tool, file that defines 'module', syntax of modules
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -102,12 +108,12 @@ class QuickstartError(Exception):
     """What a person has to decide or fix; the first argument says what is wrong, the others how to fix it."""
 
 
-def last_lines(text, count=6):
+def last_lines(text: str, count: int = 6) -> str:
     """The end of what a command printed, short enough for a screen."""
     return '\n'.join(line[:300] for line in text.strip().splitlines()[-count:])
 
 
-def read_text(path):
+def read_text(path: str) -> str:
     """Content of a file; OSError for what is none, as a named pipe, from which reading could wait for ever."""
     if not os.path.isfile(path) and os.path.exists(path):
         raise OSError(errno.EINVAL, "this is no file", path)
@@ -115,13 +121,14 @@ def read_text(path):
         return handle.read()
 
 
-def write_text(path, text):
-    """Write a file."""
-    with open(path, 'w') as handle:
+def write_text(path: str, text: str) -> None:
+    """Write a file: whole, or not at all."""
+    with open(path + '.new', 'w') as handle:
         handle.write(text)
+    os.replace(path + '.new', path)
 
 
-def checksum(text):
+def checksum(text: str) -> str:
     """sha256 of a text."""
     return hashlib.sha256(text.encode(errors='replace')).hexdigest()
 
@@ -129,7 +136,7 @@ def checksum(text):
 # ----------------------------------------------------------------------------------------------------------------------
 # arguments
 
-def parse_arguments(argv):
+def parse_arguments(argv: List[str]) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(
         prog='./quickstart', allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -157,7 +164,7 @@ def parse_arguments(argv):
     return args
 
 
-def check_path(path):
+def check_path(path: str) -> str:
     """
     Return the real path of a prefix, if EasyBuild and the shell can take it.
 
@@ -192,11 +199,12 @@ class Prefix:
                 is known of the tools (requirements, packages)
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         """Look at the directory; nothing is written. A QuickstartError if it is somebody else's."""
         self.path = check_path(path)
-        self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
-        self.easyconfig, self.lock = CPU, None
+        self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}  # type: Dict[str, Any]
+        self.easyconfig = CPU
+        self.lock = -1  # file descriptor, once it is claimed
         if self.path == os.path.realpath(os.path.expanduser('~')):
             raise QuickstartError("%s is your home directory, and would be full of what quickstart makes" % self.path,
                                   "choose a directory below it with --prefix DIR; nothing was changed")
@@ -217,26 +225,26 @@ class Prefix:
                     self.path, ', '.join(sorted(names)[:4]) + (', ...' if len(names) > 4 else '')),
                 "choose a new or an empty directory with --prefix DIR; nothing was changed")
 
-    def file(self, *names):
+    def file(self, *names: str) -> str:
         """Path of something in the prefix."""
         return os.path.join(self.path, *names)
 
     @property
-    def module(self):
+    def module(self) -> str:
         """Name of PyTorch's module."""
         return self.easyconfig[:-len('.eb')].replace('-', '/', 1)
 
     @property
-    def is_cpu(self):
+    def is_cpu(self) -> bool:
         """Whether PyTorch is the one for processors."""
         return self.easyconfig == CPU
 
     @property
-    def sizes(self):
+    def sizes(self) -> Tuple[int, int]:
         """MB to download, MB of disk."""
         return next(sizes for kind, sizes in SIZES.items() if '-%s' % kind in self.easyconfig)
 
-    def read_mark(self, names):
+    def read_mark(self, names: Iterable[str]) -> None:
         """Read the mark of an earlier run, and check that what is here is that run's."""
         try:
             mark = json.loads(read_text(self.file(MARK)))
@@ -255,7 +263,7 @@ class Prefix:
                                   "move it somewhere else, or choose another directory with --prefix DIR")
         self.mark.update(mark, entries=entries)
 
-    def claim(self):
+    def claim(self) -> None:
         """Make the directory and its mark, and lock it until this process and what it started have ended."""
         try:
             os.makedirs(self.path, exist_ok=True)
@@ -280,33 +288,33 @@ class Prefix:
             self.make(name)
         self.check_noexec()
 
-    def write_mark(self):
-        """Write the mark: whole, or not at all."""
-        write_text(self.file(MARK + '.new'), json.dumps(self.mark, indent=1, sort_keys=True) + '\n')
-        os.replace(self.file(MARK + '.new'), self.file(MARK))
+    def write_mark(self) -> None:
+        """Write the mark."""
+        write_text(self.file(MARK), json.dumps(self.mark, indent=1, sort_keys=True) + '\n')
 
-    def register(self, name):
+    def register(self, name: str) -> str:
         """Say in the mark that something is quickstart's, before it is made."""
         if name not in self.mark['entries']:
             self.mark['entries'].append(name)
             self.write_mark()
         return self.file(name)
 
-    def make(self, name):
+    def make(self, name: str) -> None:
         """Make a directory in the prefix."""
         os.makedirs(self.register(name), exist_ok=True)
 
-    def write(self, name, text):
+    def write(self, name: str, text: str) -> None:
         """Write a file in the prefix; one that the user has changed is kept beside it."""
         path, written = self.register(name), self.mark.setdefault('written', {})
         before = read_text(path) if os.path.exists(path) else None
         if before not in (None, text) and written.get(name) not in (None, checksum(before)):
             self.set_aside(name, "you have changed it")
-        write_text(path, text)
+        if before != text:
+            write_text(path, text)
         written[name] = checksum(text)
         self.write_mark()
 
-    def set_aside(self, name, why):
+    def set_aside(self, name: str, why: str) -> str:
         """Rename what cannot be used any more, since it may hold files of the user; return the new path."""
         number = 1
         while os.path.lexists(self.file('%s.old-%d' % (name, number))):
@@ -317,7 +325,7 @@ class Prefix:
               % (self.file(name), why, old))
         return old
 
-    def check_access(self):
+    def check_access(self) -> None:
         """Directories of an earlier run that may not be used now: eb would end in a traceback."""
         for name in ('tmp', 'cache', 'log', 'venv', 'easybuild', 'easybuild/build', 'easybuild/modules',
                      'easybuild/modules/all', 'easybuild/modules/all/PyTorch', 'easybuild/software',
@@ -327,7 +335,7 @@ class Prefix:
                 raise QuickstartError("you may not use the directory %s, which is quickstart's" % path,
                                       "allow it again: chmod u+rwx %s" % path)
 
-    def check_noexec(self):
+    def check_noexec(self) -> None:
         """Programs are installed here: a file system mounted noexec is an error."""
         script = self.file('tmp', 'runs')
         write_text(script, '#!/bin/sh\n')
@@ -340,7 +348,7 @@ class Prefix:
         finally:
             os.unlink(script)
 
-    def check_disk(self):
+    def check_disk(self) -> None:
         """Space for a whole installation; what an earlier run has downloaded for it is there already."""
         free, needed = shutil.disk_usage(self.path).free // 10**6, self.sizes[1]
         needed -= min(size_of(self.file('cache')) + size_of(self.file('easybuild', 'sources')), self.sizes[0])
@@ -349,7 +357,7 @@ class Prefix:
                 free, self.path, needed, self.easyconfig), "free some space, or choose another place with --prefix DIR"
                 + ('' if self.is_cpu else "; --cpu needs %d MB" % SIZES['cpu'][1]))
 
-    def recover_from_move(self):
+    def recover_from_move(self) -> None:
         """Environments and modules hold their own path: after a move they are made anew. Downloads stay good."""
         if self.mark['prefix'] == self.path:
             return
@@ -366,14 +374,14 @@ class Prefix:
 
     # --- what is quickstart's, and what is the user's
 
-    def recorded(self):
+    def recorded(self) -> Dict[str, Any]:
         """The record: {directory, from the prefix: set of names}; empty if there is none, or it is damaged."""
         try:
             return {here: set(names) for here, names in json.loads(read_text(self.file(RECORD))).items()}
         except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             return {}
 
-    def record(self, since):
+    def record(self, since: int) -> None:
         """
         Remember which files quickstart has made in TREES: those of the record, and what has changed its status since.
 
@@ -388,33 +396,26 @@ class Prefix:
                 if names:
                     made[here] = names
         if made != before:
-            write_text(self.file(RECORD + '.new'), json.dumps({here: sorted(names) for here, names in made.items()}))
-            os.replace(self.file(RECORD + '.new'), self.file(RECORD))
+            write_text(self.file(RECORD), json.dumps({here: sorted(names) for here, names in made.items()}))
 
-    def foreign(self):
+    def foreign(self) -> List[str]:
         """Paths, from the prefix, of what quickstart has not made, or the user has changed; of a directory its own."""
-        made, paths = self.recorded(), []
+        made, written, paths = self.recorded(), self.mark.get('written', {}), []  # type: Any, Any, List[str]
         for name in sorted(set(os.listdir(self.path)) - {MARK, RECORD, '.lock'}):
-            if name not in self.mark['entries'] or os.path.islink(self.file(name)) or self.was_changed(name):
+            path = self.file(name)
+            if (name not in self.mark['entries'] or os.path.islink(path)
+                    or name in written and os.path.isfile(path) and checksum(read_text(path)) != written[name]):
                 paths.append(name)
-            elif name in TREES and not self.is_disposable(name):
-                for directory, dirs, files in os.walk(self.file(name)):
+            # in the environment of an interrupted run nobody has worked
+            elif name in TREES and not (name == 'venv' and self.mark.get('unfinished')):
+                for directory, dirs, files in os.walk(path):
                     here = os.path.relpath(directory, self.path)
                     mine = {entry for entry in dirs + files if not is_made(made, here, entry)}
                     paths.extend(os.path.join(here, entry) for entry in sorted(mine))
                     dirs[:] = [entry for entry in dirs if entry not in mine]
         return paths
 
-    def was_changed(self, name):
-        """Whether the user has changed a file that quickstart wrote."""
-        written = self.mark.get('written', {}).get(name)
-        return bool(written and os.path.isfile(self.file(name)) and checksum(read_text(self.file(name))) != written)
-
-    def is_disposable(self, name):
-        """Whether a tree goes as a whole: an environment of an interrupted run, in which nobody has worked."""
-        return name == 'venv' and bool(self.mark.get('unfinished'))
-
-    def check_mounts(self, names):
+    def check_mounts(self, names: Iterable[str]) -> None:
         """A file system that is mounted below one of these is nobody's to remove."""
         with open('/proc/self/mountinfo', errors='replace') as handle:
             mounted = [line.split()[4] for line in handle]
@@ -424,30 +425,18 @@ class Prefix:
                 raise QuickstartError("a file system is mounted at %s, and what is on it may be yours" % below[0],
                                       "unmount it, then run the same command again; nothing was removed")
 
-    def remove(self):
+    def remove(self) -> None:
         """Remove what quickstart made and name the rest; then the directory, if nothing else is in it."""
-        entries = self.mark['entries']
-        self.check_mounts(entries)
+        self.check_mounts(self.mark['entries'])
         kept = self.foreign()
-        for name in entries:
-            path = self.file(name)
-            if name in kept or not os.path.lexists(path):
-                continue
-            if name in TREES and not self.is_disposable(name):
-                self.remove_made(path)
-            elif os.path.isdir(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
-        for name in ('.lock', RECORD, MARK):
-            if os.path.lexists(self.file(name)):
-                os.unlink(self.file(name))
+        for name in self.mark['entries'] + ['.lock', RECORD, MARK]:
+            remove_but(self.path, name, frozenset(kept))
         if not kept:
             os.rmdir(self.path)
             print("removed %s" % self.path)
             return
         # the mark stays: the same directory may be used again
-        left = [name for name in entries if os.path.lexists(self.file(name))]
+        left = [name for name in self.mark['entries'] if os.path.lexists(self.file(name))]
         self.mark = {'made by': self.mark['made by'], 'prefix': self.mark['prefix'], 'entries': left,
                      'written': {name: text for name, text in self.mark.get('written', {}).items() if name in left}}
         self.write_mark()
@@ -455,23 +444,7 @@ class Prefix:
         print_paths(kept)
         print("To remove these as well: %s --remove --all --prefix %s" % (COMMAND, self.path))
 
-    def remove_made(self, top):
-        """Remove what the record has of a tree, and directories that are empty then."""
-        made = self.recorded()
-        for directory, dirs, files in os.walk(top, topdown=False):
-            here = os.path.relpath(directory, self.path)
-            for name in files + dirs:
-                path = os.path.join(directory, name)
-                if not is_made(made, here, name):
-                    continue
-                if os.path.islink(path) or not os.path.isdir(path):
-                    os.unlink(path)
-                elif not os.listdir(path):
-                    os.rmdir(path)
-        if not os.listdir(top):
-            os.rmdir(top)
-
-    def remove_all(self):
+    def remove_all(self) -> None:
         """Remove the whole prefix, after a question."""
         self.check_mounts([''])
         kept = self.foreign()
@@ -491,13 +464,13 @@ class Prefix:
         print("removed %s" % self.path)
 
 
-def size_of(top):
+def size_of(top: str) -> int:
     """MB of the files below a directory."""
     return sum(os.lstat(os.path.join(directory, name)).st_size
                for directory, _, names in os.walk(top) for name in names) // 10**6
 
 
-def changed(path, since):
+def changed(path: str, since: int) -> bool:
     """Whether a file's status (st_ctime_ns) is of this time, or later."""
     try:
         return os.lstat(path).st_ctime_ns >= since
@@ -505,7 +478,7 @@ def changed(path, since):
         return False
 
 
-def is_made(made, here, name):
+def is_made(made: Mapping[str, Collection[str]], here: str, name: str) -> bool:
     """
     Whether something is quickstart's.
 
@@ -520,7 +493,21 @@ def is_made(made, here, name):
             or directory == '__pycache__' and name.split('.')[0] + '.py' in made.get(above, ()))
 
 
-def print_paths(paths):
+def remove_but(top: str, name: str, kept: Collection[str]) -> None:
+    """Remove something below a directory but what is kept (paths from there), and directories that are empty then."""
+    path = os.path.join(top, name)
+    if name in kept or not os.path.lexists(path):
+        return
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for entry in os.listdir(path):
+        remove_but(top, os.path.join(name, entry), kept)
+    if not os.listdir(path):
+        os.rmdir(path)
+
+
+def print_paths(paths: List[str]) -> None:
     """Show paths, and of many only the first."""
     for path in paths[:SHOWN]:
         print('  ' + path)
@@ -531,12 +518,12 @@ def print_paths(paths):
 # ----------------------------------------------------------------------------------------------------------------------
 # the user's shell and configuration
 
-def clean_environment(environ):
+def clean_environment(environ: Env) -> Dict[str, str]:
     """The environment without what would decide instead of quickstart."""
     return {name: value for name, value in environ.items() if not name.startswith(LEFT_OUT)}
 
 
-def easybuild_config_files(environ):
+def easybuild_config_files(environ: Env) -> List[str]:
     """EasyBuild's configuration files of this user and machine (XDG_CONFIG_DIRS in easybuild/tools/options.py)."""
     files = []
     for directory in (environ.get('XDG_CONFIG_DIRS') or '/etc/xdg').split(':') + ['/etc']:
@@ -546,7 +533,7 @@ def easybuild_config_files(environ):
     return [path for path in files if os.path.exists(path)]
 
 
-def report_left_out(environ):
+def report_left_out(environ: Env) -> None:
     """Say once which settings of the user have no say here."""
     variables = sorted(name for name in environ if name.startswith(LEFT_OUT_LOUDLY))
     names = ['$' + name for name in variables] + easybuild_config_files(environ)
@@ -554,7 +541,7 @@ def report_left_out(environ):
         print("not used, quickstart has a configuration of its own: " + ', '.join(names))
 
 
-def pip_environment(python, environ):
+def pip_environment(python: str, environ: Env) -> Dict[str, str]:
     """
     pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration.
 
@@ -564,14 +551,13 @@ def pip_environment(python, environ):
     :param environ: the user's environment
     """
     # a 'user = true' would make 'pip config list' show the user's file alone
-    done = subprocess.run([python, '-sE', '-m', 'pip', 'config', 'list'], env=dict(environ, PIP_USER='0'),
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    if done.returncode:
-        raise QuickstartError("pip cannot read its configuration: " + last_lines(done.stderr, 2), "correct that file")
+    status, said, errors = ask([python, '-sE', '-m', 'pip', 'config', 'list'], dict(environ, PIP_USER='0'))
+    if status != 0:
+        raise QuickstartError("pip cannot read its configuration: " + last_lines(errors, 2), "correct that file")
     settings, left_out = {}, []
     # pip prints files before variables; what it would take for 'pip install' comes last here
     order = {'global': 0, 'download': 1, 'install': 2, ':env:': 3}
-    found = re.findall(r"^([^.=\n]+)\.\.?([^=\n]+)=(.*)$", done.stdout, re.M)
+    found = re.findall(r"^([^.=\n]+)\.\.?([^=\n]+)=(.*)$", said, re.M)
     for where, option, value in sorted(found, key=lambda found: order.get(found[0], -1)):
         if option in PIP_NETWORK_OPTIONS and where in order:
             settings['PIP_' + option.upper().replace('-', '_')] = ' '.join(ast.literal_eval(value).split())
@@ -586,7 +572,8 @@ def pip_environment(python, environ):
 # ----------------------------------------------------------------------------------------------------------------------
 # running commands
 
-def run(command, env, lock=None, log=None, cwd=None, limit=None):
+def run(command: List[str], env: Env, lock: Optional[int] = None, log: Optional[str] = None, cwd: Optional[str] = None,
+        limit: Optional[float] = None) -> int:
     """
     Run a command to its end; return its exit status.
 
@@ -616,7 +603,7 @@ def run(command, env, lock=None, log=None, cwd=None, limit=None):
             output.close()
 
 
-def end_group(process):
+def end_group(process: 'subprocess.Popen[bytes]') -> None:
     """End a process and all of its group: politely, then for good."""
     for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
         try:
@@ -628,26 +615,37 @@ def end_group(process):
             continue
 
 
+def ask(command: List[str], env: Optional[Env] = None, limit: Optional[float] = None) -> Tuple[Optional[int], str, str]:
+    """Status, output and errors of a command; the status is None if it does not start, or not end in time."""
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, universal_newlines=True, timeout=limit or ANSWER_LIMIT)
+        return done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired:
+        return None, '', "it does not answer"
+    except OSError as err:
+        return None, '', str(err)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # packages of the distribution
 
-def describe_python(python):
+def describe_python(python: str) -> Any:
     """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
+    said = run_python(python, DESCRIBE_PYTHON)[1].rpartition(PYTHON_SAYS)[2]
     try:
-        said = run_python(python, DESCRIBE_PYTHON).stdout.rpartition(PYTHON_SAYS)[2]
-        return dict(json.loads(said.splitlines()[0]), path=os.path.abspath(python))
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return dict(json.loads(said.partition('\n')[0]), path=os.path.abspath(python))
+    except ValueError:
         return None
 
 
-def run_python(python, code):
+def run_python(python: str, code: str) -> Tuple[Optional[int], str, str]:
     """Run code in an interpreter as every shell will find it: without the LD_LIBRARY_PATH of this one."""
     env = {name: value for name, value in os.environ.items() if name != 'LD_LIBRARY_PATH'}
-    return subprocess.run([python, '-sE', '-c', code], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=PYTHON_LIMIT)
+    return ask([python, '-sE', '-c', code], env)
 
 
-def find_python(wanted, path=None):
+def find_python(wanted: Optional[str], path: Optional[str] = None) -> Optional[Described]:
     """
     Find a Python that PyTorch has wheels for.
 
@@ -672,39 +670,34 @@ def find_python(wanted, path=None):
                               "install one of these versions, or name one with --python /path/to/python3.12")
     if wanted is not None:
         python = shutil.which(wanted, path=path)
-        try:
-            done = python and run_python(python, '')
-            # all of it: what pyenv's shims say ends in a hint on Python 2
-            why = last_lines(done.stderr or done.stdout, 12) if python else "there is no such command"
-        except subprocess.TimeoutExpired:
-            why = "it does not answer"
-        raise QuickstartError("--python '%s': %s" % (wanted, why or "that is no Python"),
+        _, said, errors = run_python(python, '') if python else (None, '', "there is no such command")
+        # all of it: what pyenv's shims say ends in a hint on Python 2
+        raise QuickstartError("--python '%s': %s" % (wanted, last_lines(errors or said, 12) or "that is no Python"),
                               "give the path of a Python that starts in every shell (without LD_LIBRARY_PATH), or "
                               "leave --python out")
     return None
 
 
-def find_modules_tool(environ, root='/'):
+def find_modules_tool(environ: Env, root: str = '/') -> Optional[Tool]:
     """
     Find Lmod, else Environment Modules.
 
     :param root: directory that stands for / (for tests)
     :return: (EasyBuild's name of the tool, file that defines 'module' in bash, syntax of module files), or None
     """
+    share = os.path.join(root, 'usr/share')
     lmod = [environ.get('LMOD_PKG'), os.path.dirname(os.path.dirname(environ.get('LMOD_CMD') or '')),
-            os.path.join(root, 'usr/share/lmod/lmod')]
-    lmod += sorted(glob.glob(os.path.join(root, 'usr/share/lmod/*'))) + [os.path.join(root, 'opt/apps/lmod/lmod')]
-    for directory in filter(None, lmod):
-        if os.access(os.path.join(directory, 'libexec/lmod'), os.R_OK):
-            return 'Lmod', os.path.join(directory, 'init/bash'), 'Lua'
-    homes = [os.path.join(root, 'usr/share', name) for name in ('modules', 'Modules')]
-    for directory in filter(None, [environ.get('MODULESHOME')] + homes):
-        if os.access(os.path.join(directory, 'init/bash'), os.R_OK):
-            return 'EnvironmentModules', os.path.join(directory, 'init/bash'), 'Tcl'
+            share + '/lmod/lmod', *sorted(glob.glob(share + '/lmod/*')), os.path.join(root, 'opt/apps/lmod/lmod')]
+    modules = [environ.get('MODULESHOME'), share + '/modules', share + '/Modules']
+    for tool, homes, file, syntax in (('Lmod', lmod, 'libexec/lmod', 'Lua'),
+                                      ('EnvironmentModules', modules, 'init/bash', 'Tcl')):
+        for home in filter(None, homes):
+            if os.access(os.path.join(home, file), os.R_OK):
+                return tool, os.path.join(home, 'init/bash'), syntax
     return None
 
 
-def install_packages(packages, log):
+def install_packages(packages: List[str], log: str) -> None:
     """Install packages of the distribution, as root or through sudo; else a QuickstartError names the command."""
     for manager, command, names in PACKAGE_MANAGERS:
         if shutil.which(manager):
@@ -724,7 +717,7 @@ def install_packages(packages, log):
         raise QuickstartError("'%s' failed:" % command, last_lines(read_text(log)), "all of it: " + log)
 
 
-def set_up_packages(wanted_python, venv_python, log):
+def set_up_packages(wanted_python: Optional[str], venv_python: Optional[Described], log: str) -> Tuple[Described, Tool]:
     """
     Find Python and a modules tool, and install what is missing.
 
@@ -749,15 +742,11 @@ def set_up_packages(wanted_python, venv_python, log):
     if not tool:
         raise QuickstartError("no modules tool was found, although the package lmod is installed",
                               "set LMOD_PKG to the directory that has libexec/lmod in it")
-    try:
-        works = subprocess.run(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=60,
-                               env=clean_environment(os.environ))
-        said = last_lines(works.stdout) or "'module --version' prints nothing"
-    except subprocess.TimeoutExpired:
-        works, said = None, "'module --version' has not ended after a minute"
-    if not works or works.returncode or not works.stdout.strip():
-        raise QuickstartError("the modules tool %s does not work:" % tool[1], said,
+    status, said, errors = ask(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
+                               clean_environment(os.environ))
+    if status != 0 or not (said + errors).strip():
+        raise QuickstartError("the modules tool %s does not work:" % tool[1],
+                              last_lines(said + errors) or "'module --version' prints nothing",
                               "repair or remove it; quickstart installs one where none is")
     if not python or not makes_venvs(python):
         raise QuickstartError("%s makes no virtual environments: its module ensurepip is missing"
@@ -768,24 +757,23 @@ def set_up_packages(wanted_python, venv_python, log):
     return python, tool
 
 
-def makes_venvs(python):
+def makes_venvs(python: Described) -> bool:
     """Whether a Python has what 'python -m venv' needs."""
-    return subprocess.call([python['path'], '-sE', '-c', 'import ensurepip, venv'], stderr=subprocess.DEVNULL) == 0
+    return run_python(python['path'], 'import ensurepip, venv')[0] == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # EasyBuild, the bundle, an MPI launcher
 
-def requirements():
+def requirements() -> List[str]:
     """Requirements of the bundle, of which only these are installed: it stays where it is; and an MPI launcher."""
-    import configparser
     config = configparser.ConfigParser()
     with open(os.path.join(BUNDLE, 'setup.cfg')) as handle:
         config.read_file(handle)
     return [line for line in config['options']['install_requires'].splitlines() if line.strip()] + [MPICH]
 
 
-def why_not_usable(found, python, venv):
+def why_not_usable(found: Any, python: Described, venv: str) -> Optional[str]:
     """
     Why an environment cannot be used or completed; None if it can.
 
@@ -804,7 +792,7 @@ def why_not_usable(found, python, venv):
     return None
 
 
-def set_up_tools(prefix, python, env):
+def set_up_tools(prefix: Prefix, python: Described, env: Env) -> None:
     """
     Make the environment with EasyBuild and MPICH's launcher, or complete the one that is there.
 
@@ -813,34 +801,31 @@ def set_up_tools(prefix, python, env):
     venv = prefix.file('venv')
     venv_python = os.path.join(venv, 'bin', 'python')
     mark, wanted, found = prefix.mark, requirements(), describe_python(venv_python)
-    if os.path.lexists(venv):
-        why = why_not_usable(found, python, venv)
-        if why and mark.get('unfinished'):
+    why, recorded = why_not_usable(found, python, venv), mark.get('packages', {})
+    complete = not why and mark.get('requirements') == wanted and recorded.items() <= found['packages'].items()
+    if complete:
+        # its packages are registered, and files of them may be gone
+        mpiexec = [os.path.join(venv, 'bin', 'mpiexec'), '-n', '1', 'echo', 'starts']
+        if run_python(venv_python, 'import easybuild.main')[0] != 0:
+            why = "its EasyBuild does not start"
+        elif ask(mpiexec, clean_environment(os.environ))[1] != 'starts\n':
+            why = "its mpiexec does not start"
+    if why and os.path.lexists(venv):
+        if mark.get('unfinished'):
             shutil.rmtree(venv)     # left by an interrupted run: nobody has worked in it
-        elif why:
+        else:
             prefix.set_aside('venv', why)
-    if not os.path.lexists(venv):
+    if why:
         mark['unfinished'] = True
         prefix.register('venv')
         prefix.write_mark()
         log = prefix.file('log', 'venv.log')
         if run([python['path'], '-m', 'venv', venv], env, prefix.lock, log):
             raise QuickstartError("%s -m venv failed:" % python['path'], last_lines(read_text(log)))
-        found = describe_python(venv_python)
-    recorded = mark.get('packages') or {'easybuild-framework': ''}
-    as_recorded = mark.get('requirements') == wanted and all(
-        found['packages'].get(name) == recorded[name] for name in recorded)
-    broken = as_recorded and (run_python(venv_python, 'import easybuild.main').returncode and 'EasyBuild' or
-                              not launcher_works(venv) and 'mpiexec')
-    if broken:
-        # its packages are registered, and files of them are gone
-        prefix.set_aside('venv', "its %s does not start" % broken)
-        del mark['requirements']
-        return set_up_tools(prefix, python, env)
-    if not as_recorded:
+    if why or not complete:
         pip_install(prefix, venv_python, wanted, env)
         found = describe_python(venv_python)
-        names = [re.match(r'[\w.-]+', requirement).group(0).lower() for requirement in wanted]
+        names = [re.split(r'[^\w.-]', requirement)[0].lower() for requirement in wanted]
         mark.update(requirements=wanted, packages={name: found['packages'].get(name) for name in names})
         mark.pop('unfinished', None)
         prefix.write_mark()
@@ -851,21 +836,10 @@ def set_up_tools(prefix, python, env):
     write_text(command, '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % venv_python)
     os.chmod(command, 0o755)
     version = subprocess.check_output([command, '--version'], env=env, universal_newlines=True).strip()
-    packages = found['packages']
-    print("%s, EasyBuild %s, MPICH %s" % (version, packages['easybuild-framework'], packages['mpich']))
+    print("%s, EasyBuild %s, MPICH %s" % (version, *map(found["packages"].get, ("easybuild-framework", "mpich"))))
 
 
-def launcher_works(venv):
-    """Whether mpiexec starts a program."""
-    try:
-        return subprocess.run([os.path.join(venv, 'bin', 'mpiexec'), '-n', '1', 'echo', 'starts'], timeout=60,
-                              env=clean_environment(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL).stdout == b'starts\n'
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def pip_install(prefix, python, wanted, env):
+def pip_install(prefix: Prefix, python: str, wanted: List[str], env: Env) -> None:
     """Install packages with pip; its words go to a log, and to the screen only what matters of an error."""
     print("installing with pip: " + ' '.join(wanted))
     sys.stdout.flush()
@@ -939,7 +913,7 @@ compgen -G '{prefix}/easybuild/modules/all/{module}*' >/dev/null || [ -n "${{QUI
 """
 
 
-def write_configuration(prefix, tool):
+def write_configuration(prefix: Prefix, tool: Tool) -> None:
     """Write EasyBuild's configuration, and the file 'activate' that makes a shell use it."""
     prefix.make('easybuild')
     os.makedirs(prefix.file('easybuild', 'modules', 'all'), exist_ok=True)
@@ -953,7 +927,7 @@ def write_configuration(prefix, tool):
         quickstart=re.sub(r'(["$`\\])', r'\\\1', "%s --prefix %s" % (COMMAND, prefix.path))))
 
 
-def activated(prefix, env):
+def activated(prefix: Prefix, env: Env) -> Dict[str, str]:
     """The environment of a shell that has sourced 'activate'."""
     command = ['bash', '--noprofile', '--norc', '-c', '. "$1" >&2 && env -0', 'bash', prefix.file('activate')]
     done = subprocess.run(command, env=dict(env, QUICKSTART_RUNS='1'), stdin=subprocess.DEVNULL,
@@ -967,7 +941,7 @@ def activated(prefix, env):
 # ----------------------------------------------------------------------------------------------------------------------
 # PyTorch
 
-def choose(prefix, cpu, root='/'):
+def choose(prefix: Prefix, cpu: bool, root: str = '/') -> None:
     """
     Decide which PyTorch is installed, and say which and why, and what it takes.
 
@@ -984,7 +958,7 @@ def choose(prefix, cpu, root='/'):
     print("PyTorch:      %s (%s%s)" % (prefix.easyconfig, "for processors: " if prefix.is_cpu else '', why))
 
 
-def say_sizes(prefix):
+def say_sizes(prefix: Prefix) -> None:
     """What is about to be downloaded, and the disk that it takes; a QuickstartError if there is too little."""
     download, disk = prefix.sizes
     print("It downloads %s, and takes up to %.1f GB of disk while it is installed in %s%s"
@@ -993,7 +967,7 @@ def say_sizes(prefix):
     prefix.check_disk()
 
 
-def ranks_for(prefix, env, asked):
+def ranks_for(prefix: Prefix, env: Env, asked: Optional[int]) -> int:
     """
     On how many ranks to train: with GPUs one on each, since NCCL refuses two.
 
@@ -1003,42 +977,45 @@ def ranks_for(prefix, env, asked):
         return asked or 2
     python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
     code = 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)'
-    done = subprocess.run([python, '-s', '-c', code], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
-    if done.returncode or done.stdout.strip() == '0':
+    status, said, errors = ask([python, '-s', '-c', code], env, TRAINING_LIMIT)
+    if status != 0 or said.strip() == '0':
         raise QuickstartError("PyTorch is installed, and finds no GPU that it can use:",
-                              last_lines(done.stderr, 3) or "it does not say why",
+                              last_lines(errors, 3) or "it does not say why",
                               "'nvidia-smi' says more; on processors: %s --cpu --prefix %s"
                               % (COMMAND, prefix.path))
-    found = int(done.stdout)
+    found = int(said)
     if asked and asked > found:
         raise QuickstartError("there are %d GPUs for %d ranks, and each rank needs its own" % (found, asked),
                               "--ranks %d; or --cpu" % max(number for number in RANKS if number <= found))
     return asked or max(number for number in RANKS if number <= found)
 
 
-def installed_pytorch(prefix):
+def installed_pytorch(prefix: Prefix) -> Tuple[Optional[int], Optional[Described]]:
     """Time of PyTorch's module file (None: not there), and what its Python says of itself (None: it does not run)."""
     module = glob.glob(prefix.file('easybuild', 'modules', 'all', prefix.module + '*'))
     python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
     return (os.stat(module[0]).st_mtime_ns if module else None), describe_python(python)
 
 
-def set_pytorch_aside(prefix, why):
-    """Keep an installation that eb is about to replace: the user may have installed packages into it."""
-    prefix.check_disk()
-    if os.path.lexists(prefix.file('easybuild', 'software', prefix.module)):
-        prefix.set_aside(os.path.join('easybuild', 'software', prefix.module), why)
+def install_pytorch(prefix: Prefix, env: Env, why: Optional[str] = None) -> None:
+    """
+    Run eb.
 
-
-def install_pytorch(prefix, env, rebuild):
-    """Run eb."""
-    if os.geteuid() == 0 and not installed_pytorch(prefix)[0]:
+    :param why: what is wrong with the installation that is there: it is kept, as the user may have added to it
+    """
+    module = installed_pytorch(prefix)[0]
+    if why:
+        prefix.check_disk()
+        name = os.path.join('easybuild', 'software', prefix.module)
+        if os.path.lexists(prefix.file(name)):
+            prefix.set_aside(name, why)
+    if os.geteuid() == 0 and not module:
         print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could then\n"
               "damage the machine. It is allowed here because nothing foreign is built: wheels whose hashes are\n"
               "checked are unpacked below %s. On a shared system use an account of its own." % prefix.path)
-    command = [prefix.file('venv', 'bin', 'eb'), prefix.easyconfig, '--disable-trace']
-    command += ['--rebuild'] if rebuild else []
+    if why or not module:
+        env = dict(env, **pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
+    command = [prefix.file('venv', 'bin', 'eb'), prefix.easyconfig, '--disable-trace'] + ['--rebuild'] * bool(why)
     sys.stdout.flush()
     if run(command, env, prefix.lock, cwd=prefix.path):
         raise QuickstartError("EasyBuild could not install %s; its message above says why" % prefix.easyconfig,
@@ -1047,7 +1024,7 @@ def install_pytorch(prefix, env, rebuild):
     shutil.rmtree(prefix.file('cache'), ignore_errors=True)
 
 
-def train(prefix, env, tool, ranks):
+def train(prefix: Prefix, env: Env, tool: Tool, ranks: int) -> Optional[str]:
     """
     Load the module and train; look at the result.
 
@@ -1088,22 +1065,22 @@ def train(prefix, env, tool, ranks):
 class Phases:
     """What is being done, and how long each part took."""
 
-    def __init__(self):
-        self.started = []
+    def __init__(self) -> None:
+        self.started = []  # type: List[Tuple[str, float]]
 
-    def begin(self, title):
+    def begin(self, title: str) -> None:
         """Say what begins."""
         self.started.append((title, time.time()))
         print("\n==> " + title)
         sys.stdout.flush()
 
-    def table(self):
+    def table(self) -> str:
         """Text with the seconds of each phase."""
         ends = [start for _, start in self.started[1:]] + [time.time()]
         return '\n'.join('  %8.1f s  %s' % (end - start, title) for (title, start), end in zip(self.started, ends))
 
 
-def check_loopback():
+def check_loopback() -> None:
     """Ranks of one machine meet at 127.0.0.1: without it they would wait for ten minutes."""
     try:
         with socket.socket() as server:
@@ -1115,7 +1092,7 @@ def check_loopback():
                               "the network interface lo must be up: ip link set lo up")
 
 
-def quickstart(args, prefix, phases, root='/'):
+def quickstart(args: argparse.Namespace, prefix: Prefix, phases: Phases, root: str = '/') -> None:
     """Everything, in order. For tests `root` stands for / where GPUs are looked for."""
     # EasyBuild stumbles over a locale that is not installed, as ssh may bring one
     env = dict(clean_environment(os.environ), LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', PYTHONDONTWRITEBYTECODE='1',
@@ -1137,13 +1114,10 @@ def quickstart(args, prefix, phases, root='/'):
 
     phases.begin("eb %s" % prefix.easyconfig)
     env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
-    rebuild = module and (not found or found['interpreter'] != python['interpreter'])
-    if rebuild:
-        set_pytorch_aside(prefix, "it is of the Python %s" % found['interpreter'] if found
-                          else "its Python does not run")
-    if not module or rebuild:
-        env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
-    install_pytorch(prefix, env, rebuild)
+    why = None
+    if module and (not found or found['interpreter'] != python['interpreter']):
+        why = "it is of the Python %s" % found['interpreter'] if found else "its Python does not run"
+    install_pytorch(prefix, env, why)
 
     number = ranks_for(prefix, env, args.ranks)
     ranks = "%d rank%s" % (number, '' if number == 1 else 's')
@@ -1151,9 +1125,7 @@ def quickstart(args, prefix, phases, root='/'):
     wrong = train(prefix, env, tool, number)
     if wrong and module and installed_pytorch(prefix)[0] == module:
         phases.begin("Installing PyTorch anew")
-        set_pytorch_aside(prefix, wrong)
-        env.update(pip_environment(prefix.file('venv', 'bin', 'python'), os.environ))
-        install_pytorch(prefix, env, rebuild=True)
+        install_pytorch(prefix, env, wrong)
         phases.begin("Training on %s once more" % ranks)
         wrong = train(prefix, env, tool, number)
     if wrong:
@@ -1164,18 +1136,18 @@ def quickstart(args, prefix, phases, root='/'):
           % (phases.table(), prefix.file('activate'), prefix.module, number, shlex.quote(EXAMPLE)))
 
 
-def command_line(argv):
+def command_line(argv: List[str]) -> str:
     """The command that was given, as it can be typed in any directory."""
     words = [os.path.abspath(word) if before == '--prefix' else word for before, word in zip([''] + argv, argv)]
     return ' '.join([COMMAND] + [shlex.quote(word) for word in words])
 
 
-def interrupt(number, _frame):
+def interrupt(number: int, _frame: Any) -> NoReturn:
     """End as after Ctrl-C."""
     raise KeyboardInterrupt(number)
 
 
-def flush():
+def flush() -> None:
     """Print what is left, if it can be: its reader may be gone, or the disk of a log be full."""
     try:
         sys.stdout.flush()
@@ -1184,7 +1156,7 @@ def flush():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main(argv=None, root='/'):
+def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
     """Run quickstart; return the exit status. For tests `root` stands for / where GPUs are looked for."""
     argv = sys.argv[1:] if argv is None else argv
     for number, name in ((1, 'stdout'), (2, 'stderr')):
@@ -1195,7 +1167,7 @@ def main(argv=None, root='/'):
     args = parse_arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
-    prefix, phases = None, Phases()
+    prefix, phases, status = None, Phases(), 1
     # Lmod shows root no module of root's that others may not read (DirTree.lua, l_walk)
     os.umask(0o022 if os.getuid() == 0 else os.umask(0o077) | 0o022)
     try:
@@ -1222,26 +1194,21 @@ def main(argv=None, root='/'):
         sys.stdout.flush()
         return 0
     except QuickstartError as err:
-        flush()
         lines = [str(arg) for arg in err.args]
         if prefix and os.path.isdir(prefix.path) and shutil.disk_usage(prefix.path).free < 50 * 10**6:
             # few programs say this clearly
             lines.append("its disk is full: %d MB are free" % (shutil.disk_usage(prefix.path).free // 10**6))
-        sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
-        return 1
     except OSError as err:
-        flush()
-        sys.stderr.write("\nquickstart: %s\n            while: %s\n"
-                         % (err, phases.started[-1][0] if phases.started else "looking at the prefix"))
-        return 1
+        lines = [str(err), "while: " + (phases.started[-1][0] if phases.started else "looking at the prefix")]
     except KeyboardInterrupt as err:
-        flush()
+        status = 128 + (err.args[0] if err.args else signal.SIGINT)
         where = prefix.path if prefix else args.prefix
-        sys.stderr.write("\nquickstart: interrupted; what is in %s is not complete\n"
-                         "            to go on from there: %s\n"
-                         "            to remove it:        %s --remove --prefix %s\n"
-                         % (where, command_line(argv), COMMAND, where))
-        return 128 + (err.args[0] if err.args else signal.SIGINT)
+        lines = ["interrupted; what is in %s is not complete" % where,
+                 "to go on from there: %s" % command_line(argv),
+                 "to remove it:        %s --remove --prefix %s" % (COMMAND, where)]
+    flush()
+    sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
+    return status
 
 
 if __name__ == '__main__':

@@ -8,8 +8,11 @@ engine's EDF file (edf), a file for --env-file (env) and a table for documentati
 import json
 import shlex
 import textwrap
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 FORMATS = ('sbatch', 'pbs', 'edf', 'env', 'markdown')
+
+Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
 
 # what the runscript makes of this one, others need too
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
@@ -21,13 +24,13 @@ PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "
 NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"'}
 
 
-def comment(text, indent='# '):
+def comment(text: str, indent: str = '# ') -> List[str]:
     """Text as comment lines."""
     return textwrap.wrap(text, width=118, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
                          break_on_hyphens=False)
 
 
-def heading(site, groups):
+def heading(site: Any, groups: Iterable[Any]) -> List[str]:
     """What the values are, and what the groups need of every job."""
     lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
     for group in groups:
@@ -35,7 +38,7 @@ def heading(site, groups):
     return lines
 
 
-def sorted_out(site, names):
+def sorted_out(site: Any, names: Names) -> Tuple[List[Any], Any, List[str]]:
     """
     The values with these groups: (list of those that everybody can set, the value of NCCL_NET in jobs of several nodes
     or None, a comment that names those that only slingtorch's runscripts read).
@@ -47,17 +50,17 @@ def sorted_out(site, names):
             comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else [])
 
 
-def condition(value):
+def condition(value: Any) -> Optional[str]:
     """When a value holds, if it does not always."""
     return 'only for software with %s = %s' % value.when if value.when else None
 
 
-def setting(value, line):
+def setting(value: Any, line: str) -> List[str]:
     """A value's line after its reason; a comment where it does not always hold."""
     return comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
 
 
-def job_script(site, names, scheduler):
+def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
     """Lines of a job script."""
     values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names))
@@ -75,7 +78,7 @@ def job_script(site, names, scheduler):
     return lines + ([''] + left_out if left_out else [])
 
 
-def env_file(site, names):
+def env_file(site: Any, names: Names) -> List[str]:
     """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
     values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names))
@@ -87,7 +90,7 @@ def env_file(site, names):
     return lines + left_out
 
 
-def edf(site, names):
+def edf(site: Any, names: Names) -> List[str]:
     """An EDF file of CSCS' container engine (TOML) without the image."""
     values, net, left_out = sorted_out(site, names)
     lines = heading(site, site.check_groups(names)) + ['# image = "..."', '', '[env]']
@@ -107,12 +110,12 @@ def edf(site, names):
     return lines
 
 
-def cell(text):
+def cell(text: str) -> str:
     """Text in a table of Markdown."""
     return text.replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;')
 
 
-def markdown(site, names):
+def markdown(site: Any, names: Names) -> List[str]:
     """Tables for documentation: the values, then each group by itself."""
     chosen = site.check_groups(names)
     lines = ['# %s' % cell(site.title), '']
@@ -127,7 +130,7 @@ def markdown(site, names):
     return lines
 
 
-def render(site, form, names=()):
+def render(site: Any, form: str, names: Names = ()) -> str:
     """
     The text of a site in one of FORMATS.
 
@@ -141,4 +144,4 @@ def render(site, form, names=()):
     # groups that exclude each other, and names that are none
     site.check_groups(names, asked_by='--group')
     make = {'edf': edf, 'env': env_file, 'markdown': markdown}.get(form)
-    return '\n'.join(make(site, names) if make else job_script(site, names, scheduler)) + '\n'
+    return '\n'.join(make(site, names) if make else job_script(site, names, scheduler or '')) + '\n'

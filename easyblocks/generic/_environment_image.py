@@ -4,7 +4,6 @@ Plain functions of several easyblocks: a Python environment as one squashfs imag
 (docs/staging.md).
 """
 import glob
-import hashlib
 import os
 import re
 import shlex
@@ -12,7 +11,8 @@ import shutil
 
 from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
-from easybuild.tools.filetools import IGNORE, adjust_permissions, mkdir, remove_dir, remove_file, which, write_file
+from easybuild.tools.filetools import (
+    IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
 from easybuild.tools.run import run_shell_cmd
 
 IMAGE = 'environment.squashfs'
@@ -27,7 +27,7 @@ WORK_DIR = '.environment-image'
 LEFT_OUT = ['site-packages', 'dist-packages', 'test', 'idlelib', 'turtledemo', 'config-*', 'ensurepip']
 
 # directories of the installation that are no part of the environment
-NOT_PACKED = ['bin', 'easybuild', 'runscripts', IMAGE, IMAGE + '.sha256', WORK_DIR]
+NOT_PACKED = ['.runscripts', 'bin', 'easybuild', 'runscripts', IMAGE, IMAGE + '.sha256', WORK_DIR]
 
 # where the system's libraries are: every node has them
 SYSTEM_LIBRARIES = ('/lib/', '/lib64/', '/usr/lib/', '/usr/lib64/')
@@ -83,7 +83,7 @@ def make_image(installdir, parallel=1, imports=()):
         raise
     finally:
         remove_dir(tree)
-    write_file(image + '.sha256', '%s  %s\n' % (sha256(image), IMAGE))
+    write_file(image + '.sha256', '%s  %s\n' % (compute_checksum(image, 'sha256'), IMAGE))
     return image
 
 
@@ -94,15 +94,6 @@ def run_command(cmd, remedy):
         raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy,
                              ' '.join(cmd), last_lines(res.output))
     return res.output
-
-
-def sha256(path):
-    """sha256 of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with open(path, 'rb') as stream:
-        for piece in iter(lambda: stream.read(1 << 24), b''):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def link_or_copy(source, target):

@@ -5,6 +5,7 @@ implemented as a base for easyblocks.
 """
 import json
 import os
+import re
 import shlex
 import tempfile
 
@@ -181,7 +182,7 @@ class PythonEnvironment(EasyBlock):
         self.cfg['runtest'] = None
 
     def make_installdir(self, *args, **kwargs):
-        """Keep an installation to which extensions alone are missing: what is beneath them may take hours."""
+        """Keep an installation that lacks only extensions: rebuilding the base takes hours."""
         if self.dry_run or not self.cfg['exts_list']:
             return super().make_installdir(*args, **kwargs)
         finished = os.path.join(self.installdir, FINISHED)
@@ -235,7 +236,6 @@ class PythonEnvironment(EasyBlock):
         self.prepare_python()
         if not self.is_kept:
             super().install_step()
-            self.write_activation()
 
     def sanity_check_step(self, *args, **kwargs):
         """Check with the environment's Python."""
@@ -261,13 +261,14 @@ class PythonEnvironment(EasyBlock):
         """What activating must put in front of search paths, as the modules do: {name: [directory]}."""
         return {}
 
-    def write_activation(self):
+    def write_activation(self, directory):
         """
         Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values.
+
+        :param directory: to write to; it stands for that of the installation
         """
-        scripts = {kind: os.path.join(self.installdir, 'etc', 'conda', kind + '.d', 'slingtorch.sh')
-                   for kind in ['activate', 'deactivate']}
-        own = shlex.quote(scripts['deactivate'])
+        scripts = {kind: 'etc/conda/%s.d/slingtorch.sh' % kind for kind in ['activate', 'deactivate']}
+        activation, own = [shlex.quote(os.path.join(self.installdir, path)) for path in scripts.values()]
         activate = ['if [ "${SLINGTORCH_ACTIVATED-}" != %s ]; then' % own,
                     '    # another such environment takes its values back first',
                     '    if [ -r "${SLINGTORCH_ACTIVATED-}" ]; then . "$SLINGTORCH_ACTIVATED"; fi']
@@ -290,24 +291,24 @@ class PythonEnvironment(EasyBlock):
         for kind, lines in [('activate', activate), ('deactivate', deactivate)]:
             header = '# The variables that the module of this installation sets. Read by %s.\n' % (
                 'conda ' + kind if self.uses_conda else 'bin/activate')
-            write_file(scripts[kind], header + '\n'.join(lines) + '\n')
+            write_file(os.path.join(directory, scripts[kind]), header + '\n'.join(lines) + '\n')
         # these two have another syntax
         warning = ('slingtorch: in this shell activating does not set the variables for network and GPU: module load %s'
                    % self.full_mod_name)
         line = 'sh -c \'echo "%s" >&2\'\n' % warning
         for shell in ['csh', 'fish']:
             if self.uses_conda:
-                write_file(os.path.join(os.path.dirname(scripts['activate']), 'slingtorch.' + shell), line)
+                write_file(os.path.join(directory, re.sub('sh$', shell, scripts['activate'])), line)
             else:
-                self.add_to_script('activate.' + shell, line)
+                self.add_to_script(directory, 'activate.' + shell, line)
         if not self.uses_conda:
-            self.add_to_script('activate', '. %s\n' % shlex.quote(scripts['activate']), 'deactivate () {\n',
-                               '    . %s\n' % own)
+            self.add_to_script(directory, 'activate', '. %s\n' % activation, 'deactivate () {\n', '    . %s\n' % own)
 
-    def add_to_script(self, name, at_the_end, start=None, after_start=''):
+    def add_to_script(self, directory, name, at_the_end, start=None, after_start=''):
         """
         Add lines to a script of the virtual environment, once.
 
+        :param directory: to write to; it stands for that of the installation
         :param name: of the script in bin/
         :param start: a line after which more is to be added, too
         """
@@ -319,13 +320,7 @@ class PythonEnvironment(EasyBlock):
             if text.count(start) != 1:
                 raise EasyBuildError("The form of %s is unknown: there is no function deactivate in it", script)
             text = text.replace(start, start + after_start)
-        write_file(script, text + '\n' + at_the_end)
-
-    def make_module_step(self, fake=False):
-        """Keep what activating sets and the module together, with --module-only too."""
-        if not fake and not self.dry_run and os.access(os.path.join(self.installdir, 'bin'), os.W_OK):
-            self.write_activation()
-        return super().make_module_step(fake=fake)
+        write_file(os.path.join(directory, 'bin', name), text + '\n' + at_the_end)
 
     def make_module_extra(self, *args, **kwargs):
         """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""

@@ -3,21 +3,34 @@
 EasyBuild support for runscripts: plain bash files that a rank of a distributed job starts through,
 implemented as the base of the easyblocks that install PyTorch.
 """
+import contextlib
+import glob
+import hashlib
+import json
 import os
+import stat
+import tempfile
+import time
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import adjust_permissions, convert_name, copy_file
+from easybuild.tools.filetools import (
+    adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
 
-RUNSCRIPTS_DIR = 'runscripts'
+# a link into one of the directories in COPIES_DIR: a job that started with another one keeps that
+RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'
+# how long a copy is kept after another one took its place (seconds): longer than jobs run
+KEPT = 30 * 24 * 3600
+# in the directory of the runscripts: what their --version prints, and what 'slingtorch status' reads
+VERSION, RECORD = 'lib/version', 'lib/installed.json'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
-    + ['lib/drivers.cfg', 'lib/job/variables.cfg']
+    + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
                                            'machine', 'nccl', 'node', 'probe', 'records', 'tree_copy',
                                            'variables', 'vet', 'wire']]
@@ -46,8 +59,10 @@ class RunScripts(EasyBlock):
                                      % ', '.join(GPU_VISIBILITY_VARIABLES), CUSTOM],
             'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path",
                            CUSTOM],
+            'site_digest': [None, "Digest of the site's values that were added (a site value)", CUSTOM],
             'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)",
                             CUSTOM],
+            'site_name': [None, "Name of the site that this is (a site value)", CUSTOM],
         })
         return extra_vars
 
@@ -58,7 +73,7 @@ class RunScripts(EasyBlock):
 
     def scripts(self):
         """The scripts to install: {path below the installation directory: name to find through the source path}."""
-        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in self.cfg['runscripts']}
+        return {os.path.join(RUNSCRIPTS_DIR, name): name for name in list(self.cfg['runscripts']) + [VERSION]}
 
     def fetch_step(self, *args, **kwargs):
         """Find the scripts besides fetching the sources."""
@@ -69,6 +84,10 @@ class RunScripts(EasyBlock):
             raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s': it must be one of %s, or None",
                                  gpu_visibility, ', '.join(GPU_VISIBILITY_VARIABLES))
 
+        self.find_scripts()
+
+    def find_scripts(self):
+        """Find the scripts through the source path."""
         for target, name in self.scripts().items():
             self.script_paths[target] = self.obtain_file(name, no_download=True, warning_only=True)
             if not self.script_paths[target]:
@@ -77,15 +96,105 @@ class RunScripts(EasyBlock):
                                      "'eval \"$(slingtorch env)\"', or add it with --sourcepath", name)
 
     def post_processing_step(self):
-        """Copy the scripts beside the installation, executable for everyone who can read them."""
+        """Put the scripts beside the installation."""
         super().post_processing_step()
         if self.dry_run:
             self.dry_run_msg("  * runscripts will be copied to %s: %s", self.installdir, ', '.join(self.scripts()))
             return
-        for name, path in self.script_paths.items():
-            target = os.path.join(self.installdir, name)
-            copy_file(path, target)
-            adjust_permissions(target, 0o755, recursive=False, relative=False)
+        self.put_scripts()
+
+    @property
+    def renews(self):
+        """Whether this is 'eb --module-only' of something that is installed."""
+        return ((build_option('module_only') or self.cfg['module_only']) and not self.dry_run
+                and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)))
+
+    def remove_module_file(self):
+        """Leave the module where it is until the new one takes its place: jobs load it meanwhile."""
+        if not self.renews:
+            super().remove_module_file()
+
+    def make_module_step(self, fake=False):
+        """With --module-only, renew the scripts beside what is installed, and then its module."""
+        if fake or not self.renews or self.cfg['stop']:  # which --fetch is, too
+            return super().make_module_step(fake=fake)
+        self.find_scripts()
+        try:
+            self.put_scripts()
+            print_msg("runscripts renewed in %s", self.installdir, log=self.log, silent=self.silent)
+        except PermissionError as err:
+            print_warning("Only the module is made, and the runscripts stay as they are: %s. Who owns %s renews them "
+                          "by the same command", err, self.installdir, log=self.log)
+        path = self.mod_filepath
+        self.mod_filepath = os.path.join(os.path.dirname(path), '.%s.new' % os.path.basename(path))
+        modpath = super().make_module_step(fake=fake)
+        os.rename(self.mod_filepath, path)
+        self.mod_filepath = path
+        return modpath
+
+    def write_scripts(self, directory):
+        """
+        Write the scripts, and what they are, to a directory that stands for that of the installation.
+
+        'slingtorch status' (slingtorch/status.py) reads the record.
+        """
+        for target, path in self.script_paths.items():
+            copy_file(path, os.path.join(directory, target))
+            adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)
+        files = {target: {'sha256': compute_checksum(os.path.join(directory, target), 'sha256'), 'source': name}
+                 for target, name in self.scripts().items() if name != VERSION}
+        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
+        version = os.path.join(directory, RUNSCRIPTS_DIR, VERSION)
+        bundle = read_file(version).split()[1]
+        site, groups = self.cfg['site_name'], list(self.cfg['site_groups'])
+        record = {'slingtorch': bundle, 'runscripts': digest, 'site': site, 'groups': groups,
+                  'values': self.cfg['site_digest'], 'easyconfig': self.cfg.filename(), 'files': files}
+        write_file(os.path.join(directory, RUNSCRIPTS_DIR, RECORD), json.dumps(record, indent=1, sort_keys=True) + '\n')
+        write_file(version, 'slingtorch %s\nrunscripts %s\nsite %s%s\neasyconfig %s\n' % (
+            bundle, digest, '%s, values %s' % (site, record['values']) if site else 'none',
+            ', groups %s' % ' '.join(groups) if groups else '', record['easyconfig']))
+
+    def put_scripts(self):
+        """
+        Put what write_scripts() writes into the installation: each file by one rename, and all runscripts by one.
+
+        Jobs that have begun go on with what they have, and eb may be killed at any moment.
+        """
+        link, copies = os.path.join(self.installdir, RUNSCRIPTS_DIR), os.path.join(self.installdir, COPIES_DIR)
+        with writable(self.installdir):
+            os.makedirs(copies, exist_ok=True)
+            with writable(copies):
+                new = tempfile.mkdtemp(prefix=time.strftime('%Y%m%d-'), dir=copies)
+                self.write_scripts(new)
+                installdir, self.installdir = self.installdir, new
+                try:
+                    self.permissions_step()  # EasyBuild's, which --module-only leaves out
+                finally:
+                    self.installdir = installdir
+                self.replace_files(new)
+                if os.path.isdir(link) and not os.path.islink(link):  # of a bundle that made no copies
+                    adjust_permissions(link, stat.S_IWUSR, recursive=False)
+                    os.rename(link, os.path.join(tempfile.mkdtemp(dir=copies), RUNSCRIPTS_DIR))
+                elif os.path.exists(link):
+                    os.utime(os.path.dirname(os.path.realpath(link)))
+                with writable(new):
+                    os.symlink(os.path.join(COPIES_DIR, os.path.basename(new), RUNSCRIPTS_DIR), new + '/link')
+                    os.rename(new + '/link', link)
+                for path in glob.glob(os.path.join(glob.escape(copies), '*')):
+                    if path != new and os.stat(path).st_mtime < time.time() - KEPT:
+                        adjust_permissions(path, stat.S_IWUSR)
+                        remove_dir(path)
+
+    def replace_files(self, new):
+        """Move all but the runscripts from a directory that stands for that of the installation."""
+        for path, directories, names in os.walk(new):
+            if path == new:
+                directories.remove(RUNSCRIPTS_DIR)
+            target = os.path.join(self.installdir, os.path.relpath(path, new))
+            os.makedirs(target, exist_ok=True)
+            with writable(path, target):
+                for name in names:
+                    os.rename(os.path.join(path, name), os.path.join(target, name))
 
     def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
         """Check that each script is there, and those of bash are valid, besides what the easyblock itself checks."""
@@ -93,7 +202,7 @@ class RunScripts(EasyBlock):
             'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
         }
-        scripts = [path for path in self.scripts() if not path.endswith(('.py', '.cfg'))]
+        scripts = [path for path in self.scripts() if not path.endswith(('.py', '.cfg', VERSION))]
         command = 'cd "%s" && for script in %s; do bash -n "$script" || exit; done' % (
             self.installdir, ' '.join('"%s"' % path for path in scripts))
         super().sanity_check_step(custom_paths=paths, custom_commands=[command] + (custom_commands or []), **kwargs)
@@ -111,6 +220,19 @@ class RunScripts(EasyBlock):
         if self.cfg['gpu_visibility']:
             txt += self.module_generator.set_environment('SLINGTORCH_GPU_VISIBILITY', self.cfg['gpu_visibility'])
         return txt
+
+
+@contextlib.contextmanager
+def writable(*paths):
+    """Let the owner of directories write to them for a while, which --read-only-installdir forbids."""
+    modes = {path: os.stat(path).st_mode for path in paths if not os.access(path, os.W_OK)}
+    try:
+        for path, mode in modes.items():
+            os.chmod(path, mode | stat.S_IWUSR)
+        yield
+    finally:
+        for path, mode in modes.items():
+            os.chmod(path, mode)
 
 
 def wants_checksums_only(skip_checksums):

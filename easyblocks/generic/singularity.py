@@ -442,13 +442,10 @@ class Singularity(RunScripts):
             write_file(os.path.join(directory, re.sub(r'\.sif$', '', self.image_name) + '.def'), definition)
 
     def post_processing_step(self):
-        """Put the commands beside the image, and make the user's virtual environment."""
+        """Make the user's virtual environment, where the commands are."""
         super().post_processing_step()
         if self.dry_run:
             return
-        for name, target in self.links().items():
-            symlink(target, os.path.join(self.installdir, 'bin', name), use_abspath_source=False)
-        self.write_container_conf()
         packages = os.path.join(self.installdir, 'user-software')
         if not os.path.lexists(packages):
             mkdir(packages)
@@ -460,11 +457,14 @@ class Singularity(RunScripts):
         inside = list(self.cfg['wrappers']) + [name for name in RUNSCRIPT_LINKS if name in self.cfg['runscripts']]
         return dict(CONTAINER_LINKS, **dict.fromkeys(inside, 'in-container'))
 
-    def write_container_conf(self):
-        """Write down for the scripts what the module file says to the shell."""
+    def write_scripts(self, directory):
+        """Besides the scripts links to them, and for them what the module file says to the shell."""
+        super().write_scripts(directory)
+        for name, target in self.links().items():
+            symlink(target, os.path.join(directory, 'bin', name), use_abspath_source=False)
         lines = ["# read by bin/in-container; made by EasyBuild together with the module file"]
         lines += ['%s=%s' % (key, value) for key, values in self.container().items() for value in values]
-        write_file(os.path.join(self.installdir, 'container.conf'), '\n'.join(lines) + '\n')
+        write_file(os.path.join(directory, 'container.conf'), '\n'.join(lines) + '\n')
 
     # --- the virtual environment for the user's own packages
 
@@ -586,9 +586,7 @@ class Singularity(RunScripts):
                                  lua=isinstance(self.module_generator, ModuleGeneratorLua))
 
     def make_module_step(self, fake=False):
-        """Keep container.conf and the module file together, and make the module also when there is no image yet."""
-        if not fake and not self.dry_run and os.access(self.installdir, os.W_OK):
-            self.write_container_conf()
+        """Make the module also when there is no image yet."""
         images = [os.path.join(path, self.image_name) for path in [self.installdir] + self.cfg['central_image_dirs']]
         if fake or self.dry_run or any(os.path.isfile(path) and os.access(path, os.R_OK) for path in images):
             return super().make_module_step(fake=fake)

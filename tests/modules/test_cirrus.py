@@ -54,6 +54,14 @@ def installed(request):
     return request.getfixturevalue(request.param)
 
 
+def test_one_eb_locks_and_installs(cpu):
+    """No hash of its wheels is public: the lock file is made in the source path."""
+    told = said(cpu.done)
+    assert told.count('pinned') == 1 and f'in {cpu.lock_file}. The same will be installed next time' in told
+    assert 'torch==2.3.1+cpu, ' in told
+    assert (cpu.root / 'packages.lock').read_text() == cpu.lock_file.read_text()
+
+
 def test_options_of_horovod(installed):
     """Those of EPCC's document, without the two that do nothing, and NCCL shared."""
     environ, tree = built(installed)['environ'], installed.tree

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""PyTorch from wheels on emulated sites: lock from a local index, install, mpi4py from source, load."""
-import os
+"""PyTorch from wheels on emulated sites: fetched, locked, installed, mpi4py from source, loaded, in ranks.
+
+Frontier's easyconfigs as they are shipped, by one `eb`, from the indexes' own addresses, which have stand-ins.
+"""
 import re
 import subprocess
 
 import pytest
 
-from testbed import ROOT, derecho, run
+from testbed import ROOT, derecho, run, sitewheels, wheels
 from testbed.sitewheels import Wheels
 
-EASYCONFIGS = ['PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-frontier-rocm-7.1.1.eb',
-               'PyTorch-2.10.0-derecho-cu129.eb']
+TODAY, OLD, DERECHO = EASYCONFIGS = [
+    'PyTorch-2.10.0-frontier-rocm-7.1.1.eb', 'PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-derecho-cu129.eb']
+RANK = ('import os, torch, mpi4py; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], '
+        'torch.__version__, torch.__file__)')
 # what OLCF's page of 2026-07 says (olcf/olcf-user-docs@2745903), with NCCL_NET left to the runscript
 FRONTIER = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
@@ -27,11 +31,31 @@ FRONTIER = {
 }
 
 
-@pytest.fixture(scope='module', params=EASYCONFIGS)
-def installed(request, tmp_path_factory, lmod):
-    made = Wheels(tmp_path_factory.mktemp('wheels'), lmod, request.param)
-    made.install()
-    return made
+def said(done):
+    return ' '.join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture(scope='module')
+def install(tmp_path_factory, lmod):
+    """A function: the site on which this easyconfig is installed, once."""
+    made = {}
+
+    def install(name):
+        if name not in made:
+            kind = Wheels if name == DERECHO else sitewheels.Shipped
+            made[name] = kind(tmp_path_factory.mktemp('wheels'), lmod, name)
+            made[name].install()
+        return made[name]
+
+    yield install
+    for one in made.values():
+        if isinstance(one, sitewheels.Shipped):
+            one.internet.stop()
+
+
+@pytest.fixture(params=EASYCONFIGS)
+def installed(request, install):
+    return install(request.param)
 
 
 def needs(library):
@@ -76,32 +100,103 @@ def test_mpi4py_is_linked_with_the_sites_mpi(installed):
     assert needs(library) == ([name], [('RPATH', f'{mpich}/lib')])
 
 
+@pytest.mark.parametrize('name', [TODAY, OLD])
+def test_one_eb_and_a_rank(install, name, mpich, remark):
+    """Also where not all hashes are public, and the lock file is made on the way."""
+    frontier = install(name)
+    shipped = next((ROOT / 'easyconfigs').rglob(name))
+    python, = re.findall(r"^python_versions = \['(.*)'\]", shipped.read_text(), re.M)
+    if python != frontier.python:
+        remark(f'{name}: tried with Python {frontier.python}, since this machine has no {python}')
+    for copy in [frontier.easyconfig] + [frontier.lock_file] * (name == TODAY):
+        text, own = copy.read_text(), shipped.with_suffix(copy.suffix).read_text()
+        text = re.sub(rf"^(# python: |python_versions = \[')({re.escape(frontier.python)})", rf'\g<1>{python}', text,
+                      flags=re.M)
+        assert text != own and sitewheels.masked(text) == sitewheels.masked(own)
+
+    done = frontier.done
+    assert said(done).count('COMPLETED') == 2, 'the interpreter and PyTorch'
+    asked = frontier.internet.asked
+    index = 'https://download.pytorch.org/whl/rocm' + ('7.1' if name == TODAY else '5.7')
+    torch, = [wheel.name for wheel in frontier.wheels if wheel.name.startswith('torch-')]
+    assert asked.count(f'{index}/torch/{torch}') >= 1
+    assert {re.match('https://([^/]*)', address).group(1) for address in asked} == {
+        'download.pytorch.org', 'pypi.org', 'pypi.python.org'}
+    made = frontier.eb.prefix / f'sources/p/PyTorch/{name[:-3]}.lock'
+    assert made.exists() == (name == OLD) == (f'in {made}. The same will be installed next time' in said(done))
+    locked = (frontier.root / 'packages.lock').read_text()
+    assert locked == (made if name == OLD else frontier.lock_file).read_text()
+    assert all(f'sha256:{wheels.sha256(wheel)}' in locked for wheel in frontier.wheels if 'numpy-2.5' not in wheel.name
+               or name == TODAY)
+
+    lines = mpich.run(2, 'conda-python-distributed', '-c', RANK, env=frontier.load()).stdout.splitlines()
+    version = torch.split('-')[1]
+    assert sorted(line.rpartition('/lib/')[0] for line in lines) == [
+        f'rank {rank} of 2 {version} {frontier.root}' for rank in range(2)]
+
+
+@pytest.fixture
+def fresh(tmp_path, lmod):
+    """Frontier of today, as shipped, before anything is installed."""
+    made = sitewheels.Shipped(tmp_path, lmod, TODAY)
+    yield made
+    made.internet.stop()
+
+
+def nothing_installed(fresh):
+    # EasyBuild makes the directory before it fetches
+    assert not list(fresh.root.rglob('*')) and not (fresh.eb.modulepath / f'{fresh.module}.lua').exists()
+
+
+def test_an_index_with_another_file_of_the_same_name(fresh):
+    """Only torch is another one: all the rest fits, and nothing of it is installed."""
+    torch, = [wheel for wheel in fresh.wheels if wheel.name.startswith('torch-')]
+    shipped = next((ROOT / 'easyconfigs').rglob(fresh.lock_file.name)).read_text()
+    real, = re.findall(r'^torch==.*\\\n.*sha256:(\w+)', shipped, re.M)
+    before = wheels.sha256(fresh.lock_file)
+    fresh.lock_file.write_text(fresh.lock_file.read_text().replace(wheels.sha256(torch), real))
+    fresh.easyconfig.write_text(fresh.easyconfig.read_text().replace(before, wheels.sha256(fresh.lock_file)))
+    fresh.install(check=False)
+    done = fresh.done
+    assert done.returncode != 0
+    assert f"https://download.pytorch.org/whl/rocm7.1/torch/{torch.name.replace('+', '%2B')}" in said(done)
+    assert f'Expected sha256 {real} Got {wheels.sha256(torch)}' in said(done)
+    assert 'do not install it' in said(done)
+    assert 'compare the hash that was got with that which the publisher' in said(done)
+    nothing_installed(fresh)
+    assert not list(fresh.eb.prefix.rglob(torch.name))
+
+
+def test_the_lock_file_itself_takes_no_stand_in(fresh):
+    """That of the bundle, unchanged: not one file of these indexes is what it wants."""
+    shipped = next((ROOT / 'easyconfigs').rglob(fresh.lock_file.name))
+    text = fresh.easyconfig.read_text()
+    fresh.easyconfig.write_text(text.replace(wheels.sha256(fresh.lock_file), wheels.sha256(shipped)))
+    fresh.lock_file.write_bytes(shipped.read_bytes())
+    fresh.install(check=False)
+    done = fresh.done
+    first = min(fresh.wheels, key=lambda wheel: wheel.name)
+    real, = re.findall(r'^%s==.*\\\n((?:.*--hash.*\n)+)' % first.name.split('-')[0], shipped.read_text(), re.M)
+    expected = re.findall(r'sha256:(\w+)', real)
+    assert done.returncode != 0 and first.name in said(done) and 'do not install it' in said(done)
+    assert f'Expected sha256 {expected[0]} Expected or {expected[1]} ' in said(done)
+    assert f'Got {wheels.sha256(first)}' in said(done)
+    nothing_installed(fresh)
+    assert not list(fresh.eb.prefix.rglob('*.whl'))
+
+
 @pytest.fixture(scope='module')
 def today(tmp_path_factory, lmod):
     """Frontier of today, before anything is installed."""
-    return Wheels(tmp_path_factory.mktemp('today'), lmod, EASYCONFIGS[1])
+    return Wheels(tmp_path_factory.mktemp('today'), lmod, TODAY)
 
 
-def said(done):
-    return ' '.join((done.stdout + done.stderr).split())
-
-
-def test_as_shipped_the_lock_file_is_taken(today):
-    """eb asks for no other command: lock file and checksum are right, and it stops at the stand-in for mpi4py."""
-    done = today.eb(today.name, '--robot', check=False)
-    assert done.returncode != 0 and 'is not there yet' not in said(done)
-    assert 'Checksum verification for extension source mpi4py-4.1.2.tar.gz failed' in said(done)
-
-
-def test_one_eb_locks_and_installs(tmp_path, lmod):
-    """Not all hashes of this one are public: no other command is needed, the lock file is made in the source path."""
-    made = Wheels(tmp_path, lmod, EASYCONFIGS[2])
-    # that of the real mpi4py
-    done = made.eb(made.easyconfig, '--robot', '--ignore-checksums', env={
-        'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': None, 'PIP_INDEX_URL': (tmp_path / 'empty').as_uri()})
-    lock = tmp_path / f'sources/p/PyTorch/{made.name[:-3]}.lock'
-    assert said(done).count('pinned') == 1 and f'in {lock}. The same will be installed next time' in said(done)
-    assert 'torch==2.10.0+cu129, ' in said(done) and 'torch==2.10.0+cu129 \\\n' in lock.read_text()
+def test_one_eb_locks_and_installs(install):
+    """Not all hashes of this one are public either: the lock file is made in the source path."""
+    made = install(DERECHO)
+    lock, told = made.lock_file, said(made.done)
+    assert told.count('pinned') == 1 and f'in {lock}. The same will be installed next time' in told
+    assert 'torch==2.10.0+cu129, ' in told and 'torch==2.10.0+cu129 \\\n' in lock.read_text()
     assert (made.root / 'packages.lock').read_text() == lock.read_text()
 
 

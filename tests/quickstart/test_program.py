@@ -450,7 +450,7 @@ def test_python_behind_a_shim(tmp_path):
 
 
 def test_python_that_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(quickstart, 'PYTHON_LIMIT', 0.5)
+    monkeypatch.setattr(quickstart, 'ANSWER_LIMIT', 0.5)
     python = fake_command(tmp_path, 'python3.11', 'exec sleep 100')
     with pytest.raises(quickstart.QuickstartError, match='it does not answer'):
         quickstart.find_python(str(python))
@@ -904,15 +904,19 @@ def test_interrupt_ends_what_was_started(tmp_path):
         assert time.monotonic() < deadline, 'what it started goes on'
 
 
-def test_installation_that_is_replaced_is_kept(prefix, capsys):
+def test_installation_that_is_replaced_is_kept(prefix, capsys, monkeypatch):
     """The user may have installed packages into it."""
+    commands = []
+    monkeypatch.setattr(quickstart, 'run', lambda command, *args, **keys: commands.append(command[1:]))
+    monkeypatch.setattr(quickstart, 'pip_environment', lambda *args: {})
     own = pathlib.Path(prefix.file('easybuild', 'software', MODULE)) / 'mine.py'
     own.parent.mkdir(parents=True)
     own.touch()
-    quickstart.set_pytorch_aside(prefix, 'it is broken')
+    quickstart.install_pytorch(prefix, {}, 'it is broken')
     assert not own.parent.exists() and (own.parents[1] / (own.parent.name + '.old-1') / 'mine.py').exists()
     assert 'is made anew: it is broken' in capsys.readouterr().out
-    quickstart.set_pytorch_aside(prefix, 'it is gone')
+    quickstart.install_pytorch(prefix, {}, 'it is gone')
+    assert commands == [[quickstart.CPU, '--disable-trace', '--rebuild']] * 2
 
 
 def test_pytorch_whose_python_is_gone_is_made_anew(prefix, monkeypatch, capfd):

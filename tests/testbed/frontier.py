@@ -26,7 +26,10 @@ class Frontier:
     :ivar mpich: prefix of its MPI
     """
 
-    def __init__(self, path):
+    def __init__(self, path, python='/usr/bin/python3'):
+        """
+        :param python: what conda makes environments with, whatever version is asked for
+        """
         needed_commands()
         self.path = pathlib.Path(path)
         self.modulepath = self.path / 'modules'
@@ -46,7 +49,7 @@ class Frontier:
         self.module(self.modulepath, 'craype-accel-amd-gfx90a', 'setenv("CRAY_ACCEL_TARGET", "amd_gfx90a")')
         self.module(self.modulepath, 'libfabric/2.3.1')
         conda = script(self.path / 'sw/frontier/miniforge3/23.11.0-0/bin/conda',
-                       CONDA.replace('{python3}', f'{quickvenv.python3("/usr/bin/python3")}/python3'))  # fmt: skip
+                       CONDA.replace('{python3}', f'{quickvenv.python3(python)}/python3'))  # fmt: skip
         self.module(self.modulepath, 'miniforge3/23.11.0-0', f'prepend_path("PATH", "{conda.parent}")')
         text = (ROOT / 'hooks/sites/frontier_external_modules_metadata.cfg').read_text()
         self.metadata = self.path / 'metadata.cfg'

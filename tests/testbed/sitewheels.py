@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Emulated sites on which PyTorch is installed from tiny wheels that have the names and versions of the real ones."""
 import os
+import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
-from . import ROOT, cirrus, derecho, frontier, run, wheels
+import pip
+
+from . import ROOT, cirrus, derecho, frontier, internet, run, wheels
 from .easybuild import EasyBuild
 
 PYTHON = '%d.%d' % sys.version_info[:2]
@@ -12,9 +17,10 @@ TREES = {'cirrus_ice': cirrus.Cirrus, 'derecho': derecho.Derecho, 'frontier': fr
 
 
 class Wheels:
-    """A site, and an installation of PyTorch there: lock, hash, install.
+    """A site, and an installation of PyTorch there.
 
     :param replace: pairs of strings to be replaced in the easyconfig
+    :ivar done: what `eb` of install() said
     """
 
     def __init__(self, path, lmod, name, replace=()):
@@ -79,11 +85,14 @@ class Wheels:
         return run([sys.executable, '-m', 'slingtorch', *args], env=env)
 
     def install(self):
-        """What a user types; pip has no index any more when `eb` runs."""
-        nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
-        self.slingtorch('lock', self.easyconfig)
-        self.eb(self.easyconfig, '--inject-checksums=sha256', '--force', env=nowhere)
-        return self.eb(self.easyconfig, '--robot', env=nowhere)
+        """What a user types: eb makes the lock file on the way. Sources of extensions are stand-ins."""
+        self.done = self.eb(self.easyconfig, '--robot', '--ignore-checksums', env={
+            'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': None, 'PIP_INDEX_URL': (self.path / 'empty').as_uri()})
+
+    @property
+    def lock_file(self):
+        """The lock file that eb makes."""
+        return self.path / f'sources/p/PyTorch/{self.name[:-3]}.lock'
 
     @property
     def module(self):
@@ -98,3 +107,110 @@ class Wheels:
     def load(self):
         """The environment after `module load`, in a shell as after login."""
         return self.lmod.load(self.module, modulepath=[self.eb.modulepath, self.tree.modulepath])
+
+
+# the wheels with compiled code, Python 3.12: on the package index the names are longer, with the older platforms
+MANYLINUX = ['torch', 'torchvision', 'numpy', 'pillow', 'cython', 'markupsafe']
+# download.pytorch.org's own (bazel/pip/pycross/download.py of modular/modular@9192fa1d9c04), and all of 2024
+LINUX = ['triton_rocm', 'pytorch_triton_rocm']
+HASH = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+def masked(text):
+    """A lock file or an easyconfig without its hashes, of which an entry may have more than one."""
+    return re.sub(r'HASH(?: \\\n    --hash=sha256:HASH)+', 'HASH', HASH.sub('HASH', text))
+
+
+def python_of(version):
+    """Path of a Python of this version on this machine, or None."""
+    found = [shutil.which(f'python{version}'), *pathlib.Path.home().glob(f'.pyenv/versions/{version}.*/bin/python3')]
+    for path in filter(None, found):
+        # pyenv's own python3.12 may be there and not run
+        if subprocess.run([path, '-c', 'import venv'], stderr=subprocess.DEVNULL).returncode == 0:
+            return str(path)
+    return None
+
+
+class Shipped:
+    """
+    Frontier, with an easyconfig and its lock file as they are in the bundle, but for the hashes of the stand-ins.
+
+    :ivar text: the easyconfig of the bundle
+    :ivar internet: indexes and download sites, which have the stand-ins under the names of the real files
+    :ivar lock_file: the copy; not there for an easyconfig without one
+    :ivar python: version of the Python that is at hand for it: where this machine has not that of the easyconfig, its
+                  own one takes the place
+    """
+
+    def __init__(self, path, lmod, name):
+        shipped = next((ROOT / 'easyconfigs').rglob(name))
+        self.path, self.lmod, self.name, self.site = path, lmod, name, 'frontier'
+        self.text = text = shipped.read_text()
+        wanted, = re.search(r"^python_versions = \['(.*)'\]", text, re.M).groups()
+        python = python_of(wanted)
+        self.python = wanted if python else PYTHON
+        self.tree = frontier.Frontier(path / 'site', python or sys.executable)
+        self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'frontier'])
+        self.internet = internet.Internet(path / 'internet')
+        self.eb.env = {key: value for key, value in {**self.eb.env, **self.tree.env, **self.internet.env}.items()
+                       if value is not None}
+        self.eb.env['EASYBUILD_ROBOT_PATHS'] = f"{path}/easyconfigs:{self.eb.env['EASYBUILD_ROBOT_PATHS']}"
+        for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", text):
+            root = self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
+            wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
+
+        self.easyconfig = path / 'easyconfigs/p/PyTorch' / name
+        self.easyconfig.parent.mkdir(parents=True)
+        self.lock_file = self.easyconfig.with_suffix('.lock')
+        index = re.search(r"^index_urls = \['(.*)'\]", text, re.M).group(1)
+        if shipped.with_suffix('.lock').exists():
+            lock = shipped.with_suffix('.lock').read_text()
+            lock = lock.replace(f'# python: {wanted}\n', f'# python: {self.python}\n')
+            self.wheels = [self.wheel(*pin) for pin in re.findall(r'^([\w-]+)==(\S+)', lock, re.M)]
+            for wheel in self.wheels:
+                entry = '%s==%s \\\n' % (wheel.name.split('-')[0].replace('_', '-'), wheel.name.split('-')[1])
+                lock, count = re.subn(re.escape(entry) + r'(    --hash=sha256:\w+( \\\n|\n|$))+',
+                                      lambda _: f'{entry}    --hash=sha256:{wheels.sha256(wheel)}\n', lock)
+                assert count == 1, entry
+            self.lock_file.write_text(lock)
+            text = text.replace(wheels.sha256(shipped.with_suffix('.lock')), wheels.sha256(self.lock_file))
+        else:
+            version = re.search("^version = '(.*)'", text, re.M).group(1)
+            pins = re.findall(r"^    '(torch\w*)==(\S+)',", text, re.M)
+            pins = [(package, pin.replace('%(version)s', version)) for package, pin in pins]
+            pins += [('pytorch-triton-rocm', '2.2.0'), ('numpy', '1.26.4'), ('numpy', '2.5.5'), ('pip', '26.3'),
+                     ('cython', '3.3.1'), ('setuptools', '84.2.1')]
+            self.wheels = [self.wheel(*pin, linux=True) for pin in pins]
+        for wheel in self.wheels:
+            of_pytorch = '+' in wheel.name or wheel.name.startswith(tuple(LINUX))
+            self.internet.add_wheel(index if of_pytorch else 'https://pypi.org/simple', wheel)
+        mpi4py = derecho.ToySources(path / 'toys').write_extension('mpi4py', '4.1.2')
+        address = 'https://pypi.python.org/packages/source/m/mpi4py/' + mpi4py.name
+        self.internet.pages[address] = mpi4py.read_bytes()
+        checksum, = re.findall(r"'mpi4py', .*?'checksums': \['(\w+)'\]", text, re.S)
+        text = text.replace(checksum, wheels.sha256(mpi4py))
+        text = text.replace(f"python_versions = ['{wanted}']", f"python_versions = ['{self.python}']")
+        self.easyconfig.write_text(text)
+
+    def wheel(self, package, version, linux=False):
+        """The stand-in for a wheel, under its file's name."""
+        name, tag = package.replace('-', '_'), 'py3-none-any'
+        if name in MANYLINUX + LINUX + ['torchaudio']:
+            cpython = 'cp' + self.python.replace('.', '')
+            old = name in LINUX or linux and '+' in version
+            tag = f'{cpython}-{cpython}-' + ('linux_x86_64' if old else 'manylinux_2_28_x86_64')
+        files, requires = {f'{name}/__init__.py': f'__version__ = {version!r}\n'}, []
+        if name == 'torch':
+            files = Wheels.torch(self, version)
+            requires = ['numpy', 'pytorch-triton-rocm==2.2.0' if linux else 'triton-rocm==3.6.0']
+        elif name == 'pip':
+            # a real one: eb asks it whether the packages fit together
+            real = pathlib.Path(pip.__file__).parent
+            files = {f'pip/{path.relative_to(real)}': path.read_bytes() for path in real.rglob('*.py')}
+        return wheels.make_wheel(self.path / 'files', name, version, files=files, requires=requires, tag=tag)
+
+    def install(self, check=True):
+        """What a user types, from another directory, and nothing before it."""
+        self.done = self.eb(self.name, '--robot', check=check)
+
+    module, root, load = Wheels.module, Wheels.root, Wheels.load

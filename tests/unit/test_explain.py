@@ -168,6 +168,8 @@ def test_lines_that_the_documents_name(text, expected):
     ('[a]\nlevel = fact\nhas = x\npattern = (\nsample = x\nsource = x\n', 'no regular expression'),
     ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nneeds = b\n', '[b], which is not there'),
     ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nwhy = x\n', 'unknown keys: why'),
+    ('[a]\nlevel = fact\nhas = x\npattern =\n  x\n  (y\nsample = x\nsource = x\n', '(y is no regular expression'),
+    ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nrole = y\n', "role is 'y', one of timeout"),
     ('level = fact\n', 'cannot be read'),
 ])
 def test_rules_that_are_wrong(tmp_path, text, words):
@@ -176,6 +178,12 @@ def test_rules_that_are_wrong(tmp_path, text, words):
     with pytest.raises(explain.ExplainError) as info:
         explain.read_rules(str(path))
     assert words in str(info.value)
+
+
+def test_of_several_patterns_the_leftmost_counts():
+    keys = {'has': 'x', 'pattern': 'b(?P<what>.)\na(?P<what>.)', 'sample': 'x', 'source': 'x', 'level': 'fact'}
+    rule = explain.Rule('forms', keys)
+    assert [rule.search(text).group('what') for text in ('a1 b2', 'b2 a1')] == ['1', '2'] and not rule.search('c')
 
 
 # --- what causes what

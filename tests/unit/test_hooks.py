@@ -263,15 +263,6 @@ def test_easybuilds_own_pytorch(parser):
     assert 'PyTorch-2.6.0-foss-2024a.eb: ' in out
 
 
-def test_guard(parser):
-    parser.configure(site='derecho')
-    ec, _ = parser.parse(name='zlib')
-    hooks = eb_hooks.load_hooks(str(HOOKS))
-    function = hooks['parse_hook'].__globals__['parse_hook_pytorch_site_values']
-    with pytest.raises(EasyBuildError, match='for PyTorch was called for zlib'):
-        function(ec)
-
-
 def test_only_known_hooks(parser):
     """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
     parser.configure()
@@ -347,7 +338,7 @@ class App:
 
     def __init__(self, tmp_path, name):
         self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg = Config(only_site=None)
+        self.cfg, self.initial_environ = Config(only_site=None), {}
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
 

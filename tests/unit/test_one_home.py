@@ -35,14 +35,15 @@ FACTS = {
     # interfaces of NCCL's plugins
     r"'.*ncclNetPlugin_v('|\()": {'slingtorch/job/nccl.py', 'easyblocks/generic/_nccl.py'},
     r'Using network \(': {'slingtorch/job/nccl.py'},
-    r'libnccl-%s|.libnccl-. \+': {'slingtorch/job/nccl.py'},
+    "'libnccl-'": {'slingtorch/job/nccl.py'},
 }
 
 
 @pytest.mark.parametrize('pattern', FACTS)
 def test_a_fact_is_written_once(pattern):
-    listed = subprocess.run(['git', 'ls-files', 'slingtorch', 'easyblocks', 'hooks', 'runscripts', 'quickstart'], cwd=ROOT,
-                            stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    rooms = ['slingtorch', 'easyblocks', 'hooks', 'runscripts', 'quickstart']
+    listed = subprocess.run(['git', 'ls-files', *rooms], cwd=ROOT, stdout=subprocess.PIPE, check=True,
+                            text=True).stdout.split()
     programs = [name for name in listed if not name.endswith(('.cfg', '.inc')) and (ROOT / name).is_file()]
     assert len(programs) > 60
     assert {name for name in programs if re.search(pattern, (ROOT / name).read_text())} == FACTS[pattern]
@@ -58,7 +59,8 @@ def test_easyblocks_know_the_same_mpi_libraries():
 
 
 def compiled(path, code):
-    subprocess.run(['gcc', '-shared', '-fPIC', '-nostdlib', '-o', path, '-x', 'c', '-'], input=code, text=True, check=True)
+    command = ['gcc', '-shared', '-fPIC', '-nostdlib', '-o', path, '-x', 'c', '-']
+    subprocess.run(command, input=code, text=True, check=True)
 
 
 def test_easyblocks_know_the_same_interfaces_of_plugins(tmp_path):

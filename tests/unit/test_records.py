@@ -14,7 +14,7 @@ import pytest
 
 import test_runscripts_get_master
 import test_sites
-from slingtorch import explain, sitefile
+from slingtorch import explain, site_draft, site_probe, sitefile
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
 from test_runscripts import Job, hydra, identity, slurm
@@ -195,9 +195,9 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
 
 def site_file(record, tmp_path, capsys, **texts):
     """The site that comes out where these probes see this, in a job."""
-    probes = [*sitefile.COMMANDS, *sitefile.TREES, 'modules', 'mounts', 'runtimes', 'environment']
-    evidence = {name: sitefile.Text('', 'there is no command %s here' % name) for name in probes}
-    evidence.update((name, sitefile.Text(text, None)) for name, text in texts.items())
+    probes = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+    evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in probes}
+    evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False, partition=None)
     sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
@@ -207,7 +207,7 @@ def site_file(record, tmp_path, capsys, **texts):
 
 @each('fi_info')
 def test_fi_info(record, tmp_path, capsys):
-    found = sitefile.read_providers(record.text)
+    found = site_probe.read_providers(record.text)
     said = ', '.join('%s: %s' % (name, ' '.join(domains)) for name, domains in found.items()) or 'none'
     assert said == record.keys['providers']
     site = site_file(record, tmp_path, capsys, fi_info=record.text)
@@ -234,11 +234,11 @@ def test_sinfo(record, tmp_path, capsys):
 
 @each('rocm-smi')
 def test_rocm_smi(record):
-    evidence = dict.fromkeys(('nvidia-smi', 'amd-smi', 'pci'), sitefile.Text('', 'no'))
-    evidence['rocm-smi'] = sitefile.Text(record.text, None)
-    assert sitefile.node_gpus(evidence)[:2] == ('rocm', int(record.keys['GPUs']))
+    evidence = dict.fromkeys(('nvidia-smi', 'amd-smi', 'pci'), site_probe.Text('', 'no'))
+    evidence['rocm-smi'] = site_probe.Text(record.text, None)
+    assert site_probe.node_gpus(evidence)[:2] == ('rocm', int(record.keys['GPUs']))
 
 
 @each('modules')
 def test_modules(record):
-    assert ' '.join(filter(sitefile.MPI.search, sitefile.read_modules(record.text))) == record.keys['MPI']
+    assert ' '.join(filter(site_draft.MPI.search, site_probe.read_modules(record.text))) == record.keys['MPI']

@@ -15,25 +15,25 @@ import time
 import pytest
 
 import test_sites
-from slingtorch import cli, sitefile
+from slingtorch import cli, site_probe, sitefile
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROBES = [*sitefile.COMMANDS, *sitefile.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+PROBES = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts', 'runtimes', 'environment']
 sites = test_sites.sites
 ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
 
 
 def recorded(centre, node=False):
     """What the probes say at a centre: {name: Text}."""
-    evidence = {name: sitefile.Text('', 'there is no command %s here' % name) for name in PROBES}
+    evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in PROBES}
     for directory in [CENTRES / centre] + [CENTRES / centre / 'node'] * node:
         for path in directory.iterdir():
             if path.is_file():
                 source, _, text = path.read_text().partition('\n')
                 assert re.match('# (facts|form|assumed)', source), path
                 assert path.name in PROBES, path
-                evidence[path.name] = sitefile.Text(text, None)
+                evidence[path.name] = site_probe.Text(text, None)
     return evidence
 
 
@@ -170,7 +170,7 @@ def test_site_shows_it_and_is_recognised(person):
 def test_machine_that_is_a_site_already(person):
     """A second rule that matches would be an error of everything: the file has none."""
     evidence = recorded('slingshot-mi250x')
-    evidence['slurm'] = sitefile.Text('ClusterName = lumi\n', None)
+    evidence['slurm'] = site_probe.Text('ClusterName = lumi\n', None)
     out = person.new(evidence)
     assert "recognised as the site 'lumi' already" in out and not person.site().rules
     assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
@@ -223,10 +223,10 @@ def test_index_is_read(person):
     evidence = recorded('roce-h100', node=True)
     text = evidence['rdma'].text.replace('types/3: RoCE v2', 'types/3: IB/RoCE v1')
     text = re.sub('gids/5: .*', 'gids/5: 0000:0000:0000:0000:0000:ffff:0ac8:0001', text)
-    person.new(dict(evidence, rdma=sitefile.Text(text, None)), **ON_NODE)
+    person.new(dict(evidence, rdma=site_probe.Text(text, None)), **ON_NODE)
     assert values(person.site(), 'roce') == {'NCCL_IB_GID_INDEX': '5'}
     text = text.replace('mlx5_7/ports/1/gids/5: 0000', 'mlx5_7/ports/1/gids/5: fe80')
-    out = person.new(dict(evidence, rdma=sitefile.Text(text, None)), name='other', **ON_NODE)
+    out = person.new(dict(evidence, rdma=site_probe.Text(text, None)), name='other', **ON_NODE)
     assert 'not seen: GID index: no index has a RoCE v2 address' in out
     assert not sites.load('other', person.environ).groups
 
@@ -246,7 +246,7 @@ def test_interface_of_a_cloud(person):
 
 def test_slingshot_by_the_configuration_of_slurm(person):
     evidence = recorded('slingshot-mi250x')
-    evidence['slurm'] = sitefile.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
+    evidence['slurm'] = site_probe.Text('ClusterName = x\nSwitchType = switch/hpe_slingshot\n', None)
     person.new(evidence)
     assert person.site().network == 'slingshot11' and 'FI_MR_CACHE_MONITOR' in values(person.site())
 
@@ -327,7 +327,7 @@ def without(centre='infiniband-h100', node=False, **problems):
     """Evidence in which some probes fail, or print something else."""
     evidence = recorded(centre, node)
     for name, (text, problem) in problems.items():
-        evidence[name] = sitefile.Text(text, problem)
+        evidence[name] = site_probe.Text(text, problem)
     return evidence
 
 
@@ -453,7 +453,7 @@ def test_other_language_and_cut_off(probe, text, person):
     """Whatever a probe prints, a file is written that the bundle's reader accepts."""
     whole = recorded('roce-h100', node=True)
     text = whole[probe].text[:len(whole[probe].text) * 2 // 3] if text == 'truncated' else text
-    person.new(dict(whole, **{probe: sitefile.Text(text, None)}), host='n1', **ON_NODE)
+    person.new(dict(whole, **{probe: site_probe.Text(text, None)}), host='n1', **ON_NODE)
     assert person.site().scheduler in ('slurm', 'pbs')
 
 
@@ -473,7 +473,7 @@ def test_command_that_hangs(tmp_path):
     """What it has started ends with it."""
     start = time.monotonic()
     script = 'sleep 1000 & echo $! > %s; wait' % (tmp_path / 'pid')
-    found = sitefile.run(['sh', '-c', script], os.environ, limit=1)
+    found = site_probe.run(['sh', '-c', script], os.environ, limit=1)
     assert found == ('', 'sh did not answer within 1 s')
     assert time.monotonic() - start < 500
     status = pathlib.Path('/proc/%s/stat' % (tmp_path / 'pid').read_text().strip())
@@ -485,14 +485,14 @@ def test_sinfo_that_hangs(person, monkeypatch, tmp_path):
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'bin/sinfo').write_text('#!/bin/sh\nexec sleep 1000\n')
     (tmp_path / 'bin/sinfo').chmod(0o755)
-    monkeypatch.setattr(sitefile, 'LIMIT', 0.5)
+    monkeypatch.setattr(site_probe, 'LIMIT', 0.5)
     out = person.new(None, PATH='%s/bin:%s' % (tmp_path, os.environ['PATH']))
     assert 'not seen: partitions: sinfo did not answer within 0.5 s' in out and person.site().scheduler == 'slurm'
 
 
 def test_commands_that_fail(tmp_path):
     def run(*command):
-        return sitefile.run(command, os.environ, 20)
+        return site_probe.run(command, os.environ, 20)
     assert run('nonexistent-command').problem == 'there is no command nonexistent-command here'
     assert run(str(tmp_path)).problem.endswith('Permission denied')
     assert run('sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3') == ('', 'sh ended with status 3: l ast')
@@ -502,8 +502,8 @@ def test_commands_that_fail(tmp_path):
 def test_commands_speak_english(monkeypatch):
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     monkeypatch.setenv('LANGUAGE', 'de')
-    assert sitefile.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
-    assert sitefile.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
+    assert site_probe.run(['sh', '-c', 'echo $LC_ALL,$LANGUAGE'], os.environ, 20).text == 'C,\n'
+    assert site_probe.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
 
 
 def test_tree(tmp_path):
@@ -512,16 +512,16 @@ def test_tree(tmp_path):
     (tmp_path / 'mlx5_0/ports/1/rate').write_text('400 Gb/sec (4X NDR)\n')
     (tmp_path / 'mlx5_0/ports/1/gids/11').write_text('fe80::1\n')
     (tmp_path / 'mlx5_0/device/driver').symlink_to('../../x/mlx5_core')
-    found = sitefile.tree(str(tmp_path), sitefile.TREES['rdma'][1])
+    found = site_probe.tree(str(tmp_path), site_probe.TREES['rdma'][1])
     assert found == ('mlx5_0/device/driver: mlx5_core\nmlx5_0/ports/1/gids/11: fe80::1\n'
                      'mlx5_0/ports/1/rate: 400 Gb/sec (4X NDR)\n', None)
-    assert sitefile.tree(str(tmp_path / 'no'), ['*']).problem
+    assert site_probe.tree(str(tmp_path / 'no'), ['*']).problem
 
 
 def test_this_machine(person, monkeypatch):
     """All probes, as the command runs them."""
-    monkeypatch.setitem(sitefile.COMMANDS, 'sinfo', ['nonexistent-sinfo'])
-    evidence = sitefile.gather(person.environ)
+    monkeypatch.setitem(site_probe.COMMANDS, 'sinfo', ['nonexistent-sinfo'])
+    evidence = site_probe.gather(person.environ)
     assert sorted(evidence) == sorted(PROBES) and '/proc' in evidence['mounts'].text
     person.new(evidence, host='box')
     assert person.site().gpu in ('none', 'cuda', 'rocm')

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+What 'slingtorch site new' sees of a machine. Only gather() touches the machine; probes return text, so recordings can
+drive tests. The read_ functions understand such texts.
+"""
+import concurrent.futures
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections import namedtuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from slingtorch.job import machine
+
+LIMIT = 20      # seconds for one command; all of them run at the same time
+COMMANDS = {
+    'sinfo': ['sinfo', '--noheader', '--format=%P|%D|%G'],
+    'slurm': ['scontrol', 'show', 'config'],
+    'pbs': ['qstat', '--version'],
+    'addresses': ['ip', '-j', 'address'],
+    'routes': ['ip', '-j', 'route', 'show', 'default'],
+    'fi_info': ['fi_info'],
+    'nvidia-smi': ['nvidia-smi', '-L'],
+    'rocm-smi': ['rocm-smi', '--showid'],
+    'amd-smi': ['amd-smi', 'list'],
+}
+# what 'module avail' says is on standard error, and shell code on standard output
+MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
+           ('MODULES_CMD', '"$MODULES_CMD" bash avail -t 2>&1 >/dev/null'))
+TREES = {
+    'net': ('/sys/class/net', ['*/operstate', '*/speed']),
+    'cxi': ('/sys/class/cxi', ['*']),
+    'rdma': ('/sys/class/infiniband', ['*/device/driver'] + ['*/ports/*/' + name for name in [
+        'link_layer', 'rate', 'state'] + ['%s/%s' % (kind, index) for kind in (
+            'gids', 'gid_attrs/types', 'gid_attrs/ndevs') for index in ('[0-9]', '1[0-5]')]]),
+    'pci': ('/sys/bus/pci/devices', ['*/class', '*/vendor']),
+}
+RUNTIMES = ('apptainer', 'singularity', 'podman-hpc', 'podman', 'enroot', 'shifter', 'sarus', 'ch-run')
+PROXIES = ('http_proxy', 'https_proxy', 'ftp_proxy', 'all_proxy', 'no_proxy')
+
+# how administrators write types of GPUs
+GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
+             ('cuda', r'nvidia|tesla|quadro|titan|geforce|rtx|gtx|[avp]100|a800|[hb][1238]00|g[hb]\d00|[plt]4|a[1-6]0'
+                      r'|a[2456]000|l40s?|[km][2468]0|\dg\.\d+gb'))
+# lines that stand for a GPU in the output of a command
+GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'),
+             ('amd-smi', 'rocm', r'^GPU: (\d+)'))
+VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
+
+Env = Mapping[str, str]
+Text = namedtuple('Text', ['text', 'problem'])
+Place = namedtuple('Place', ['host', 'kind', 'cluster'])        # kind: login node, compute node, machine
+Interface = namedtuple('Interface', ['name', 'speed'])
+Gpus = Tuple[Tuple[str, int], ...]       # of a node: type and number
+Partitions = Dict[str, Dict[Gpus, int]]
+Port = namedtuple('Port', ['device', 'number', 'kind', 'rate', 'gids', 'interfaces'])
+
+
+class SiteFileError(RuntimeError):
+    """What a person must decide or fix; the message says how."""
+
+
+def run(command: List[str], environ: Env, limit: float) -> Text:
+    """What a command prints, as Text: one that is not there, fails or hangs is a problem, and no error."""
+    name = 'module' if command[0] == 'bash' else command[0]
+    path = environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin:/opt/rocm/bin'
+    try:
+        # env, since the path is for the search of the command too
+        process = subprocess.Popen(['/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C', 'PATH=' + path, *command],
+                                   env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, start_new_session=True)
+        out, err = [stream.decode(errors='replace') for stream in process.communicate(timeout=limit)]
+    except OSError as err:
+        return Text('', "%s cannot be run: %s" % (name, err.strerror))
+    except subprocess.TimeoutExpired:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=1)
+        except (OSError, subprocess.TimeoutExpired):
+            pass    # it waits for a file server, and cannot be killed
+        return Text('', "%s did not answer within %g s" % (name, limit))
+    if process.returncode == 127:
+        return Text('', "there is no command %s here" % name)
+    if process.returncode:
+        said = one_line((err or out).strip().rpartition('\n')[2])
+        return Text('', "%s ended with status %d%s" % (name, process.returncode, said and ': ' + said))
+    return Text(out, None if out.strip() else "%s printed nothing" % name)
+
+
+def tree(top: str, patterns: List[str]) -> Text:
+    """Small files and links below a directory, as lines 'path: content', like those of grep."""
+    lines = []
+    for path in sorted(path for pattern in patterns for path in glob.glob(os.path.join(glob.escape(top), pattern))):
+        try:
+            if os.path.islink(path):
+                content = os.path.basename(os.readlink(path))
+            else:
+                with open(path, errors='replace') as stream:
+                    content = stream.read(200)
+        except OSError:
+            continue
+        lines.append('%s: %s\n' % (os.path.relpath(path, top), one_line(content)))
+    return Text(''.join(lines), None if lines else "there is nothing in %s" % top)
+
+
+def gather(environ: Env) -> Dict[str, Text]:
+    """Look at this machine: {name of a probe: Text}. It takes as long as the slowest command, or the limit."""
+    # a login shell knows the modules tool where this one does not
+    modules = [['bash', '-c', code] for variable, code in MODULES if environ.get(variable)]
+    commands = dict(COMMANDS, modules=(modules + [['bash', '-lc', 'module -t avail 2>&1']])[0])
+    with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
+        results = {name: pool.submit(run, command, environ, LIMIT) for name, command in commands.items()}
+        evidence = {name: tree(*arguments) for name, arguments in TREES.items()}
+        evidence.update((name, result.result()) for name, result in results.items())
+    with open('/proc/mounts', errors='replace') as stream:
+        evidence['mounts'] = Text(stream.read(), None)
+    evidence['runtimes'] = Text(' '.join(filter(shutil.which, RUNTIMES)), None)
+    names = [name for proxy in PROXIES for name in (proxy, proxy.upper())] + ['TMPDIR']
+    evidence['environment'] = Text(''.join('%s=%s\n' % (name, one_line(environ[name])) for name in names
+                                           if environ.get(name)), None)
+    return evidence
+
+
+def one_line(text: str) -> str:
+    """A text without line ends and control characters."""
+    return ' '.join(''.join(char if char.isprintable() else ' ' for char in text).split())
+
+
+def find_scheduler(evidence: Dict[str, Text], environ: Env) -> str:
+    """slurm, pbs or none. Slurm whose commands fail is still Slurm, but not one that is installed without a cluster."""
+    if environ.get('SLURM_JOB_ID') or not re.search('there is no command|configuration source|slurm.conf.*No such file',
+                                                    evidence['sinfo'].problem or ''):
+        return 'slurm'
+    return 'none' if evidence['pbs'].problem and not environ.get('PBS_JOBID') else 'pbs'
+
+
+def find_place(evidence: Dict[str, Text], environ: Env, host: str) -> Place:
+    """Where this is, as a Place: a step of a job is on a compute node, a machine without scheduler is one itself."""
+    match = re.search(r'^ClusterName\s*=\s*(\S+)', evidence['slurm'].text, re.M)
+    cluster = environ.get('SLURM_CLUSTER_NAME') or (match.group(1) if match else '')
+    node, kind = environ.get('SLURMD_NODENAME') or host, 'compute node'
+    if not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID')):
+        kind = 'machine' if find_scheduler(evidence, environ) == 'none' else 'login node'
+    return Place(one_line(node), kind, one_line(cluster))
+
+
+def read_gres(gres: str) -> Gpus:
+    """GPUs of a node by type, from sinfo's %G: 'gpu:mi250:8(S:0),nvme:1' is (('mi250', 8),)."""
+    found: Dict[str, int] = {}
+    for entry in re.sub(r'\([^)]*\)?', '', gres).split(','):
+        match = re.match(r'gpu(?::([^:]*[^:\d][^:]*))?(?::(\d+))?$', entry.strip())
+        if match and int(match.group(2) or 1):
+            found[match.group(1) or ''] = found.get(match.group(1) or '', 0) + int(match.group(2) or 1)
+    # slices of a GPU (MIG) do not count beside whole ones
+    whole = [item for item in found.items() if not re.search(r'\dg\.\d+gb', item[0])]
+    return tuple(whole or found.items())
+
+
+def read_sinfo(text: str) -> Tuple[Partitions, Optional[str]]:
+    """Partitions as sinfo has them: ({name: {GPUs of a node: number of nodes}}, name of the default one or None)."""
+    partitions: Partitions = {}
+    default = None
+    for fields in (line.split('|') for line in text.splitlines()):
+        if len(fields) == 3 and fields[0].strip('* ') and fields[1].strip().isdigit() and fields[2].strip():
+            name, gpus = one_line(fields[0]).rstrip('*'), read_gres(one_line(fields[2]))
+            default = name if '*' in fields[0] else default
+            nodes = partitions.setdefault(name, {})
+            nodes[gpus] = nodes.get(gpus, 0) + int(fields[1])
+    return partitions, default
+
+
+def gpu_vendor(text: str) -> Optional[str]:
+    """cuda or rocm for a type of GPU; None if it does not say."""
+    return next((vendor for vendor, pattern in GPU_TYPES
+                 if re.search(r'(?<![a-z0-9])(%s)' % pattern, text.lower().replace('_', ' '))), None)
+
+
+def node_gpus(evidence: Dict[str, Text]) -> Optional[Tuple[str, int, str]]:
+    """GPUs that this node itself shows: (vendor, number, where it is seen), or None."""
+    for name, vendor, pattern in GPU_LINES:
+        numbers = set(re.findall(pattern, evidence[name].text, re.M))
+        if numbers:
+            return vendor, len(numbers), name
+    devices = [machine.gpu_vendor(keys.get('class'), keys.get('vendor'))
+               for keys in read_tree(evidence['pci'].text).values()]
+    first = min(filter(None, devices), default=None)
+    return (first, devices.count(first), '/sys/bus/pci') if first else None
+
+
+def read_tree(text: str) -> Dict[str, Dict[str, str]]:
+    """Lines of tree(): {first directory: {rest of the path: content}}."""
+    res: Dict[str, Dict[str, str]] = {}
+    for path, _, content in (line.partition(': ') for line in text.splitlines()):
+        top, _, rest = path.partition('/')
+        res.setdefault(one_line(top), {})[rest] = one_line(content)
+    return res
+
+
+def read_json(text: str) -> List[Dict[str, Any]]:
+    """The dictionaries that 'ip -j' prints; none if the text is cut off, or something else."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+
+
+def read_interfaces(net: str, addresses: str) -> List[Interface]:
+    """Network interfaces that are up and have an IPv4 address, with their speed in Gb/s (0: unknown)."""
+    addressed = {entry.get('ifname') for entry in read_json(addresses) for info in entry.get('addr_info') or []
+                 if info.get('family') == 'inet' and info.get('scope') == 'global'}
+    return [Interface(name, int(keys['speed']) / 1000 if keys.get('speed', '').isdigit() else 0)
+            for name, keys in read_tree(net).items()
+            if name in addressed and not VIRTUAL.match(name) and keys.get('operstate') in ('up', 'unknown')]
+
+
+def read_rdma(text: str) -> List[Port]:
+    """RDMA ports that are up, as Port; their kind is InfiniBand, RoCE, Omni-Path, EFA or what the link layer says."""
+    res = []
+    for device, keys in read_tree(text).items():
+        for number in sorted(path.split('/')[1] for path in keys if re.match(r'ports/\d+/state$', path)):
+            port = {path.partition('/')[2].partition('/')[2]: value for path, value in keys.items()
+                    if path.startswith('ports/%s/' % number)}
+            if 'ACTIVE' not in port['state'] or device.startswith(('rxe', 'siw')):      # RDMA in software
+                continue
+            types = {path.rpartition('/')[2]: value for path, value in port.items()
+                     if path.startswith('gid_attrs/types/')}
+            gids = {int(index) for index, kind in types.items() if kind == 'RoCE v2'
+                    and port.get('gids/' + index, '').startswith('0000:0000:0000:0000:0000:ffff:')}
+            kind = port.get('link_layer', '')
+            if device.startswith('hfi1'):
+                kind = 'Omni-Path'      # which says InfiniBand
+            elif device.startswith('efa') or keys.get('device/driver') == 'efa':
+                kind = 'EFA'
+            elif kind == 'Ethernet' and any('RoCE' in name for name in types.values()):
+                kind = 'RoCE'
+            rate = re.match(r'\d+(\.\d+)?', port.get('rate', ''))
+            res.append(Port(device, number, kind, float(rate.group()) if rate else 0, gids,
+                            {name for path, name in port.items() if path.startswith('gid_attrs/ndevs/')}))
+    return res
+
+
+def read_providers(text: str) -> Dict[str, List[str]]:
+    """Providers of libfabric with their domains: {provider: [domain]}."""
+    res: Dict[str, List[str]] = {}
+    domains: List[str] = []
+    for key, _, value in (one_line(line).partition(': ') for line in text.splitlines()):
+        if key == 'provider':
+            domains = res.setdefault(value.partition(';')[0], [])
+        elif key == 'domain' and value not in domains:
+            domains.append(value)
+    return res
+
+
+def read_modules(text: str) -> List[str]:
+    """Names of modules in what 'module -t avail' prints."""
+    names = [re.sub(r'[(<].*', '', one_line(line)).strip() for line in text.splitlines()]
+    return [name for name in names if name and not name.endswith((':', '/')) and ' ' not in name]
