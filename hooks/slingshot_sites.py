@@ -191,7 +191,7 @@ class Site:
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
         return self._selected(self.parameters, groups)
 
-    def digest(self, groups=()):
+    def digest(self, groups: Iterable[str] = ()) -> str:
         """Digest of what the site gives to easyconfigs with these groups, by which a change of it is seen."""
         values = list(self.env_values(groups).values()) + list(self.parameter_values(groups).values())
         text = repr([(value.name, value.value, value.easyblocks, value.when) for value in values])
@@ -329,9 +329,10 @@ def read_site(name: str, path: str, environ: Env) -> Site:
                 fail(path, 'group ' + group, "it is missing: values of this group exist, so describe it")
             # shared values of a group that this site does not offer
             del sections[kind, value, group]
-    for group in groups:
-        if group not in [key[2] for key in sections]:
-            fail(path, 'group ' + group, "it has no values: add some with [env VARIABLE in %s], or remove it" % group)
+    for offered in groups:
+        if offered not in [key[2] for key in sections]:
+            fail(path, 'group %s' % offered,
+                 "it has no values: add some with [env VARIABLE in %s], or remove it" % offered)
     return Site(name, path, sections)
 
 

@@ -92,8 +92,8 @@ class Rule:
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
-        return min(filter(None, (pattern.search(text) for pattern in self.patterns)), key=lambda match: match.start(),
-                   default=None)
+        found = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
+        return min(found, key=lambda match: match.start()) if found else None
 
 
 class Finding:

@@ -75,7 +75,7 @@ PIP_PLACE_OPTIONS = ('target', 'prefix', 'root', 'user', 'require-virtualenv', '
                      'no-binary', 'only-binary', 'ignore-installed', 'break-system-packages')
 
 # package manager, its command, its names of packages where they differ
-PACKAGE_MANAGERS = (  # type: Tuple[Tuple[str, str, Dict[str, str]], ...]
+PACKAGE_MANAGERS: Tuple[Tuple[str, str, Dict[str, str]], ...] = (
     ('apt-get', 'apt-get update && apt-get install --yes --no-install-recommends', {}),
     ('dnf', 'dnf install --assumeyes', {'lmod': 'Lmod'}),
     ('zypper', 'zypper --non-interactive install', {'lmod': 'lua-lmod'}),
@@ -307,7 +307,7 @@ class Prefix:
         """Write a file in the prefix; one that the user has changed is kept beside it."""
         path, written = self.register(name), self.mark.setdefault('written', {})
         before = read_text(path) if os.path.exists(path) else None
-        if before not in (None, text) and written.get(name) not in (None, checksum(before)):
+        if before is not None and before != text and written.get(name) not in (None, checksum(before)):
             self.set_aside(name, "you have changed it")
         if before != text:
             write_text(path, text)
