@@ -167,8 +167,8 @@ def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[s
     wanted = {}  # type: Dict[Tuple[Optional[str], str], List[str]]
     for entry in entries:
         if entry['state'] == 'different' and entry['easyconfig'] and not entry['owner']:
-            site = (entry['site'], ','.join(entry['groups'])) if entry['site'] else (active, ','.join(groups))
-            wanted.setdefault(site, []).append(easyconfig_to_name(entry['easyconfig'], bundled))
+            key = (entry['site'], ','.join(entry['groups'])) if entry['site'] else (active, ','.join(groups))
+            wanted.setdefault(key, []).append(easyconfig_to_name(entry['easyconfig'], bundled))
     commands = []
     for (site, names), easyconfigs in sorted(wanted.items(), key=lambda item: str(item[0])):
         command = 'eb --module-only --force ' + ' '.join(map(shlex.quote, easyconfigs))

@@ -2,8 +2,6 @@
 """EasyBuild's own checks of easyconfigs, over every one of the bundle."""
 
 import collections
-import subprocess
-import sys
 
 import pytest
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The documentation as pages (mkdocs.yml): every link, heading and picture is there, and search finds every page."""
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from testbed import ROOT
+
+
+def build(root, site):
+    """Build the pages; the CompletedProcess."""
+    return subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(site)], cwd=root,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+    path = tmp_path_factory.mktemp('site')
+    done = build(ROOT, path)
+    assert done.returncode == 0, done.stdout
+    return path
+
+
+def test_every_page_is_there_and_found(site):
+    sources = [path.relative_to(ROOT / 'docs') for path in (ROOT / 'docs').rglob('*.md')]
+    found = {entry['location'].partition('#')[0] for entry in json.loads(
+        (site / 'search/search_index.json').read_text())['docs']}
+    assert len(sources) > 20 and found >= {f'{path.with_suffix("")}/' for path in sources} | {'', 'CONTRIBUTING/'}
+
+
+def test_readme_is_the_first_page(site):
+    text = (site / 'index.html').read_text()
+    assert 'href="first-hour/"' in text and 'href="docs/' not in text
+    # the hooks leave what is written as code alone
+    assert '<a href="first-hour/">docs/first-hour.md</a>' in text
+
+
+def test_pictures_are_there(site):
+    for path in (ROOT / 'docs/images').iterdir():
+        assert (site / 'images' / path.name).read_bytes() == path.read_bytes()
+    for page in site.rglob('*.html'):
+        for source in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text()):
+            assert (page.parent / source).is_file(), f'{page}: {source}'
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for page in site.rglob('*.html'):
+        assert not re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(?:https?:)?//', page.read_text()), page
+
+
+def test_broken_links_and_a_page_without_a_place_fail(tmp_path):
+    """A small copy, with every fault in one page."""
+    for name in ('mkdocs.yml', 'tools', 'patches', 'LICENSE'):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    for path in ROOT.glob('*.md'):
+        (tmp_path / path.name).write_text('# Page\n')
+    config = tmp_path / 'mkdocs.yml'
+    config.write_text(re.sub(r'^nav:[\s\S]*', 'nav: [index.md, page.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, '
+                             'patches/README.md]\n', config.read_text(), flags=re.M))
+    faults = ['page.md#nothing-of-this-name', 'no-such-page.md', '../easyconfigs/no-such-file.eb', 'images/no-such.png']
+    good = '# Page\n\n## A heading: `code`, and -- more\n\n[x](#a-heading-code-and----more) [y](../README.md#page)\n\n'
+    (tmp_path / 'docs').mkdir()
+    (tmp_path / 'docs/page.md').write_text(good + '\n'.join(f'[x]({fault})' for fault in faults) + '\n')
+    (tmp_path / 'docs/new.md').write_text('# Page\n')
+    done = build(tmp_path, tmp_path / 'site')
+    assert done.returncode != 0
+    for said in [*faults, 'new.md']:
+        assert said.partition('#')[2] or said in done.stdout, said
+    assert done.stdout.count('WARNING -') == len(faults) + 1, done.stdout
