@@ -3,7 +3,9 @@
 The command 'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' wrote in a job, compares two
 files, draws them, and judges them by the reference figures of a site. The measuring is job/bench.py.
 """
+import argparse
 import sys
+from typing import Any, Callable, List
 
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
@@ -26,7 +28,7 @@ One rank for each GPU. Then, anywhere:
     slingtorch bench --compare before.json after.json"""
 
 
-def show(record):
+def show(record: dict) -> list:
     """Lines: everything, as the job printed it."""
     lines = head(record)
     found = [(row['kind'], row['operation']) for row in record['results']]
@@ -40,12 +42,12 @@ def show(record):
     return lines
 
 
-def index(record):
+def index(record: dict) -> dict:
     """{(kind, operation, size): row}"""
     return {(row['kind'], row['operation'], row['size']): row for row in record['results']}
 
 
-def differences(first, second):
+def differences(first: dict, second: dict) -> list:
     """Lines about what differs between two jobs besides their figures."""
     lines = []
     for key in ('ranks', 'ranks_per_node', 'nodes', 'site', 'providers', 'line_rates'):
@@ -59,7 +61,7 @@ def differences(first, second):
     return lines
 
 
-def compare(first, second, names):
+def compare(first: dict, second: dict, names: list) -> list:
     """Lines: bus bandwidths of two files side by side."""
     rows = [index(first), index(second)]
     both = [key for key in rows[0] if key in rows[1]]
@@ -83,7 +85,7 @@ def compare(first, second, names):
     return lines
 
 
-def judge(record, site):
+def judge(record: dict, site: Any) -> tuple:
     """(lines, whether all is well, None if nothing could be compared): the record by the site's reference figures."""
     if not site.references:
         return ["site %s: no reference figures are known, so nothing says whether this is good. Yours would be the "
@@ -117,7 +119,7 @@ def judge(record, site):
     return lines, well
 
 
-def draw(records, names, path):
+def draw(records: List[dict], names: list, path: str) -> None:
     """Write a PNG: bus bandwidth by size, a panel for each operation, a line for each backend and file."""
     try:
         import matplotlib
@@ -172,7 +174,7 @@ def draw(records, names, path):
     figure.savefig(path, dpi=110)
 
 
-def run(args, sites):
+def run(args: argparse.Namespace, sites: Callable) -> int:
     """
     Do what was asked for; the exit status.
 
@@ -187,7 +189,7 @@ def run(args, sites):
     if args.compare and (args.result or args.site):
         raise BenchError("--compare takes two files, and no third one or --site")
     records = [read(name) for name in names]
-    print('\n'.join(compare(*records, names) if args.compare else show(records[0])))
+    print('\n'.join(compare(records[0], records[1], names) if args.compare else show(records[0])))
     if args.plot:
         draw(records, names, args.plot)
         print("drawn: %s" % args.plot)
@@ -202,7 +204,7 @@ def run(args, sites):
     return status
 
 
-def own_site(record, sites):
+def own_site(record: dict, sites: Any) -> Any:
     """The site where the job ran, if its environment said so and it is known here and is a system of its own."""
     try:
         site = sites.load(record['site']) if record['site'] else None
@@ -211,7 +213,7 @@ def own_site(record, sites):
     return site if site and site.rules else None
 
 
-def add_parser(commands, function):
+def add_parser(commands: Any, function: Callable) -> None:
     """Add 'bench' to the command line."""
     parser = commands.add_parser('bench', help="read, compare, draw and judge what --bench measured in a job",
                                  description="Reads what 'conda-python-distributed --bench' measured in a job. "

@@ -9,7 +9,7 @@ import os
 import sys
 
 
-def main(command, *arguments):
+def main(command: str, *arguments: str) -> int:
     """Run the program; its exit status."""
     package = __package__
     if not package:

@@ -28,6 +28,10 @@ from .machine import Machine, mapped_libraries
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, averages, head, parse_size, show_size, show_time,
                       summary, table_head, table_row, write, wrong_values)
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable, Iterator, Optional
+
 GPU_KINDS = ('nccl', 'mpi-gpu', 'plain-mpi-gpu')
 ITEM = 4
 """Bytes of a float32, in which everything is sent."""
@@ -48,7 +52,7 @@ VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'T
 # ----------------------------------------------------------------------------------------------------------------------
 # figures
 
-def bus_factor(operation, ranks):
+def bus_factor(operation: str, ranks: int) -> float:
     """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
     if operation == 'all_reduce':
         return 2 * (ranks - 1) / ranks
@@ -57,7 +61,7 @@ def bus_factor(operation, ranks):
     return (ranks - 1) / ranks
 
 
-def elements(operation, size, ranks):
+def elements(operation: str, size: int, ranks: int) -> tuple:
     """
     Elements of one rank's buffers (send, receive) for a size as nccl-tests defines it; receive is 0 if both are one.
 
@@ -72,7 +76,7 @@ def elements(operation, size, ranks):
             'all_to_all': (part * ranks, part * ranks)}[operation]
 
 
-def expected(operation, count, ranks, rank):
+def expected(operation: str, count: int, ranks: int, rank: int) -> list:
     """
     What a rank must have received: list of (first element, elements, rank it is from or None for the sum of all,
     position there); `count` is the number of elements received.
@@ -87,7 +91,7 @@ def expected(operation, count, ranks, rank):
     return [(other * part, part, other, rank * part if operation == 'all_to_all' else 0) for other in range(ranks)]
 
 
-def sizes_between(smallest, largest, factor):
+def sizes_between(smallest: int, largest: int, factor: int) -> list:
     """Sizes from the smallest, each `factor` times the one before."""
     sizes = [smallest]
     while sizes[-1] * factor <= largest:
@@ -95,7 +99,7 @@ def sizes_between(smallest, largest, factor):
     return sizes
 
 
-def largest_size(operation, ranks, free):
+def largest_size(operation: str, ranks: int, free: float) -> int:
     """The largest size for which `free` bytes of memory, one rank's share, are enough."""
     size = 2 ** 40
     return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
@@ -104,7 +108,7 @@ def largest_size(operation, ranks, free):
 # ----------------------------------------------------------------------------------------------------------------------
 # this node
 
-def open_devices():
+def open_devices() -> set:
     """The network's device files that this process has open: {'cxi', 'verbs'}."""
     found = set()
     for link in glob.glob('/proc/self/fd/*'):
@@ -118,7 +122,7 @@ def open_devices():
     return found
 
 
-def network_words(network, provider):
+def network_words(network: 'Optional[str]', provider: 'Optional[str]') -> 'Optional[str]':
     """'AWS Libfabric, provider cxi', of what NCCL says (nccl.network()); None if that is nothing."""
     return ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
 
@@ -129,19 +133,19 @@ def network_words(network, provider):
 class TorchBackend:
     """A backend of torch.distributed: the operations on tensors of its device."""
 
-    def __init__(self, kind, job):
+    def __init__(self, kind: str, job: 'Job') -> None:
         import torch
         import torch.distributed as dist
         self.torch, self.dist = torch, dist
         self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
         name = kind.replace('-gpu', '')
-        options = {'timeout': datetime.timedelta(seconds=job.timeout)}
+        options = {'timeout': datetime.timedelta(seconds=job.timeout)}  # type: dict
         if name != 'mpi':  # which knows its ranks from MPI
             options.update(store=dist.PrefixStore(kind, job.store()), rank=job.rank, world_size=job.ranks)
         dist.init_process_group(name, **options)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def operation(self, name, send, receive):
+    def operation(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """A function that does it once."""
         dist, size = self.dist, self.size
         following, previous = (self.rank + 1) % size, (self.rank - 1) % size
@@ -161,11 +165,11 @@ class TorchBackend:
             'send_receive': exchange,
         }[name]
 
-    def newest(self, *names):
+    def newest(self, *names: str) -> 'Callable':
         """The first of these functions that there is: 2.13 renamed some, and warns of the older names."""
         return next(getattr(self.dist, name) for name in names if hasattr(self.dist, name))
 
-    def operation_on_lists(self, name, send, receive):
+    def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """The same on a list of tensors, for a backend that has no other form of it; None if there is none."""
         return {
             'all_gather': lambda: self.dist.all_gather(list(receive.chunk(self.size)), send),
@@ -173,22 +177,22 @@ class TorchBackend:
             'all_to_all': lambda: self.dist.all_to_all(list(receive.chunk(self.size)), list(send.chunk(self.size))),
         }.get(name)
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.dist.barrier()
 
-    def maximum(self, values):
+    def maximum(self, values: list) -> list:
         """The largest of all ranks, for each value."""
         tensor = self.torch.tensor(values, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(tensor, op=self.dist.ReduceOp.MAX)
         return tensor.tolist()
 
-    def gather(self, thing):
+    def gather(self, thing: 'Any') -> list:
         """List of what each rank has."""
         things = [None] * self.size
         self.dist.all_gather_object(things, thing)
         return things
 
-    def close(self):
+    def close(self) -> None:
         self.dist.destroy_process_group()
 
 
@@ -200,16 +204,16 @@ class PlainMPI:
     compared.
     """
 
-    def __init__(self, kind, job):
+    def __init__(self, kind: str, job: 'Job') -> None:
         from mpi4py import MPI
         self.mpi, self.comm = MPI, MPI.COMM_WORLD
         self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
-    def buffer(self, tensor):
+    def buffer(self, tensor: 'Any') -> list:
         return [tensor if tensor.is_cuda else tensor.numpy(), self.mpi.FLOAT]
 
-    def operation(self, name, send, receive):
+    def operation(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """A function that does it once."""
         comm, rank, size = self.comm, self.rank, self.size
         out = self.buffer(send)
@@ -223,35 +227,35 @@ class PlainMPI:
             'send_receive': lambda: comm.Sendrecv(out, (rank + 1) % size, 0, into, (rank - 1) % size, 0),
         }[name]
 
-    def operation_on_lists(self, name, send, receive):
+    def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """MPI needs no other form."""
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.comm.Barrier()
 
-    def maximum(self, values):
+    def maximum(self, values: list) -> list:
         """The largest of all ranks, for each value."""
         return [max(column) for column in zip(*self.comm.allgather(values))]
 
-    def gather(self, thing):
+    def gather(self, thing: 'Any') -> list:
         """List of what each rank has."""
         return self.comm.allgather(thing)
 
-    def close(self):
+    def close(self) -> None:
         """MPI ends with the process."""
 
 
 class Data:
     """The pattern in tensors of one device, made and compared in blocks: no second copy of a message is needed."""
 
-    def __init__(self, torch, device, ranks):
+    def __init__(self, torch: 'Any', device: 'Any', ranks: int) -> None:
         self.torch = torch
         base = torch.arange(PERIOD, dtype=torch.float64)
         total = sum((base + rank * STRIDE) % PERIOD for rank in range(ranks))
         self.tiles = {one: row.to(torch.float32).repeat(1028).to(device) for one, row in ((True, base), (False, total))}
         self.block = PERIOD * 1027
 
-    def blocks(self, tensor, first, count, source, position):
+    def blocks(self, tensor: 'Any', first: int, count: int, source: 'Optional[int]', position: int) -> 'Iterator':
         """Pairs (part of the tensor, what it is to hold); for `source` and `position` see expected()."""
         tile = self.tiles[source is not None]
         for start in range(0, count, self.block):
@@ -259,12 +263,12 @@ class Data:
             phase = (position + start + (source or 0) * STRIDE) % PERIOD
             yield tensor[first + start:first + start + length], tile[phase:phase + length]
 
-    def fill(self, tensor, rank):
+    def fill(self, tensor: 'Any', rank: int) -> None:
         """What a rank sends."""
         for part, values in self.blocks(tensor, 0, tensor.numel(), rank, 0):
             part.copy_(values)
 
-    def wrong(self, tensor, segments):
+    def wrong(self, tensor: 'Any', segments: list) -> tuple:
         """Number of wrong values, and where the first one is."""
         number, where = 0, None
         for first, count, source, position in segments:
@@ -282,7 +286,7 @@ class Data:
 class Job:
     """This rank's place in the job, as the runscript says it."""
 
-    def __init__(self, options):
+    def __init__(self, options: 'Any') -> None:
         missing = [name for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
                    if not os.environ.get(name, '').isdigit()]
         if missing:
@@ -295,14 +299,14 @@ class Job:
         self.name = "rank %d on %s" % (self.rank, self.node)
         self._store = None
 
-    def store(self):
+    def store(self) -> 'Any':
         """PyTorch's store at MASTER_ADDR and MASTER_PORT, one for all backends."""
         import torch.distributed as dist
         if self._store is None:
             self._store, _, _ = next(dist.rendezvous('env://', timeout=datetime.timedelta(seconds=self.timeout)))
         return self._store
 
-    def gpu(self):
+    def gpu(self) -> 'Any':
         """This rank's GPU, made the current one."""
         import torch
         seen = torch.cuda.device_count()
@@ -316,7 +320,7 @@ class Job:
         return device
 
 
-def at_hand():
+def at_hand() -> dict:
     """{kind: None, or why it cannot be measured}"""
     import importlib.util
     import torch
@@ -344,11 +348,11 @@ def at_hand():
 class Measurement:
     """One kind of communication in this job: measures operations, and says what could not be measured."""
 
-    def __init__(self, kind, job, options):
+    def __init__(self, kind: str, job: Job, options: 'Any') -> None:
         import torch
         self.kind, self.job, self.options, self.torch = kind, job, options, torch
         before = open_devices()
-        self.comm = (PlainMPI if kind.startswith('plain-mpi') else TorchBackend)(kind, job)
+        self.comm = (PlainMPI if kind.startswith('plain-mpi') else TorchBackend)(kind, job)  # type: Any
         if self.comm.size != job.ranks:
             raise BenchError("MPI sees %d rank(s), the job has %d: start the ranks with a launcher of this MPI "
                              "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave it out: --backends nccl,gloo"
@@ -357,7 +361,7 @@ class Measurement:
         self.comm.maximum([0.0])  # connects
         self.provider = self.find_provider(before)
 
-    def find_provider(self, before):
+    def find_provider(self, before: set) -> dict:
         """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
         if self.kind == 'nccl':
             log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
@@ -373,13 +377,13 @@ class Measurement:
             name, evidence = ', '.join(new) or None, 'device files that MPI opened' if new else ''
         found = self.comm.gather((self.job.node, name, evidence))
         names = sorted({str(name) for _, name, _ in found})
-        provider = {'name': name, 'evidence': evidence}
+        provider = {'name': name, 'evidence': evidence}  # type: dict
         if len(names) > 1:
             provider['name'] = ' / '.join(each.replace('None', 'not known') for each in names)
             provider['nodes'] = {each: sorted({node for node, name, _ in found if str(name) == each}) for each in names}
         return provider
 
-    def free(self):
+    def free(self) -> tuple:
         """The least free memory of all ranks' shares, and what says so on that node."""
         if self.comm.device == 'cpu':
             free, limit, source = Machine().free_memory()
@@ -393,7 +397,7 @@ class Measurement:
             why = '%s free on the GPU' % show_size(share)
         return min(self.comm.gather((share, why + ' on ' + self.job.node)))
 
-    def seconds(self, function, repeats):
+    def seconds(self, function: 'Callable', repeats: int) -> list:
         """Seconds of each repetition, each of its slowest rank."""
         times = []
         if self.comm.device == 'cpu':
@@ -407,15 +411,15 @@ class Measurement:
             # as in nccl-tests, operations follow one another on the GPU; events have their times
             events = [[self.torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
             self.torch.cuda.synchronize()
-            for start, end in events:
-                start.record()
+            for before, after in events:
+                before.record()
                 function()
-                end.record()
+                after.record()
             self.torch.cuda.synchronize()
-            times = [start.elapsed_time(end) / 1e3 for start, end in events]
+            times = [before.elapsed_time(after) / 1e3 for before, after in events]
         return self.comm.maximum(times)
 
-    def check(self, function, operation, send, receive):
+    def check(self, function: 'Callable', operation: str, send: 'Any', receive: 'Any') -> tuple:
         """Do it once with the pattern: number of wrong values on all ranks, and where the first one is."""
         rank, ranks = self.job.rank, self.job.ranks
         self.data.fill(send, rank)
@@ -426,7 +430,7 @@ class Measurement:
         found = self.comm.gather((number, '%s: %s' % (self.job.name, where)))
         return sum(count for count, _ in found), next((text for count, text in found if count), None)
 
-    def buffers(self, operation, size):
+    def buffers(self, operation: str, size: int) -> 'Optional[tuple]':
         """(send, receive), the same tensor where the operation works in place; None if a rank has no memory for it."""
         send, receive = elements(operation, size, self.job.ranks)
         try:
@@ -437,7 +441,7 @@ class Measurement:
             tensors = None
         return None if self.comm.maximum([tensors is None])[0] else tensors
 
-    def choose_form(self, operation, send, receive):
+    def choose_form(self, operation: str, send: 'Any', receive: 'Any') -> 'Callable':
         """The function of an operation in a form that the backend has; a BenchError if it has none."""
         function = self.comm.operation(operation, send, receive)
         try:
@@ -455,7 +459,7 @@ class Measurement:
                 pass
             raise BenchError("not supported by this backend: %s" % str(err).splitlines()[0])
 
-    def operation(self, operation, say):
+    def operation(self, operation: str, say: 'Callable') -> 'Any':
         """Measure all sizes of an operation: yields rows for the file."""
         if operation == 'send_receive' and self.job.ranks == 1:
             say('%s, send_receive: one rank has nobody to send to' % self.kind)
@@ -507,7 +511,7 @@ class Measurement:
 # ----------------------------------------------------------------------------------------------------------------------
 # the job
 
-def versions(torch, kinds):
+def versions(torch: 'Any', kinds: list) -> dict:
     """What of the software decides about the figures."""
     found = {'torch': str(torch.__version__), 'python': '%d.%d.%d' % sys.version_info[:3]}
     for name in ('cuda', 'hip'):
@@ -523,7 +527,7 @@ def versions(torch, kinds):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def comma_list(known):
+def comma_list(known: 'Iterable[str]') -> 'Callable[[str], list]':
     """A type of argparse: names of a list with commas between."""
     def names(text):
         found = [name.strip() for name in text.split(',') if name.strip()]
@@ -534,7 +538,7 @@ def comma_list(known):
     return names
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     """The options, the same for all ranks."""
     parser = argparse.ArgumentParser(
         prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -558,7 +562,7 @@ def make_parser():
     return parser
 
 
-def ask_nccl():
+def ask_nccl() -> 'Optional[str]':
     """Have NCCL say which network it uses, in a private file: what it prints is parsed, not shown. Its directory."""
     if os.environ.get('NCCL_DEBUG_FILE') or os.environ.get('NCCL_DEBUG', '').upper() in ('INFO', 'TRACE'):
         return None
@@ -568,7 +572,7 @@ def ask_nccl():
     return directory
 
 
-def new_record(job, torch, kinds, why_not, arguments):
+def new_record(job: Job, torch: 'Any', kinds: list, why_not: dict, arguments: list) -> dict:
     """The record before anything was measured."""
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
@@ -583,7 +587,7 @@ def new_record(job, torch, kinds, why_not, arguments):
     }
 
 
-def run(options, job):
+def run(options: 'Any', job: Job) -> dict:
     """Measure everything; the record."""
     try:
         import torch
@@ -646,7 +650,7 @@ def run(options, job):
     return record
 
 
-def main(argv):
+def main(argv: list) -> int:
     """One rank."""
     options = make_parser().parse_args(argv, argparse.Namespace(arguments=argv))
     if options.factor < 2 or options.min < ITEM or options.max < options.min:

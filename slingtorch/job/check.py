@@ -28,6 +28,10 @@ from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
 from .wire import QUIET, PeerLost, receive_message, send_message, tell_all
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
@@ -57,14 +61,15 @@ CLOCK_SECONDS = 1
 class Probe:
     """probe.py as a child, so that a crash or a hang in a library is a finding."""
 
-    def __init__(self, environ, plugin, seconds):
+    def __init__(self, environ: dict, plugin: list, seconds: float) -> None:
         self.begin, self.seconds, self.asked = time.time(), seconds, False
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
         self.errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.errors)  # type: Any
 
-    def go(self, words=''):
+    def go(self, words: str = '') -> None:
         """Let it take part in the collective, or end."""
         self.asked = bool(words)
         try:
@@ -73,11 +78,11 @@ class Probe:
         except OSError:
             pass    # it has ended: result() says so
 
-    def end(self):
+    def end(self) -> None:
         """Nobody wants its result any more."""
         self.process.kill()
 
-    def result(self):
+    def result(self) -> dict:
         """Its dictionary; 'error' in it says what went wrong."""
         killed = False
         try:
@@ -86,7 +91,7 @@ class Probe:
             killed = True
             self.process.kill()
             answers = self.process.communicate()[0]
-        found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
+        found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         for line in answers.splitlines():
             try:
                 found = json.loads(line.decode())
@@ -110,17 +115,18 @@ class Probe:
         return found
 
 
-def fi_info_names(report, environ):
+def fi_info_names(report: Report, environ: dict) -> 'Optional[set]':
     """Names of the variables that `fi_info -e` prints, if one is set that the table does not know; else None."""
     families = variables.read_table()
     unknown = [fact[4:] for fact in report.facts if fact.startswith('env FI_')]
     family = variables.family_of('FI_', families)
-    if all(name in family.known or name in family.other or name.startswith(family.open) for name in unknown):
+    if not family or all(name in family.known or name in family.other or name.startswith(family.open)
+                         for name in unknown):
         return None
     return set(re.findall(r'FI_[A-Z0-9_]+', fi_info(environ, '-e') or '')) or None
 
 
-def fi_info(environ, *options):
+def fi_info(environ: dict, *options: str) -> 'Optional[str]':
     """Output of fi_info, or None."""
     try:
         return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -129,7 +135,7 @@ def fi_info(environ, *options):
         return None
 
 
-def check_providers(report, machine):
+def check_providers(report: Report, machine: Machine) -> None:
     """Which providers libfabric has, on a node with Slingshot. NCCL's log says which one it took, but needs GPUs."""
     if not machine.slingshot():
         return
@@ -150,7 +156,7 @@ def check_providers(report, machine):
 # ----------------------------------------------------------------------------------------------------------------------
 # rank 0
 
-def holder(port):
+def holder(port: int) -> str:
     """Who listens on a port, for a message; '' if it is somebody else's process."""
     inodes = set()
     for table in ('/proc/net/tcp', '/proc/net/tcp6'):
@@ -171,7 +177,7 @@ def holder(port):
     return ''
 
 
-def check_master(environ, report, name):
+def check_master(environ: dict, report: Report, name: str) -> None:
     """Whether MASTER_ADDR is this node."""
     address = environ['MASTER_ADDR']
     try:
@@ -190,7 +196,7 @@ def check_master(environ, report, name):
         address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
 
 
-def check_same(report):
+def check_same(report: Report) -> None:
     """Facts that must be the same on all ranks."""
     for fact, values in sorted(report.facts.items()):
         level, name, remedy = SAME.get(fact, ('yellow', 'variable', "export it before srun, for all ranks"))
@@ -216,7 +222,7 @@ def check_same(report):
             report.value('torch'), report.value('CUDA of torch'), report.value('ROCm of torch')))
 
 
-def check_times(report):
+def check_times(report: Report) -> None:
     """Ranks that needed much longer than the others."""
     for fact, values in sorted(report.facts.items()):
         # in the rendezvous and in a collective all wait for the slowest
@@ -232,7 +238,7 @@ def check_times(report):
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report, environ, root, own):
+def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> None:
     """Ranks and nodes of which nothing came."""
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
@@ -254,7 +260,7 @@ def check_answers(report, environ, root, own):
                % (environ['MASTER_ADDR'], environ['MASTER_PORT']), missing)
 
 
-def check_job(report, machine, root):
+def check_job(report: Report, machine: Machine, root: star.Root) -> None:
     """What only all ranks together show."""
     environ = machine.environ
     check_answers(report, environ, root, machine.node)
@@ -276,7 +282,7 @@ def check_job(report, machine, root):
                    environ['LOCAL_WORLD_SIZE'] else "the network: no all_reduce over the nodes was begun")
 
 
-def header(report, seconds):
+def header(report: Report, seconds: float) -> str:
     """The first lines."""
     nodes, count = report.facts.get('node', {}), bin(report.ranks).count('1')
     lines = ["slingtorch check: %d rank%s on %d node%s, %.1f s: %s" % (
@@ -297,14 +303,14 @@ def header(report, seconds):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def environment_digest(environ, torch):
+def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
     """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
     parts = [sys.executable, torch or '']
     parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
-def add_reports(report, machine, local):
+def add_reports(report: Report, machine: Machine, local: star.LocalRanks) -> list:
     """On the first rank of a node: what its other ranks said, and what became of the others."""
     details = []
     for other, own in local.reports.values():
@@ -326,24 +332,25 @@ class Rank:
     :param start: starts the process with PyTorch
     """
 
-    def __init__(self, machine, torch, start):
+    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable') -> None:
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
         self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
 
-    def start_probe(self):
+    def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
         names = nccl.plugin_names(self.machine)
         return self.start(self.environ, names, self.seconds) if self.torch else None
 
-    def look(self):
+    def look(self) -> dict:
         """look.look()"""
         return look.look(self.machine, self.report, self.torch, self.world > self.local_world)
 
 
-def run(machine, out, json_file=None, torch=None, start=Probe):
+def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
+        start: 'Callable' = Probe) -> int:
     """
     The whole check, in one rank.
 
@@ -359,11 +366,11 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     elif rank.rank:
         word = for_the_node(rank, first_rank)
     else:
-        word = for_the_node(rank, lambda *node_parts: rank_zero(*node_parts, out, json_file))
+        word = for_the_node(rank, lambda rank, local, probe: rank_zero(rank, local, probe, out, json_file))
     return star.verdict(word, machine.environ)
 
 
-def other_rank(rank):
+def other_rank(rank: Rank) -> bytes:
     """Not the first one of its node: tells that what it finds. Returns rank 0's word."""
     connection, wants_probe = star.call_first_rank(rank.environ, rank.rank, rank.digest, rank.begin + rank.seconds)
     probe = rank.start_probe() if wants_probe else None
@@ -376,7 +383,7 @@ def other_rank(rank):
     return receive_message(connection, time.time() + 3 * rank.seconds + 60)
 
 
-def for_the_node(rank, role):
+def for_the_node(rank: Rank, role: 'Callable') -> bytes:
     """The first rank of a node: plays its role, and tells the node's other ranks rank 0's word, which it returns."""
     try:
         local = star.LocalRanks(rank.environ, rank.local_world, rank.digest)
@@ -396,7 +403,7 @@ def for_the_node(rank, role):
     return word
 
 
-def first_rank(rank, local, probe):
+def first_rank(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]') -> bytes:
     """The first one of its node, but not of the job: brings what the node found to rank 0, whose word it returns."""
     details = rank.look()
     branch = star.Branch(rank.environ, rank.local_world, rank.machine.node, rank.seconds, rank.machine.clock)
@@ -408,7 +415,8 @@ def first_rank(rank, local, probe):
     return branch.verdict(2 * rank.seconds + 60)
 
 
-def rank_zero(rank, local, probe, out, json_file):
+def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out: 'Any',
+              json_file: 'Optional[str]') -> bytes:
     """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
     machine, report, environ = rank.machine, rank.report, rank.environ
     check_master(environ, report, machine.node)
@@ -440,7 +448,7 @@ def rank_zero(rank, local, probe, out, json_file):
     return word
 
 
-def finish_node(rank, local, probe, details, meeting):
+def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict, meeting: tuple) -> float:
     """
     What all ranks of the node found becomes part of the first one's report.
 
@@ -454,28 +462,28 @@ def finish_node(rank, local, probe, details, meeting):
         probe.go('go %s %s %d %d %d' % (host, port, number, nodes, rank.seconds) if nodes > 1 and port != '0' else '')
     end = time.time() + rank.seconds
     local.wait(end)
-    details = [details] + add_reports(report, machine, local)
-    node.check_cores(report, details)
+    ranks = [details] + add_reports(report, machine, local)
+    node.check_cores(report, ranks)
     check_providers(report, machine)
-    node.check_gpus(report, details, check_probe(report, probe, machine), rank.environ)
+    node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
     return end
 
 
-def check_probe(report, probe, machine):
+def check_probe(report: Report, probe: 'Optional[Probe]', machine: Machine) -> list:
     """The findings of the process with PyTorch; which libraries it maps."""
     with_gpu = bool(machine.gpus())
     return node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine,
                             with_gpu, fi_info_names(report, machine.environ))
 
 
-def free_port():
+def free_port() -> str:
     """A port for the collective."""
     with socket.socket() as attempt:
         attempt.bind(('', 0))
         return str(attempt.getsockname()[1])
 
 
-def main(argv):
+def main(argv: list) -> int:
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
     parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),

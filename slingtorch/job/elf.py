@@ -5,6 +5,10 @@ import os
 import re
 import struct
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class Library:
     """
@@ -14,7 +18,7 @@ class Library:
     :raises ValueError: it is no such library
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.path = path
         with open(path, 'rb') as stream:
             if os.fstat(stream.fileno()).st_size < 64:
@@ -39,7 +43,7 @@ class Library:
         """Begin and end of the sections with constants; a GPU library's device code is in others."""
         return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
 
-    def has_string(self, text, front=b''):
+    def has_string(self, text: str, front: bytes = b'') -> bool:
         """
         Whether this text is one of the constants, or the end of one: the linker merges a constant into a longer one.
 
@@ -54,7 +58,7 @@ class Library:
                 at = self.data.find(wanted, at + 1, end)
         return False
 
-    def match(self, pattern):
+    def match(self, pattern: 'Any') -> 'Any':
         """The first match of a compiled pattern of bytes among the constants."""
         return next(filter(None, (pattern.search(self.data, begin, end) for begin, end in self._constants())), None)
 
@@ -65,12 +69,12 @@ class Library:
         head, size = self.sections[section], struct.calcsize(form)
         return struct.iter_unpack(form, self.data[head[4]:head[4] + head[5] // size * size])
 
-    def needed(self):
+    def needed(self) -> list:
         """Names of the libraries that it wants (DT_NEEDED)."""
         return [self._text(self.sections['.dynstr'], value)
                 for tag, value in self._entries('.dynamic', '<qQ') if tag == 1]
 
-    def exported(self):
+    def exported(self) -> set:
         """Names of the symbols that it defines."""
         return {self._text(self.sections['.dynstr'], name)
                 for name, _, _, section, _, _ in self._entries('.dynsym', '<IBBHQQ') if section}

@@ -9,6 +9,10 @@ from collections import defaultdict, namedtuple
 
 from .wire import MAX_REPORT_BYTES
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
 # red: it is certain that the job cannot run, or runs on the wrong network: a library or the kernel says so, or it was
 # tried; ignored: the same, and the user lets it pass
 LEVELS = ('red', 'ignored', 'yellow', 'good', 'untested')
@@ -21,14 +25,14 @@ NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'ended', 'gpus'
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 
 
-def ranks_of(mask):
+def ranks_of(mask: int) -> list:
     """The ranks of a bit mask, ascending."""
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
-def ranks_text(mask):
+def ranks_text(mask: int) -> str:
     """The ranks of a bit mask for a person: '0-3,8', or the first ones and how many there are."""
-    pieces, ranks = [], ranks_of(mask)
+    pieces, ranks = [], ranks_of(mask)  # type: list, list
     for rank in ranks:
         if pieces and pieces[-1][1] == rank - 1:
             pieces[-1][1] = rank
@@ -40,12 +44,12 @@ def ranks_text(mask):
     return ('rank ' if len(ranks) == 1 else 'ranks ') + text
 
 
-def one_line(text):
+def one_line(text: object) -> str:
     """Without what would end the line or steer a terminal: it may come from another process."""
     return re.sub(r'[\x00-\x1f\x7f-\x9f]+', ' ', str(text))
 
 
-def ignored_of(text):
+def ignored_of(text: str) -> list:
     """
     What SLINGTORCH_CHECK_IGNORE names, as [(name, subject or '')]: 'port, value:NCCL_ALGO'; 1 stands for all names.
 
@@ -56,14 +60,14 @@ def ignored_of(text):
         if colon and not (name and subject):
             raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': write NAME:WORD without blanks, as in variable:NCCL_ALG; "
                              "NAME is one of: %s" % (text, ', '.join(NAMES)))
-    words = [(name, subject) for name, _, subject in words]
-    wrong = sorted({name for name, subject in words if (name, subject) != ('1', '')} - set(NAMES))
-    if not wrong and ('1', '') in words:
+    pairs = [(name, subject) for name, _, subject in words]
+    wrong = sorted({name for name, subject in pairs if (name, subject) != ('1', '')} - set(NAMES))
+    if not wrong and ('1', '') in pairs:
         return [(name, '') for name in NAMES]
     if wrong:
         raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is no name of a finding. Write 1 for all, or some of: %s"
                          % (wrong[0], ', '.join(NAMES)))
-    return words
+    return pairs
 
 
 class Report:
@@ -75,24 +79,24 @@ class Report:
     :ivar facts: {name: {value as text: bit mask}}: what must be the same, or is wanted for the summary
     """
 
-    def __init__(self, rank=None):
+    def __init__(self, rank: 'Optional[int]' = None) -> None:
         self.ranks = 0 if rank is None else 1 << rank
-        self.findings, self.facts = defaultdict(int), defaultdict(lambda: defaultdict(int))
+        self.findings, self.facts = defaultdict(int), defaultdict(lambda: defaultdict(int))  # type: dict, dict
 
-    def add(self, level, name, text, remedy='', ranks=None):
+    def add(self, level: str, name: str, text: str, remedy: str = '', ranks: 'Optional[int]' = None) -> None:
         """A finding, of these ranks or of all in the report."""
         self.findings[Finding(level, name, one_line(text), one_line(remedy))] |= self.ranks if ranks is None else ranks
 
-    def fact(self, name, value, ranks=None):
+    def fact(self, name: str, value: object, ranks: 'Optional[int]' = None) -> None:
         """A fact; ranks with the same value are counted together."""
         self.facts[name][one_line(value)] |= self.ranks if ranks is None else ranks
 
-    def value(self, name, default=None):
+    def value(self, name: str, default: 'Optional[str]' = None) -> 'Any':
         """The value that most ranks have."""
         values = self.facts.get(name) or {default: 1}
         return max(values, key=lambda value: bin(values[value]).count('1'))
 
-    def merge(self, other):
+    def merge(self, other: 'Report') -> None:
         """Take over what another report says."""
         self.ranks |= other.ranks
         for finding, mask in other.findings.items():
@@ -101,22 +105,22 @@ class Report:
             for value, mask in values.items():
                 self.facts[name][value] |= mask
 
-    def ignore(self, wanted):
+    def ignore(self, wanted: list) -> None:
         """Red findings that the user wants to be ignored (ignored_of()) are 'ignored' from now on."""
         for finding in self.having(level='red'):
             if any(finding.name == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', finding.text))
                    for name, subject in wanted):
                 self.change(finding, 'ignored')
 
-    def change(self, finding, level):
+    def change(self, finding: 'Finding', level: str) -> None:
         """Give a finding another level."""
         self.findings[finding._replace(level=level)] |= self.findings.pop(finding)
 
-    def having(self, level=None, name=None):
+    def having(self, level: 'Optional[str]' = None, name: 'Optional[str]' = None) -> list:
         """The findings of this level and name."""
         return [finding for finding in self.findings if level in (None, finding.level) and name in (None, finding.name)]
 
-    def dump(self):
+    def dump(self) -> bytes:
         """As bytes, for load()."""
         return zlib.compress(json.dumps({
             'ranks': '%x' % self.ranks,
@@ -126,13 +130,12 @@ class Report:
         }).encode(), 1)
 
     @classmethod
-    def load(cls, data):
+    def load(cls, data: bytes) -> 'Report':
         """:raises ValueError: if it is no report"""
         report = cls()
         try:
             unpacker = zlib.decompressobj()
-            text = unpacker.decompress(data, MAX_REPORT_BYTES)
-            content = json.loads(text.decode())
+            content = json.loads(unpacker.decompress(data, MAX_REPORT_BYTES).decode())
             report.ranks = int(content['ranks'], 16)
             for level, name, text, remedy, mask in content['findings']:
                 if level not in LEVELS:
@@ -145,17 +148,17 @@ class Report:
             raise ValueError("no report: %r" % err)
         return report
 
-    def sorted(self):
+    def sorted(self) -> list:
         """The findings, red ones first: [(level, name, text, remedy, mask)]."""
         found = sorted(self.findings.items(), key=lambda item: (
             LEVELS.index(item[0].level), -bin(item[1]).count('1'), item[0][1:]))
         return [finding + (mask,) for finding, mask in found]
 
-    def count(self, level):
+    def count(self, level: str) -> int:
         """How many findings are of this level."""
         return len(self.having(level))
 
-    def text(self, header):
+    def text(self, header: str) -> str:
         """The table."""
         width = max(80, min(120, shutil.get_terminal_size((110, 24)).columns))
         lines = [header]
@@ -168,7 +171,7 @@ class Report:
                                        break_long_words=False, break_on_hyphens=False)
         return '\n'.join(lines) + '\n'
 
-    def data(self, **more):
+    def data(self, **more: 'Any') -> dict:
         """For JSON: docs/check.md has the form."""
         return dict(more, format=1, ranks=ranks_of(self.ranks), findings=[
             {'level': level, 'name': name, 'text': text, 'remedy': remedy, 'ranks': ranks_of(mask)}

@@ -6,9 +6,17 @@ import re
 import site
 import socket
 import stat
+import sys
 
 from . import nccl
 from .machine import SHARED, by_srun
+
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Iterable, Optional
+
+    from .findings import Report
+    from .machine import Machine
 
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
@@ -20,7 +28,7 @@ HIDDEN = ('', '-1', 'NoDevFiles')
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
 
-def visible_gpus(machine, known):
+def visible_gpus(machine: 'Machine', known: list) -> list:
     """Names of the GPUs that this rank sees."""
     names, nvidia = [entry[0] for entry in known], known[0][2] == 'cuda'
     if nvidia:
@@ -46,12 +54,12 @@ def visible_gpus(machine, known):
     return names
 
 
-def uses_gpus(machine):
+def uses_gpus(machine: 'Machine') -> bool:
     """Whether this rank sees a GPU, and so talks through NCCL."""
     return bool(machine.gpus() and visible_gpus(machine, machine.gpus()))
 
 
-def look_at_gpus(machine, report, details):
+def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Visibility, and the cores beside the GPU."""
     known = machine.gpus()
     variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
@@ -74,7 +82,7 @@ def look_at_gpus(machine, report, details):
                    % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']))
 
 
-def look_at_caches(machine, report):
+def look_at_caches(machine: 'Machine', report: 'Report') -> None:
     """Whether they are this user's, can be written by nobody else, and are on a disk of the node."""
     remedy = "unset %s, and conda-python-distributed makes a private one on the node"
     checked = []
@@ -113,12 +121,12 @@ def look_at_caches(machine, report):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
 
-def sure_of(machine, variable):
+def sure_of(machine: 'Machine', variable: str) -> str:
     """How bad a wrong interface is: 'red' for the library that moves the data, NCCL between GPUs and else Gloo."""
     return 'red' if uses_gpus(machine) == variable.startswith('NCCL') else 'yellow'
 
 
-def look_at_interfaces(machine, report, several):
+def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> None:
     """The names of interfaces that NCCL and Gloo are given."""
     there = machine.list('sys/class/net')
     if not there:
@@ -157,7 +165,7 @@ def look_at_interfaces(machine, report, several):
                    "management network", "export NCCL_SOCKET_IFNAME=hsn")
 
 
-def look_at_master(machine, report):
+def look_at_master(machine: 'Machine', report: 'Report') -> None:
     """What MASTER_ADDR and the launcher's own numbers say."""
     address = machine.environ.get('MASTER_ADDR', '')
     for name in ('MASTER_ADDR', 'MASTER_PORT', 'WORLD_SIZE'):
@@ -175,7 +183,7 @@ def look_at_master(machine, report):
                    "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
-def look_at_ranks(machine, report):
+def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
     """The rank's numbers against those of the launcher."""
     env = machine.environ
     rank, world = int(env['RANK']), int(env['WORLD_SIZE'])
@@ -190,7 +198,7 @@ def look_at_ranks(machine, report):
                    "unset WORLD_SIZE in the job script: conda-python-distributed sets it")
 
 
-def find_torch():
+def find_torch() -> 'Optional[str]':
     """Directory of the torch package that 'import torch' takes, or None; nothing is imported."""
     try:
         spec = importlib.util.find_spec('torch')
@@ -199,10 +207,11 @@ def find_torch():
     return os.path.dirname(spec.origin) if spec and spec.origin else None
 
 
-def look_at_torch(machine, report, directory, home=None):
+def look_at_torch(machine: 'Machine', report: 'Report', directory: 'Optional[str]',
+                  home: 'Optional[str]' = None) -> None:
     """Which torch this rank would import, by its files."""
     if directory is None:
-        report.add('untested', 'torch', "PyTorch: this Python has none (%s)" % os.sys.executable)
+        report.add('untested', 'torch', "PyTorch: this Python has none (%s)" % sys.executable)
         report.fact('torch', 'none')
         return
     report.fact('torch is in', directory)
@@ -216,7 +225,7 @@ def look_at_torch(machine, report, directory, home=None):
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
-def look_at_compat(machine, report, mapped=()):
+def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]' = ()) -> None:
     """
     cuda-compat in front of the driver's own libcuda.
 
@@ -238,7 +247,7 @@ def look_at_compat(machine, report, mapped=()):
     report.add(level, 'cuda-compat', text, "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
-def look_at_plugin(machine, report):
+def look_at_plugin(machine: 'Machine', report: 'Report') -> None:
     """NCCL's network plugin."""
     path = next(iter(nccl.plugin_files(machine)), None)
     if path:
@@ -249,7 +258,7 @@ def look_at_plugin(machine, report):
                        "put the plugin of this system in front in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
 
 
-def plugin_need(machine):
+def plugin_need(machine: 'Machine') -> str:
     """Why NCCL cannot do without a network plugin here: it ends, or takes a slow network; '' if it can."""
     network, env = machine.environ.get('NCCL_NET', ''), machine.environ
     if not uses_gpus(machine):
@@ -260,7 +269,7 @@ def plugin_need(machine):
     return "NCCL takes TCP on nodes with Slingshot" if several and machine.slingshot() else ''
 
 
-def look_for_plugin(machine, report, tried):
+def look_for_plugin(machine: 'Machine', report: 'Report', tried: bool) -> None:
     """
     NCCL's network plugin is not there.
 
@@ -276,7 +285,7 @@ def look_for_plugin(machine, report, tried):
         "load the module of the plugin (module spider aws-ofi-nccl); in a container bind its directory")
 
 
-def look(machine, report, torch, several):
+def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: bool) -> dict:
     """
     Everything of this file.
 
@@ -289,7 +298,7 @@ def look(machine, report, torch, several):
                'cpus': sorted(allowed), 'online': sorted(online)}
     report.fact('node', machine.node)
     report.fact('machine', machine.read('proc/sys/kernel/random/boot_id') or machine.node)
-    report.fact('python', os.sys.executable)
+    report.fact('python', sys.executable)
     report.fact('container', machine.container)
     report.fact('driver', machine.nvidia_driver() or 'none')
     for name, value in machine.environ.items():

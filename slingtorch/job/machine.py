@@ -10,6 +10,10 @@ import re
 import socket
 import time
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Callable, List, Mapping, Optional
+
 # Class and vendor of a PCI device that is a GPU, as /sys has them, with '/' between: 3D controller, other display
 # controller, processing accelerator; VGA of NVIDIA alone, others' are of the board. cpu-bind has this pattern too.
 GPU = r'^0x(0302|0380|1200|0300.*/0x10de$)'
@@ -26,12 +30,12 @@ MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so'
 COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
 
 
-def by_srun(environ):
+def by_srun(environ: 'Mapping[str, str]') -> bool:
     """Whether srun started this rank: an mpiexec inside a job passes on Slurm's variables of its own process."""
     return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
 
 
-def expand_hosts(text):
+def expand_hosts(text: 'Optional[str]') -> list:
     """The hosts of a list of Slurm: nid[001-003,7],a1; as many as can be read."""
     hosts = []
     for part in re.findall(r'(?:[^,\[]|\[[^\]]*\])+', text or ''):
@@ -50,9 +54,9 @@ def expand_hosts(text):
     return hosts
 
 
-def cpus_of(text):
+def cpus_of(text: str) -> set:
     """The numbers of a list such as 0-3,8."""
-    found = set()
+    found = set()  # type: set
     for part in text.strip().split(','):
         first, _, last = part.partition('-')
         if first.isdigit() and (last or first).isdigit():
@@ -60,19 +64,19 @@ def cpus_of(text):
     return found
 
 
-def gpu_vendor(device_class, vendor):
+def gpu_vendor(device_class: 'Optional[str]', vendor: 'Optional[str]') -> 'Optional[str]':
     """cuda or rocm, if a PCI device with this class and vendor ('0x030200', '0x10de') is a GPU; else None."""
-    return VENDORS.get(vendor) if re.match(GPU, '%s/%s' % (device_class, vendor)) else None
+    return VENDORS.get(vendor or '') if re.match(GPU, '%s/%s' % (device_class, vendor)) else None
 
 
-def read_mounts(text):
+def read_mounts(text: str) -> list:
     """What /proc/mounts says: [(directory, type, options)]."""
     lines = [line.split(' ') for line in text.splitlines()]
     return [(re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2],
              fields[3].split(',')) for fields in lines if len(fields) > 3]
 
 
-def mount_of(path, mounts):
+def mount_of(path: str, mounts: list) -> tuple:
     """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
     best = '', ''
     for where, kind, _ in mounts:
@@ -82,14 +86,14 @@ def mount_of(path, mounts):
     return best
 
 
-def library_kind(path):
+def library_kind(path: str) -> 'Optional[str]':
     """What a library is, by its name: 'libnccl', 'MPI' ...; None if nobody asks."""
     name = os.path.basename(path)
     found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
     return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
 
 
-def mapped_libraries():
+def mapped_libraries() -> list:
     """Paths of the libraries of this process that say over what it communicates, each once."""
     with open('/proc/self/maps') as maps:
         paths = set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))
@@ -105,15 +109,16 @@ class Machine:
     :param clock: gives the time
     """
 
-    def __init__(self, environ=None, root='/', clock=time.time, mounts='proc/self/mounts'):
+    def __init__(self, environ: 'Optional[Mapping[str, str]]' = None, root: str = '/',
+                 clock: 'Callable[[], float]' = time.time, mounts: str = 'proc/self/mounts') -> None:
         self.environ = dict(os.environ if environ is None else environ)
         self.root, self.clock, self.mounts = root, clock, mounts
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         """A path below the root."""
         return os.path.join(self.root, name)
 
-    def read(self, name, default=''):
+    def read(self, name: str, default: str = '') -> str:
         """The text of a small file, stripped."""
         try:
             with open(self.path(name), errors='replace') as stream:
@@ -121,19 +126,19 @@ class Machine:
         except OSError:
             return default
 
-    def list(self, name):
+    def list(self, name: str) -> 'List[str]':
         """The names in a directory, sorted."""
         try:
             return sorted(os.listdir(self.path(name)))
         except OSError:
             return []
 
-    def glob(self, pattern):
+    def glob(self, pattern: str) -> 'List[str]':
         """The paths below the root that match, sorted."""
         return sorted(glob.glob(os.path.join(glob.escape(self.root), pattern)))
 
     @property
-    def node(self):
+    def node(self) -> str:
         """Name of the node, as in conda-python-distributed."""
         own = self.environ.get('SLURMD_NODENAME')
         if own and by_srun(self.environ):
@@ -141,24 +146,24 @@ class Machine:
         return self.read('proc/sys/kernel/hostname') or socket.gethostname()
 
     @property
-    def container(self):
+    def container(self) -> bool:
         """Whether this is inside a container."""
         return bool(self.environ.get('APPTAINER_CONTAINER') or self.environ.get('SINGULARITY_CONTAINER')
                     or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
 
-    def cpus(self):
+    def cpus(self) -> tuple:
         """(those that this process may use, those of the node)"""
         allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', self.read('proc/self/status'), re.M)
         return cpus_of(allowed.group(1) if allowed else ''), cpus_of(self.read('sys/devices/system/cpu/online'))
 
-    def mount_of(self, path):
+    def mount_of(self, path: str) -> tuple:
         """As the function of this name."""
         return mount_of(path, read_mounts(self.read(self.mounts)))
 
     # --- GPUs
 
     @functools.lru_cache()
-    def gpus(self):
+    def gpus(self) -> 'List[tuple]':
         """
         The GPUs of the node as [(name, CPUs beside it, cuda or rocm)], in the order of their PCI addresses.
 
@@ -172,7 +177,7 @@ class Machine:
                 found.append((device, sorted(cpus_of(self.read(where + 'local_cpulist'))), vendor))
         return found
 
-    def open_gpus(self):
+    def open_gpus(self) -> 'List[int]':
         """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
         numbers = sorted(int(name[6:]) for name in self.list('dev') if re.match(r'nvidia\d+$', name))
         usable = []
@@ -184,13 +189,13 @@ class Machine:
                 pass
         return usable
 
-    def rocm_gpus(self):
+    def rocm_gpus(self) -> 'List[str]':
         """Numbers of ROCm's GPUs in KFD: an MI300 in the mode CPX is several."""
         # a processor's simd_count is 0 (Linux, kfd_topology.c)
         return [number for number in sorted(self.list(KFD), key=int)
                 if re.search('^simd_count [1-9]', self.read('%s/%s/properties' % (KFD, number)), re.M)]
 
-    def nvidia_driver(self):
+    def nvidia_driver(self) -> 'Optional[str]':
         """Version of NVIDIA's kernel driver that is loaded; None without one."""
         # open kernel modules say 'Kernel Module for x86_64  580.65.06'
         found = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', self.read('proc/driver/nvidia/version'))
@@ -198,7 +203,7 @@ class Machine:
 
     # --- memory
 
-    def free_memory(self):
+    def free_memory(self) -> tuple:
         """
         (bytes that the processes of this job may still take on this node, None if nothing says so; the limit of their
         control group if that is what leaves so little, else None; the file of this limit)
@@ -207,7 +212,7 @@ class Machine:
         and the memory controller of version 1). What is cached of files counts as free: the kernel gives it back.
         """
         found = re.search(r'^MemAvailable: +(\d+) kB', self.read('proc/meminfo'), re.M)
-        least = int(found.group(1)) * 1024 if found else None, None, ''
+        least = int(found.group(1)) * 1024 if found else None, None, ''  # type: tuple
         for line in self.read('proc/self/cgroup').splitlines():
             _, controllers, path = line.split(':', 2)
             if controllers == '':
@@ -233,11 +238,11 @@ class Machine:
 
     # --- network
 
-    def slingshot(self):
+    def slingshot(self) -> bool:
         """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
         return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
 
-    def line_rates(self):
+    def line_rates(self) -> dict:
         """
         {interface: GB/s} of this node's network: what its drivers say of InfiniBand and RoCE ports and of Slingshot's
         interfaces; if there are none, of the network cards that are up.

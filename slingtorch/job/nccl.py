@@ -6,6 +6,12 @@ import re
 from . import elf
 from .machine import library_kind
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Iterator, Optional
+
+    from .machine import Machine
+
 # variable: how the names of such plugins of NCCL begin
 PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
            for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
@@ -13,7 +19,7 @@ PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
 INTERFACE = 'ncclNetPlugin_v'
 
 
-def find_library(machine, name, cache=False):
+def find_library(machine: 'Machine', name: str, cache: bool = False) -> 'Optional[str]':
     """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
     for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
         path = os.path.join(directory, name)
@@ -23,7 +29,7 @@ def find_library(machine, name, cache=False):
     return found.group(1) if found else None
 
 
-def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
+def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
     """
     What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
 
@@ -38,14 +44,14 @@ def plugin_names(machine, variable='NCCL_NET_PLUGIN'):
     return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
 
 
-def plugin_files(machine, variable='NCCL_NET_PLUGIN'):
+def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
     """Those of plugin_names() that are there, as paths."""
     paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
              for name in plugin_names(machine, variable)]
     return list(filter(None, paths))
 
 
-def libraries(paths):
+def libraries(paths: list) -> 'Iterator[elf.Library]':
     """The NCCL and RCCL among these libraries, as elf.Library; which cannot be read are left out."""
     for path in paths:
         if library_kind(path) in ('libnccl', 'librccl'):
@@ -55,7 +61,7 @@ def libraries(paths):
                 pass
 
 
-def accepted(paths):
+def accepted(paths: list) -> tuple:
     """(numbers of the interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None)."""
     library = next(libraries(paths), None)
     if library is None:
@@ -63,19 +69,19 @@ def accepted(paths):
     return [number for number in range(3, 30) if library.has_string(INTERFACE + str(number))], library.path
 
 
-def offered(library):
+def offered(library: elf.Library) -> list:
     """Numbers of the interfaces that a plugin (elf.Library) has, in order."""
     found = (re.match(INTERFACE + r'(\d+)$', name) for name in library.exported())
     return sorted(int(match.group(1)) for match in found if match)
 
 
-def refuses_to_share(paths):
+def refuses_to_share(paths: list) -> bool:
     """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
     library = next(libraries(paths), None)
     return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
 
 
-def network(log):
+def network(log: str) -> tuple:
     """(network, provider of libfabric, the lines that say so) by NCCL's own log; None for what it does not say."""
     names, lines = [], []
     for pattern in (r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'):

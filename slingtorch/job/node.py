@@ -6,21 +6,28 @@ import re
 from . import elf, look, nccl, variables
 from .machine import library_kind
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Iterable, Optional
+
+    from .findings import Report
+    from .machine import Machine
+
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
-def mask_of(ranks):
+def mask_of(ranks: 'Iterable[int]') -> int:
     """The bit mask of some ranks."""
     return sum(1 << rank for rank in ranks)
 
 
-def check_cores(report, ranks):
+def check_cores(report: 'Report', ranks: list) -> None:
     """
     Cores that several ranks share.
 
     :param ranks: details of look.look(), of all ranks of the node
     """
-    sharing = {}
+    sharing = {}  # type: dict
     for details in ranks:
         sharing.setdefault(tuple(details['cpus']), []).append(details['rank'])
     if () in sharing:
@@ -50,7 +57,7 @@ def check_cores(report, ranks):
         report.add('good', 'cores', "no rank shares a core with another one")
 
 
-def check_gpus(report, ranks, mapped, environ):
+def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> None:
     """
     GPUs that several ranks share, and cores that are far from them.
 
@@ -59,7 +66,7 @@ def check_gpus(report, ranks, mapped, environ):
     seen = [(details['rank'], details['local_rank'], details['gpus'], details) for details in ranks if details['gpus']]
     if not seen:
         return
-    lists = {}
+    lists = {}  # type: dict
     for rank, _, gpus, _ in seen:
         lists.setdefault(tuple(gpus), []).append(rank)
     shared = False
@@ -84,9 +91,9 @@ def check_gpus(report, ranks, mapped, environ):
         report.add('good', 'gpus', "each rank runs on cores beside its GPU")
 
 
-def check_libraries(report, paths, machine, with_gpu):
+def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu: bool) -> None:
     """What the process with PyTorch maps: twice, or what does not go together."""
-    by_kind = {}
+    by_kind = {}  # type: dict
     for path in paths:
         if library_kind(path):
             by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
@@ -114,7 +121,7 @@ def check_libraries(report, paths, machine, with_gpu):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
 
 
-def check_plugin(report, path, mapped, torch_major, need):
+def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
     """
     The plugin's symbols against those that the mapped NCCL looks for, and its runtime against torch's.
 
@@ -150,7 +157,7 @@ def check_plugin(report, path, mapped, torch_major, need):
         report.add('good', 'plugin', "%s has an interface that %s loads" % (path, by))
 
 
-def check_probe(report, probe, machine, with_gpu, asked_fi):
+def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bool, asked_fi: 'Optional[set]') -> list:
     """
     What the process with PyTorch said.
 
@@ -208,7 +215,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
     return mapped
 
 
-def round_up(seconds):
+def round_up(seconds: float) -> float:
     """A number near it, of which there are few: steps of a quarter."""
     step = 0.05
     while step < seconds:

@@ -27,7 +27,7 @@ class BenchError(RuntimeError):
     """Something that the user must fix; the message says how."""
 
 
-def parse_size(text):
+def parse_size(text: str) -> int:
     """Bytes of '32768', '32K', '32KiB' or '16G'; powers of 1024, as in nccl-tests."""
     match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
     if not match or int(match.group(1)) == 0:
@@ -35,7 +35,7 @@ def parse_size(text):
     return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
 
 
-def show_size(size):
+def show_size(size: int) -> str:
     """'32 KiB'"""
     for unit in 'TGMK':
         if size >= UNITS[unit]:
@@ -43,7 +43,7 @@ def show_size(size):
     return '%d B' % size
 
 
-def show_time(seconds):
+def show_time(seconds: float) -> str:
     """'12.3 us', with three digits."""
     for unit, scale in (('us', 1e-6), ('ms', 1e-3)):
         if seconds < 1000 * scale:
@@ -51,7 +51,7 @@ def show_time(seconds):
     return '%.3g s' % seconds
 
 
-def read(path):
+def read(path: str) -> dict:
     """The record in a file."""
     try:
         with open(path, encoding='utf-8') as stream:
@@ -72,22 +72,22 @@ def read(path):
     return record
 
 
-def averages(record):
+def averages(record: dict) -> dict:
     """{(kind, operation): average bus bandwidth}, as nccl-tests has it: of all sizes alike."""
-    found = {}
+    found = {}  # type: dict
     for row in record['results']:
         found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 
-def wrong_values(record):
+def wrong_values(record: dict) -> list:
     """Lines about wrong values."""
     return ['WRONG VALUES: %s, %s of %s: %d; %s'
             % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
             for row in record['results'] if row['wrong']]
 
 
-def head(record):
+def head(record: dict) -> list:
     """Lines that say what was measured."""
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
@@ -109,7 +109,7 @@ def head(record):
 ROW = '%10s %10s %14s %10s %12s %8s %8s'
 
 
-def table_head(record, kind, operation):
+def table_head(record: dict, kind: str, operation: str) -> list:
     provider = record['providers'].get(kind, {})
     return ['', '%s, %s   (network: %s%s)' % (
         kind, operation, provider.get('name') or 'not known',
@@ -117,14 +117,14 @@ def table_head(record, kind, operation):
         ROW % ('size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
 
 
-def table_row(record, row):
+def table_row(record: dict, row: dict) -> str:
     rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
     return ROW % (show_size(row['size']), show_time(row['seconds']), '%.4g' % row['algorithm_bandwidth'],
                   '%.4g' % row['bus_bandwidth'], '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-',
                   row['wrong'], row['repeats'])
 
 
-def summary(record):
+def summary(record: dict) -> list:
     """Lines: the average bus bandwidth of each operation and kind; beside plain MPI the ratio to it."""
     found = averages(record)
     kinds = [kind for kind in KINDS if any(kind == key[0] for key in found)]
@@ -142,7 +142,7 @@ def summary(record):
         ['note: ' + text for text in record['notes']] + wrong_values(record)
 
 
-def write(record, path):
+def write(record: dict, path: str) -> None:
     """Write the file, whole or not at all."""
     part = path + '.part'
     with open(part, 'w') as stream:

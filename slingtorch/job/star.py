@@ -19,6 +19,12 @@ from .findings import Report, ignored_of
 from .machine import by_srun, expand_hosts
 from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional  # noqa: F401, in comments
+
+    from .machine import Machine
+
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
 # Seconds that rank 0's node waits longer for others than these wait for their ranks.
@@ -33,7 +39,7 @@ class Usage(Exception):
     """The program was started wrongly."""
 
 
-def start_id(environ):
+def start_id(environ: dict) -> str:
     """A word that is the same on all ranks of this start, and of no other one on these nodes."""
     step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
     if not by_srun(environ):
@@ -41,7 +47,7 @@ def start_id(environ):
     return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
 
 
-def read_ranks(environ):
+def read_ranks(environ: dict) -> None:
     """Check what this program must know. :raises Usage:"""
     for name in NEEDED:
         if not environ.get(name):
@@ -57,13 +63,13 @@ def read_ranks(environ):
         raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
 
 
-def verdict(word, environ):
+def verdict(word: bytes, environ: dict) -> int:
     """The exit status that rank 0's word means."""
     lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
     return 0 if word == b'0' or word == LOST and lost_is_fine else 1
 
 
-def guarded(name, machine, function):
+def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     """The exit status of a program of this package, which `function` runs, and why not on stderr."""
     try:
         return function()
@@ -79,14 +85,14 @@ def guarded(name, machine, function):
 # ----------------------------------------------------------------------------------------------------------------------
 # on a node
 
-def local_address(environ):
+def local_address(environ: dict) -> str:
     """The abstract socket of this start's first rank on this node (unix(7))."""
     # nodes that are emulated on one machine share its sockets
     node = environ.get('SLURMD_NODENAME', '') if by_srun(environ) else ''
     return '\0slingtorch-%s-%s' % (start_id(environ), node)
 
 
-def same_user(connection):
+def same_user(connection: socket.socket) -> bool:
     """Whether the other end is a process of this user."""
     return struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
 
@@ -102,16 +108,16 @@ class LocalRanks:
     :raises OSError: another process is the first rank of this node already
     """
 
-    def __init__(self, environ, count, digest):
+    def __init__(self, environ: dict, count: int, digest: str) -> None:
         self.count, self.digest, self.begin = count, digest, time.time()
-        self.reports, self.ended, self.connections, self.late = {}, {}, [], {}
+        self.reports, self.ended, self.connections, self.late = {}, {}, [], {}  # type: dict, dict, list, dict
         self.changed = threading.Condition()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(local_address(environ))
         listener.listen(512)
         serve(listener, self.handshake)
 
-    def handshake(self, connection):
+    def handshake(self, connection: socket.socket) -> None:
         """One rank: who it is, then what it found."""
         hello = None
         try:
@@ -134,14 +140,14 @@ class LocalRanks:
             self.connections.append(connection)
             self.changed.notify_all()
 
-    def wait(self, end):
+    def wait(self, end: float) -> None:
         """Until all others of the node have reported or ended, or until that time."""
         with self.changed:
             self.changed.wait_for(lambda: len(self.reports) + len(self.ended) >= self.count - 1,
                                   max(0, end - time.time()))
 
 
-def call_first_rank(environ, rank, digest, end):
+def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
     """
     Another rank of the node: say hello to the first one.
 
@@ -167,7 +173,7 @@ def call_first_rank(environ, rank, digest, end):
 # ----------------------------------------------------------------------------------------------------------------------
 # between nodes
 
-def places(environ):
+def places(environ: dict) -> list:
     """Where rank 0 may listen: [(host, port)]. The second host serves a MASTER_ADDR that is wrong."""
     port = int(environ['MASTER_PORT'])
     second = port + SECOND_PORT if port + SECOND_PORT <= 65535 else port - SECOND_PORT
@@ -180,7 +186,7 @@ def places(environ):
 class Node:
     """A node that called rank 0's: its connection, number of its ranks, the first one, its name, and when it called."""
 
-    def __init__(self, words, now):
+    def __init__(self, words: str, now: float) -> None:
         ranks, rank, self.name = words.split(' ')
         self.ranks, self.rank = int(ranks), int(rank)
         self.called, self.connection = now, None
@@ -195,9 +201,10 @@ class Root:
     :raises PeerLost: no port is free
     """
 
-    def __init__(self, environ, others, seconds, clock=time.time):
-        self.others, self.seconds, self.clock, self.nodes, self.key = others, seconds, clock, [], start_id(environ)
-        self.listener = self.refused = None
+    def __init__(self, environ: dict, others: int, seconds: float, clock: 'Callable[[], float]' = time.time) -> None:
+        self.others, self.seconds, self.clock, self.key = others, seconds, clock, start_id(environ)
+        self.nodes = []  # type: list
+        self.refused = None  # type: Optional[str]
         for _, port in places(environ)[:2]:
             try:
                 self.listener = listen(port)
@@ -210,7 +217,7 @@ class Root:
         self.word = '0'
         self.known = threading.Event()
 
-    def gather(self, extra):
+    def gather(self, extra: 'Callable[[], str]') -> None:
         """Wait for the nodes, and tell each its number; `extra` is a function, whose word all are told with it."""
         called = {}
 
@@ -233,7 +240,7 @@ class Root:
         finally:
             self.known.set()
 
-    def collect(self, report, end):
+    def collect(self, report: Report, end: float) -> None:
         """Merge what the nodes send until the time `end`, and what is there then."""
         for node in self.nodes:
             try:
@@ -255,9 +262,10 @@ class Branch:
     :raises PeerLost: rank 0 is nowhere to be found
     """
 
-    def __init__(self, environ, ranks, node, seconds, clock=time.time):
+    def __init__(self, environ: dict, ranks: int, node: str, seconds: float,
+                 clock: 'Callable[[], float]' = time.time) -> None:
         words = '%d %s %s' % (ranks, environ['RANK'], re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
-        end, self.connection, wrong = time.time() + seconds, None, {}
+        end, self.connection, wrong = time.time() + seconds, None, {}  # type: float, Any, dict
         while self.connection is None:
             for self.host, port in places(environ):
                 try:
@@ -275,13 +283,13 @@ class Branch:
         except (PeerLost, OSError, ValueError) as err:
             raise PeerLost("rank 0 gave this node no number (%s)" % err)
 
-    def deliver(self, report):
+    def deliver(self, report: Report) -> None:
         """Send it to rank 0's node. :raises PeerLost: that is gone"""
         try:
             send_message(self.connection, report.dump())
         except OSError as err:
             raise PeerLost("what this node found cannot be delivered (%s)" % err)
 
-    def verdict(self, seconds):
+    def verdict(self, seconds: float) -> bytes:
         """How it ended. :raises PeerLost: rank 0 is gone"""
         return receive_message(self.connection, time.time() + seconds)

@@ -7,6 +7,12 @@ import re
 from . import elf
 from .machine import library_kind
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Iterable, Optional
+
+    from .findings import Report
+
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
 
@@ -14,7 +20,7 @@ KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
 class Family:
     """A section of the table: the variables with one prefix."""
 
-    def __init__(self, prefix, section):
+    def __init__(self, prefix: str, section: dict) -> None:
         self.prefix, self.source, self.known, self.warn = prefix, section.get('source', ''), {}, {}
         self.libraries = section.get('library', '').split()
         self.other = set(section.get('other', '').split())
@@ -29,7 +35,7 @@ class Family:
             elif name.startswith('warn '):
                 self.warn[tuple(name.split()[1:])] = value
 
-    def kind(self, name):
+    def kind(self, name: str) -> list:
         """[kind, its words and options], or []. A bool is a choice of the words that this family takes."""
         for kind in KINDS:
             if kind in self.known[name]:
@@ -37,10 +43,10 @@ class Family:
         return []
 
 
-def read_table(path=TABLE):
+def read_table(path: str = TABLE) -> list:
     """The families, longest prefix first."""
     # every rank reads it: configparser takes ten times as long for its 1,600 lines
-    sections = {}
+    sections = {}  # type: dict
     with open(path) as stream:
         for line in stream:
             if line.startswith('['):
@@ -52,12 +58,12 @@ def read_table(path=TABLE):
     return sorted(families, key=lambda family: -len(family.prefix))
 
 
-def family_of(name, families):
+def family_of(name: str, families: list) -> 'Optional[Family]':
     """The family of a variable; None if it is none of ours."""
     return next((family for family in families if name.startswith(family.prefix)), None)
 
 
-def wrong_number(name, words, options, value):
+def wrong_number(name: str, words: list, options: dict, value: str) -> str:
     """The same for a number: int as strtol(3) reads it (NCCL, libfabric, MIOpen), whole without anything around it."""
     digits = '[0-9]+' if name == 'whole' or options.get('base') == '10' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'
     match = re.match(r'\s*([-+]?)(%s)' % digits, value)
@@ -76,7 +82,7 @@ def wrong_number(name, words, options, value):
     return ''
 
 
-def wrong_value(kind, value):
+def wrong_value(kind: list, value: str) -> str:
     """What is wrong with a value of this kind; '' if nothing is. The kinds are in variables.cfg."""
     name, words = kind[0], [word for word in kind[1:] if '=' not in word]
     options = dict(word.split('=') for word in kind[1:] if '=' in word)
@@ -111,10 +117,11 @@ class LibraryProbe:
     # libfabric makes names from those of provider and parameter: prefix, a parameter of each one that can be asked
     FABRIC = (('FI_CXI_', 'rdzv_threshold'), ('FI_', 'mr_cache_max_size'))
 
-    def __init__(self, paths, fi_info=None, plugins=()):
-        self.paths, self.fi_info, self.plugins, self.open = paths, fi_info, plugins, {}
+    def __init__(self, paths: list, fi_info: 'Optional[set]' = None, plugins: 'Iterable[str]' = ()) -> None:
+        self.paths, self.fi_info, self.plugins = paths, fi_info, plugins
+        self.open = {}  # type: dict
 
-    def file(self, path):
+    def file(self, path: str) -> 'Optional[elf.Library]':
         """This file as elf.Library, or None."""
         if path not in self.open:
             try:
@@ -123,7 +130,7 @@ class LibraryProbe:
                 self.open[path] = None
         return self.open[path]
 
-    def library(self, family):
+    def library(self, family: Family) -> 'Optional[elf.Library]':
         """The first one mapped of the family that can be asked, as elf.Library, or None."""
         key, wanted = (family.prefix,), {library_kind(name + '.so') or name for name in family.libraries}
         for path in self.paths if key not in self.open else []:
@@ -136,7 +143,7 @@ class LibraryProbe:
                     break
         return self.open.setdefault(key, None)
 
-    def reads(self, name, family):
+    def reads(self, name: str, family: Family) -> tuple:
         """(whether it does, the library that was asked); (None, None): nobody could be asked."""
         library = self.library(family)
         # 'size' ends many constants: the end of one is believed for a name that the table has, an unknown one must be
@@ -170,7 +177,7 @@ class LibraryProbe:
         return False, library.path
 
 
-def one_edit(name, other):
+def one_edit(name: str, other: str) -> bool:
     """Whether one becomes the other by one letter more, less or different, or by two neighbours swapped."""
     begin = len(os.path.commonprefix([name, other]))
     one, two = name[begin:], other[begin:]
@@ -185,7 +192,7 @@ NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0', 'OFI_NCCL_': '
 STRICT = ('MPICH_', 'OFI_NCCL_')
 
 
-def wrong_text(name, value, family):
+def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
     number = kind[:1] in (['int'], ['whole'])
@@ -202,7 +209,7 @@ def wrong_text(name, value, family):
     return wrong + '; ' + known['note'] if wrong and 'note' in known else wrong
 
 
-def check(report, families, asked, with_gpu):
+def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool) -> None:
     """
     Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
 

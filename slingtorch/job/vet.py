@@ -20,6 +20,10 @@ import time
 from . import star, wire
 from .machine import Machine, expand_hosts
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
 # A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
 SLOW = 0.5
 # for one direction of a pair: seconds of sending
@@ -30,7 +34,7 @@ BLOCK = bytes(1 << 20)
 ROUNDS = 8
 
 
-def partner(number, turn, nodes):
+def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
     """With whom node `number` measures in this round, or None: each pair meets once in nodes - 1 (or nodes) rounds."""
     even = nodes + nodes % 2
     last = even - 1
@@ -43,7 +47,7 @@ def partner(number, turn, nodes):
     return other if other < nodes else None
 
 
-def address_of(interface):
+def address_of(interface: str) -> str:
     """The IPv4 address of the first interface whose name begins so; '' if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
@@ -57,7 +61,7 @@ def address_of(interface):
     return ''
 
 
-def send_for(connection, seconds):
+def send_for(connection: socket.socket, seconds: float) -> float:
     """Send for so long; then wait for the other's word: bytes a second."""
     end = time.time() + seconds
     while time.time() < end:
@@ -66,7 +70,7 @@ def send_for(connection, seconds):
     return float(wire.read_line(connection))
 
 
-def receive_all(connection):
+def receive_all(connection: socket.socket) -> float:
     """Receive until it ends; say, and return, bytes a second."""
     begin, size, view = None, 0, memoryview(bytearray(len(BLOCK)))
     while True:
@@ -80,7 +84,7 @@ def receive_all(connection):
     return speed
 
 
-def answer(key, connection):
+def answer(key: str, connection: socket.socket) -> None:
     """A partner: what it sends is received and timed."""
     with connection:
         connection.settimeout(PATIENCE)
@@ -91,16 +95,16 @@ def answer(key, connection):
             pass    # the one who measures says so
 
 
-def measure(key, address, seconds=MEASURE):
+def measure(key: str, address: tuple, seconds: float = MEASURE) -> float:
     """Bytes a second to a partner. :raises OSError, PeerLost: it cannot be reached, or ended"""
     with socket.create_connection(address, PATIENCE) as connection:
         connection.sendall(key.encode() + b'\n')
         return send_for(connection, seconds)
 
 
-def rounds(number, table, key, count):
+def rounds(number: int, table: list, key: str, count: int) -> dict:
     """What this node measures with its partners: {partner's number: bytes a second, or what went wrong}."""
-    found = {}
+    found = {}  # type: dict
     for turn in range(count):
         other = partner(number, turn, len(table))
         if other is None or other == number:
@@ -113,7 +117,7 @@ def rounds(number, table, key, count):
     return found
 
 
-def judge(names, speeds):
+def judge(names: list, speeds: dict) -> tuple:
     """
     Who is good.
 
@@ -121,11 +125,11 @@ def judge(names, speeds):
     :param speeds: {(number, number of the partner): bytes a second or a text}, each direction
     :return: (numbers of the good nodes, {number of another one: why}, median of the best pairs)
     """
-    pairs = {}
+    pairs = {}  # type: dict
     for (one, other), speed in speeds.items():
         pair = tuple(sorted((one, other)))
         pairs.setdefault(pair, []).append(speed if isinstance(speed, float) else 0.0)
-    best, wrong = {}, {}
+    best, wrong = {}, {}  # type: dict, dict
     for pair, both in pairs.items():
         for number in pair:
             best[number] = max(best.get(number, 0.0), min(both) if len(both) == 2 else 0.0)
@@ -142,7 +146,7 @@ def judge(names, speeds):
     return [number for number in range(len(names)) if number not in wrong], wrong, median
 
 
-def table_text(names, good, wrong, absent):
+def table_text(names: list, good: list, wrong: dict, absent: list) -> str:
     """Lines as vetnode's readers take them: 'Vetted: NODE' and 'Cordon: NODE'."""
     word = 'Vetted: %s\n' if len(names) > 1 else 'Untested: %s    no other node answered\n'
     return ''.join([word % names[number] for number in good] +
@@ -150,14 +154,14 @@ def table_text(names, good, wrong, absent):
                    ['Cordon: %s    fails: it did not answer\n' % name for name in absent])
 
 
-def write_lists(prefix, good, bad):
+def write_lists(prefix: str, good: list, bad: list) -> None:
     """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
     for suffix, names in (('.vetted', good), ('.cordon', bad)):
         with open(prefix + suffix, 'w') as stream:
             stream.write(''.join(name + '\n' for name in names))
 
 
-def run(machine, out, count=ROUNDS, prefix=None):
+def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None) -> int:
     """
     Vet, as one rank.
 
@@ -188,7 +192,7 @@ def run(machine, out, count=ROUNDS, prefix=None):
 
     root = star.Root(environ, world - local_world, min(seconds, wire.QUIET), machine.clock)
     root.gather(lambda: '-')
-    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], port]]
+    nodes, names, table = [], [machine.node], [[own or environ['MASTER_ADDR'], port]]
     silent = []
     for node in root.nodes:
         try:
@@ -200,11 +204,11 @@ def run(machine, out, count=ROUNDS, prefix=None):
         names.append(node.name)
         table.append([theirs or node.connection.getpeername()[0], their_port])
     count = min(count, len(names) - 1 + len(names) % 2)
-    for number, node in enumerate(nodes[1:], 1):
+    for number, node in enumerate(nodes, 1):
         wire.send_message(node.connection, json.dumps([table, number, count]).encode())
     speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
     end = time.time() + count * PATIENCE * 2
-    for number, node in enumerate(nodes[1:], 1):
+    for number, node in enumerate(nodes, 1):
         try:
             theirs = json.loads(wire.receive_message(node.connection, end).decode())
             speeds.update({(number, int(other)): speed for other, speed in theirs.items()})
@@ -214,19 +218,19 @@ def run(machine, out, count=ROUNDS, prefix=None):
     expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
     total = len(names) + len(absent)
-    found = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
+    figure = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
     out.write("slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)\n%s" % (
-        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, found,
+        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, figure,
         ' on ' + interface if own else '', table_text(names, good, wrong, absent)))
     out.flush()
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
     bad = bool(wrong or absent)
-    wire.tell_all([node.connection for node in nodes[1:]], b'01'[bad:bad + 1])
+    wire.tell_all([node.connection for node in nodes], b'01'[bad:bad + 1])
     return 1 if bad else 0
 
 
-def main(argv):
+def main(argv: list) -> int:
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='vet', description="Measures the bandwidth between nodes (docs/check.md).")
     parser.add_argument('--rounds', metavar='N', type=int, default=ROUNDS,

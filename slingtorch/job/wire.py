@@ -5,6 +5,10 @@ import socket
 import threading
 import time
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Callable, Optional
+
 # Seconds without a call after which nodes that have not called are not waited for: their storage may be full.
 QUIET = 20
 # seconds to try to reach another node: it may have started later, or gone on without this
@@ -19,7 +23,7 @@ class PeerLost(Exception):
     """Another process cannot be reached, or is gone; for the user."""
 
 
-def read_line(connection, end=None):
+def read_line(connection: socket.socket, end: 'Optional[float]' = None) -> str:
     """A short line, and nothing of what follows it; not after the time `end`."""
     line = b''
     while not line.endswith(b'\n'):
@@ -30,7 +34,7 @@ def read_line(connection, end=None):
     return line[:-1].decode('ascii', 'replace')
 
 
-def call(host, port, key, words, seconds):
+def call(host: str, port: int, key: str, words: str, seconds: float) -> socket.socket:
     """A connection to another node, tried again for a while, to which that has said that it is the one."""
     end = time.time() + min(REACH, seconds)
     while True:
@@ -51,7 +55,7 @@ def call(host, port, key, words, seconds):
     return connection
 
 
-def listen(port):
+def listen(port: int) -> socket.socket:
     """A socket that listens on a port, for IPv6 as well where the node has that; port 0 is for any that is free."""
     try:
         listener = socket.socket(socket.AF_INET6)
@@ -64,7 +68,7 @@ def listen(port):
     return listener
 
 
-def serve(listener, answer):
+def serve(listener: socket.socket, answer: 'Callable') -> None:
     """Answer each caller in a thread of its own, in the background: one that says nothing delays nobody."""
     def loop():
         while True:
@@ -77,7 +81,8 @@ def serve(listener, answer):
     threading.Thread(target=loop, daemon=True).start()
 
 
-def accept(listener, count, key, seconds, weight=lambda words: 1):
+def accept(listener: socket.socket, count: int, key: str, seconds: float,
+           weight: 'Callable[[str], int]' = lambda words: 1) -> list:
     """
     So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to afterwards.
 
@@ -110,12 +115,12 @@ def accept(listener, count, key, seconds, weight=lambda words: 1):
     return callers[:count]
 
 
-def send_message(connection, data):
+def send_message(connection: socket.socket, data: bytes) -> None:
     """So many bytes follow, and the bytes."""
     connection.sendall(b'%d\n' % len(data) + data)
 
 
-def tell_all(connections, data):
+def tell_all(connections: list, data: bytes) -> None:
     """The same message to all that are still there."""
     for connection in connections:
         try:
@@ -124,7 +129,7 @@ def tell_all(connections, data):
             pass    # it is gone, and nobody waits for it
 
 
-def receive_message(connection, end):
+def receive_message(connection: socket.socket, end: float) -> bytes:
     """:raises PeerLost: nothing whole came until the time `end`"""
     try:
         connection.settimeout(max(0.1, end - time.time()))

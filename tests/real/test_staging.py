@@ -292,7 +292,7 @@ def pbs_nodes(alone, count, env=()):
         directory = alone.dir / f'node{rank}'
         directory.mkdir()
         own = {**alone.env, 'SLINGTORCH_STAGE_DIR': str(directory), 'PBS_JOBID': '12.server', 'RANK': str(rank),
-               'WORLD_SIZE': str(count), 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'localhost',
+               'WORLD_SIZE': str(count), 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'nid000001',
                **dict(env)}
         processes.append(subprocess.Popen([START, '--stage', '-c', SHOW], env=own, text=True, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE))

@@ -46,8 +46,8 @@ GOOD = {
 }
 
 # Files whose public functions are not annotated yet
-UNTYPED = ('hooks/', 'slingtorch/bench.py', 'slingtorch/check.py', 'slingtorch/cli.py', 'slingtorch/explain.py',
-           'slingtorch/job/', 'slingtorch/lock.py', 'slingtorch/quickstart.py', 'slingtorch/sitefile.py',
+UNTYPED = ('hooks/', 'slingtorch/cli.py', 'slingtorch/explain.py',
+           'slingtorch/lock.py', 'slingtorch/quickstart.py', 'slingtorch/sitefile.py',
            'slingtorch/siteformats.py')
 
 
