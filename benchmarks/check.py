@@ -6,10 +6,10 @@
 
 (a) Real processes on this machine, forked so that Python's own start is not counted, no PyTorch: seconds from the first
     fork to the last end, and processor time per rank. All "nodes" share this machine's cores; those of a job do not.
-(b) Processor time of the parts: a node that calls rank 0's (both ends), one merge; the length of a message.
-(c) A model to 4,096 ranks, no measurement: the calls of all nodes at rank 0's, then per level of the tree a round trip
-    (0.1 ms assumed) and the merges of 8 children. The calls grow with the number of nodes.
-(d) With a PYTHON that has PyTorch: seconds until 8 ranks on two "nodes" of this machine have imported torch, with
+(b) The star between nodes: rank 0's end takes the calls and reports of all other nodes, which one other process stands
+    for (a real node calls at the same time as the others), and tells them how it ended: seconds, processor time,
+    and the length of one node's report. Real sockets; no network.
+(c) With a PYTHON that has PyTorch: seconds until 8 ranks on two "nodes" of this machine have imported torch, with
     --check and without, by turns; the medians of three.
 """
 
@@ -24,15 +24,12 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
 sys.path.insert(0, str(RUNSCRIPT.parents[1]))
-from slingtorch.job import check, findings, tree_copy, wire  # noqa: E402
+from slingtorch.job import check, findings, star, wire  # noqa: E402
 from slingtorch.job.machine import Machine  # noqa: E402
-
-ROUND_TRIP = 0.0001
 
 
 def free_port():
@@ -76,7 +73,7 @@ def real(ranks, per_node):
 
 
 def start(python, checked):
-    """(d): seconds for 8 ranks on two nodes, started by the runscript."""
+    """(c): seconds for 8 ranks on two nodes, started by the runscript."""
     port, processes, begin = free_port(), [], time.perf_counter()
     for rank in range(8):
         node = f'nid{rank // 4:06d}'
@@ -93,61 +90,43 @@ def start(python, checked):
     return time.perf_counter() - begin
 
 
-def report_of(ranks, per_node):
-    """What a tree brings up for so many ranks: 12 findings that all share, some per local rank, 25 facts, the nodes."""
+def report_of(node, per_node):
+    """What a node sends: 12 findings that all share, 25 facts, its name."""
     report = findings.Report()
-    report.ranks = (1 << ranks) - 1
+    report.ranks = sum(1 << rank for rank in range(node * per_node, (node + 1) * per_node))
     for number in range(12):
         report.add('good', 'name', f'a finding of some length about the variable NCCL_NUMBER_{number} of all ranks')
     for number in range(25):
         report.fact(f'env NCCL_VARIABLE_{number}', 'value')
-    for rank in range(ranks):
-        report.fact('node', f'nid{rank // per_node:06d}', 1 << rank)
+    report.fact('node', f'nid{node:06d}')
     return report
 
 
-def calls(count):
-    """(b): processor seconds per node that calls rank 0's and is told its place, of both ends."""
-    port = free_port()
-    environ = environment(0, count + 1, 1, port)
-    root = wire.Root(environ, count, 20)
-    connections = []
+def other_nodes(nodes, per_node, port, key):
+    """(b): all but rank 0's, one after the other in this process."""
+    connections = [wire.call('127.0.0.1', port, key, f'{per_node} {node * per_node} nid{node:06d}', 60)
+                   for node in range(1, nodes)]
+    for node, connection in enumerate(connections, 1):
+        wire.read_line(connection)
+        wire.send_message(connection, report_of(node, per_node).dump())
+    return {wire.receive_message(connection, time.time() + 60) for connection in connections} - {b'0'}
 
-    def call():
-        for number in range(1, count + 1):
-            connections.append(tree_copy.call(
-                '127.0.0.1', port, root.key, f'1 1 {number} nid{number:06d}', 20))
 
-    thread = threading.Thread(target=call)
-    begin = time.process_time()
-    thread.start()
+def reduction(ranks, per_node):
+    """(b): seconds from the first call to the last word, processor seconds of rank 0, bytes of a node's report."""
+    nodes, port = max(1, ranks // per_node), free_port()
+    root = star.Root(environment(0, ranks, per_node, port), ranks - per_node, 20)
+    pid = os.fork()
+    if not pid:
+        os._exit(bool(other_nodes(nodes, per_node, port, root.key)))
+    report, begin, used = report_of(0, per_node), time.perf_counter(), time.process_time()
     root.gather(lambda: '-')
-    thread.join()
-    seconds = time.process_time() - begin
-    for connection in connections:
-        connection.close()
-    return seconds / count
-
-
-def merges(ranks, per_node):
-    """(b): processor seconds to read and merge one report, and its bytes."""
-    data, times = report_of(ranks, per_node).dump(), []
-    for _ in range(5):
-        whole, begin = report_of(ranks, per_node), time.process_time()
-        whole.merge(findings.Report.load(data))
-        times.append(time.process_time() - begin)
-    return statistics.median(times), len(data)
-
-
-def model(ranks, per_node, per_call):
-    """(c): seconds of the reduction alone."""
-    nodes = max(1, ranks // per_node)
-    seconds, below = (nodes - 1) * per_call, nodes
-    while below > 1:
-        below = -(-below // tree_copy.FANOUT)
-        merge, _ = merges(max(per_node, ranks // max(1, below) // tree_copy.FANOUT), per_node)
-        seconds += ROUND_TRIP + tree_copy.FANOUT * merge
-    return seconds
+    root.collect(report, time.time() + 60)
+    wire.tell_all([node.connection for node in root.nodes], b'0')
+    seconds, used = time.perf_counter() - begin, time.process_time() - used
+    if os.waitpid(pid, 0)[1] or report.ranks != (1 << nodes * per_node) - 1:
+        sys.exit('benchmarks/check.py: a node was lost')
+    return seconds, used, len(report_of(1, per_node).dump())
 
 
 def main():
@@ -155,41 +134,40 @@ def main():
     parser.add_argument('--json', metavar='FILE')
     parser.add_argument('--ranks', default='8,64,256', help='real processes, default: %(default)s')
     parser.add_argument('--per-node', type=int, default=8)
-    parser.add_argument('--python', metavar='PYTHON', help='with PyTorch, for (d)')
+    parser.add_argument('--python', metavar='PYTHON', help='with PyTorch, for (c)')
     args = parser.parse_args()
     per_node = args.per_node
     rows = []
     for ranks in map(int, args.ranks.split(',')):
         seconds, used = real(ranks, per_node)
         rows.append({'ranks': ranks, 'nodes': max(1, ranks // per_node), 'seconds': seconds, 'cpu_per_rank': used})
-    per_call = calls(256)
-    modelled = []
+    reductions = []
     for ranks in (8, 64, 256, 1024, 4096):
-        merge, size = merges(ranks, per_node)
-        modelled.append({'ranks': ranks, 'nodes': ranks // per_node, 'bytes': size, 'merge': merge,
-                         'seconds': model(ranks, per_node, per_call)})
+        runs = [reduction(ranks, per_node) for _ in range(3)]
+        seconds, used, size = (statistics.median(column) for column in zip(*runs))
+        reductions.append({'ranks': ranks, 'nodes': ranks // per_node, 'bytes': size, 'seconds': seconds,
+                           'cpu_of_rank_0': used})
 
     print(f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}\n')
     print(f'(a) real processes, {per_node} per node   seconds   processor ms per rank')
     for row in rows:
         print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes    {row["seconds"]:8.2f}'
               f'   {1000 * row["cpu_per_rank"]:10.0f}')
-    print(f'(b) a node that calls rank 0\'s: {1e6 * per_call:.0f} us')
-    print('(c) model of the reduction     ms    whole report, bytes    one merge, ms')
-    for row in modelled:
-        print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {1000 * row["seconds"]:8.1f}   {row["bytes"]:10}'
-              f'             {1000 * row["merge"]:8.2f}')
+    print('(b) the star             seconds   processor ms of rank 0   report of a node, bytes')
+    for row in reductions:
+        print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {row["seconds"]:10.2f}'
+              f'   {1000 * row["cpu_of_rank_0"]:18.0f}   {row["bytes"]:18}')
     starts = {False: [], True: []}
     for checked in [False, True] * 3 if args.python else []:
         starts[checked].append(start(args.python, checked))
     if args.python:
         plain, checked = (statistics.median(starts[which]) for which in (False, True))
-        print(f'(d) 8 ranks on 2 nodes import torch: {plain:.1f} s, with --check {checked:.1f} s')
+        print(f'(c) 8 ranks on 2 nodes import torch: {plain:.1f} s, with --check {checked:.1f} s')
     if args.json:
         with open(args.json, 'w') as stream:
             json.dump({'cores': os.cpu_count(), 'load': os.getloadavg()[0], 'python': platform.python_version(),
-                       'per_node': per_node, 'real': rows, 'per_call': per_call, 'model': modelled,
-                       'round_trip': ROUND_TRIP, 'starts': [starts[False], starts[True]]}, stream, indent=1)
+                       'per_node': per_node, 'real': rows, 'reductions': reductions,
+                       'starts': [starts[False], starts[True]]}, stream, indent=1)
 
 
 if __name__ == '__main__':

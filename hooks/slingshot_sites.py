@@ -149,13 +149,7 @@ class Site:
         self.env, self.parameters = values['env'], values['parameter']
 
     def detected(self, environ: Env, hostname: str, root: str = '/') -> Optional[str]:
-        """
-        Return what shows that this machine is the site, or None.
-
-        :param environ: dictionary of environment variables
-        :param hostname: name of this host, short or full
-        :param root: directory that stands for / (for tests)
-        """
+        """What shows that this machine, with this host name, is the site, or None. For tests `root` stands for /."""
         return matching_rule(self.rules, environ, hostname, root)
 
     def check_groups(self, names: Iterable[str], asked_by: str = '$' + GROUPS_VARIABLE) -> List[Group]:
@@ -329,10 +323,8 @@ def read_site(name: str, path: str, environ: Env) -> Site:
                 fail(path, 'group ' + group, "it is missing: values of this group exist, so describe it")
             # shared values of a group that this site does not offer
             del sections[kind, value, group]
-    for offered in groups:
-        if offered not in [key[2] for key in sections]:
-            fail(path, 'group %s' % offered,
-                 "it has no values: add some with [env VARIABLE in %s], or remove it" % offered)
+    for empty in [group for group in groups if group not in [key[2] for key in sections]]:
+        fail(path, 'group ' + empty, "it has no values: add some with [env VARIABLE in %s], or remove it" % empty)
     return Site(name, path, sections)
 
 
@@ -484,12 +476,7 @@ def chosen_groups(environ: Env = os.environ) -> List[str]:
 # EasyBuild
 
 def old_easybuild(version: str, path: str, environ: Env = os.environ) -> Optional[str]:
-    """
-    What is wrong with the EasyBuild that runs, if it is too old for the bundle; else None.
-
-    :param version: its version
-    :param path: a file of it, easybuild/tools/version.py
-    """
+    """What is wrong with the EasyBuild that runs, of this version, if it is too old; path is a file of its tools."""
     numbers = [[int(number) for number in re.findall(r'\d+', str(text))[:3]] for text in (version, OLDEST_EASYBUILD)]
     if numbers[0] >= numbers[1]:
         return None

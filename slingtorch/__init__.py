@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
+import importlib.machinery
 import os
+import types
+from typing import Any
 
 __version__ = '0.1.0'
 
@@ -20,3 +23,15 @@ def bundle_root() -> str:
             return candidate
     raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a whole "
                        "checkout" % tuple(candidates))
+
+
+def bundle_module(path: str) -> Any:
+    """
+    A file of the bundle that is in no package, since EasyBuild loads it in its own way, as a module.
+
+    :param path: below bundle_root()
+    """
+    name = os.path.basename(path)[:-len('.py')]
+    module = types.ModuleType(name)
+    importlib.machinery.SourceFileLoader(name, os.path.join(bundle_root(), path)).exec_module(module)
+    return module

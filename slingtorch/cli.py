@@ -489,13 +489,8 @@ def run_sites(args):
 
 def run_lock(args):
     """slingtorch lock"""
-    def store(name):
-        """Where eb looks for the wheels of a software."""
-        if args.output:
-            return os.path.join(os.path.dirname(os.path.abspath(args.output)), 'wheels')
-        return os.path.join(easybuild_configuration().options.sourcepath.split(':')[0], name.lower()[0], name, 'wheels')
-
-    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), store, note, args.output, args.python)
+    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
+              lambda: easybuild_configuration().options.sourcepath.split(':')[0], note, args.python)
     return 0
 
 
@@ -509,7 +504,7 @@ def run_explain(args):
         network = sites.choose().site.network
     except sites.SiteError:
         network = None
-    return explain.run(args.logs, args.json, [rule for rule in ['slingshot'] if network == 'slingshot11'])
+    return explain.run(args.logs, args.json, network)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -559,7 +554,6 @@ def make_parser():
                                               "the machine at hand, and downloads the packages to EasyBuild's source "
                                               "path. $SLINGTORCH_UV names another uv; empty: none.")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
-    locking.add_argument('--output', metavar='FILE', help="the lock file to write; default: beside the easyconfig")
     locking.add_argument('--python', metavar='PYTHON',
                          help="Python whose pip is asked for its indexes, and to choose where there is no uv; default: "
                               "the one that runs this")

@@ -29,7 +29,7 @@ LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
 TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'role', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
+OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
 # what the program does with a finding besides: docs/explain.md
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
@@ -41,7 +41,7 @@ MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
-LARGEST_DUMP = 1 << 28  # bytes
+MAX_DUMP_BYTES = 1 << 28
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
 CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
@@ -71,7 +71,7 @@ class Rule:
     def __init__(self, name: str, keys: Dict[str, str]) -> None:
         self.name = name
         self.level = keys.get('level', 'cause')
-        self.role = keys.get('role', '')
+        self.role, self.network = keys.get('role', ''), keys.get('network')
         unknown = set(keys) - set(NEEDED + SAID + OPTIONAL)
         missing = [key for key in NEEDED + (() if self.level == 'fact' else SAID) if not keys.get(key)]
         if unknown or missing or self.level not in LEVELS or self.role not in ROLES:
@@ -92,8 +92,10 @@ class Rule:
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
-        found = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
-        return min(found, key=lambda match: match.start()) if found else None
+        if len(self.patterns) == 1:
+            return self.patterns[0].search(text)
+        matches = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
+        return min(matches, key=lambda match: match.start()) if matches else None
 
 
 class Finding:
@@ -352,7 +354,7 @@ class Log:
         """
         The findings, causes first.
 
-        :param facts: names of rules that hold without a line, such as 'slingshot' on a site with that network
+        :param facts: names of rules that hold without a line
         """
         true = set(self.findings).union(facts)
         self.choose_exception()
@@ -504,7 +506,7 @@ def read_dump(path: str) -> Optional[Entry]:
     """
     with open(path, 'rb') as handle:
         start = handle.read(1)
-        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > LARGEST_DUMP:
+        if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > MAX_DUMP_BYTES:
             return None
         handle.seek(0)
         try:
@@ -571,12 +573,7 @@ def process_groups(dumps: Dict[int, Entry]) -> Dict[Any, Dict[int, Dict[int, Ent
 
 
 def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
-    """
-    What the flight recorders of a job say.
-
-    :param dumps: {rank: contents}
-    :return: list of texts, the most telling first; empty if every rank finished the same collectives
-    """
+    """What the flight recorders of these ranks say, the most telling first; nothing if all finished the same."""
     said = []
     for (name, members), calls in process_groups(dumps).items():
         if not calls:
@@ -664,14 +661,8 @@ def print_finding(number: int, finding: Finding) -> None:
     print()
 
 
-def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) -> int:
-    """
-    slingtorch explain
-
-    :param paths: logs, '-', and directories with files of the flight recorder
-    :param facts: names of rules that hold without a line
-    :return: EXPLAINED, or NOTHING_KNOWN
-    """
+def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
+    """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
     log, dumps = Log(read_rules()), []
     for path in paths:
         if os.path.isdir(path):
@@ -689,7 +680,7 @@ def run(paths: Iterable[str], as_json: bool = False, facts: Iterable[str] = ()) 
         except OSError as err:
             raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
                                % (path, err.strerror))
-    findings = log.report(facts)
+    findings = log.report(rule.name for rule in log.rules.values() if network and rule.network == network)
     told = [said for _, _, said in dumps if said]
     if as_json:
         print(json.dumps({'version': 1, 'findings': [finding.data() for finding in findings], 'remarks': log.remarks,

@@ -202,7 +202,7 @@ class Prefix:
     def __init__(self, path: str) -> None:
         """Look at the directory; nothing is written. A QuickstartError if it is somebody else's."""
         self.path = check_path(path)
-        self.mark = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}  # type: Dict[str, Any]
+        self.mark: Dict[str, Any] = {'made by': 'slingtorch quickstart', 'prefix': self.path, 'entries': []}
         self.easyconfig = CPU
         self.lock = -1  # file descriptor, once it is claimed
         if self.path == os.path.realpath(os.path.expanduser('~')):
@@ -400,7 +400,8 @@ class Prefix:
 
     def foreign(self) -> List[str]:
         """Paths, from the prefix, of what quickstart has not made, or the user has changed; of a directory its own."""
-        made, written, paths = self.recorded(), self.mark.get('written', {}), []  # type: Any, Any, List[str]
+        made, written = self.recorded(), self.mark.get('written', {})
+        paths: List[str] = []
         for name in sorted(set(os.listdir(self.path)) - {MARK, RECORD, '.lock'}):
             path = self.file(name)
             if (name not in self.mark['entries'] or os.path.islink(path)
@@ -479,12 +480,7 @@ def changed(path: str, since: int) -> bool:
 
 
 def is_made(made: Mapping[str, Collection[str]], here: str, name: str) -> bool:
-    """
-    Whether something is quickstart's.
-
-    :param made: the record
-    :param here: its directory, from the prefix
-    """
+    """Whether something in a directory (its path from the prefix) is quickstart's, by the record."""
     if name in made.get(here, ()):
         return True
     # Python writes byte code when it imports a file, also in the user's own runs
@@ -542,13 +538,9 @@ def report_left_out(environ: Env) -> None:
 
 
 def pip_environment(python: str, environ: Env) -> Dict[str, str]:
-    """
-    pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration.
+    """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration.
 
     A 'target' or 'user' in a pip.conf would send packages elsewhere; index, proxy and certificates must be kept.
-
-    :param python: interpreter with pip
-    :param environ: the user's environment
     """
     # a 'user = true' would make 'pip config list' show the user's file alone
     status, said, errors = ask([python, '-sE', '-m', 'pip', 'config', 'list'], dict(environ, PIP_USER='0'))
@@ -574,14 +566,10 @@ def pip_environment(python: str, environ: Env) -> Dict[str, str]:
 
 def run(command: List[str], env: Env, lock: Optional[int] = None, log: Optional[str] = None, cwd: Optional[str] = None,
         limit: Optional[float] = None) -> int:
-    """
-    Run a command to its end; return its exit status.
+    """Run a command to its end, or for `limit` seconds (subprocess.TimeoutExpired); return its exit status.
 
-    It gets a process group of its own, so that an interrupt ends it and all that it has started, in that order.
-
-    :param lock: file descriptor of the prefix's lock: held as long as anything of the command runs
-    :param log: file for what the command prints (default: the screen)
-    :param limit: seconds after which it is ended (subprocess.TimeoutExpired)
+    It gets a process group of its own, so that an interrupt ends it and all that it has started, in that order. The
+    prefix's lock is held as long as anything of it runs. What it prints goes to the log, else to the screen.
     """
     output = open(log, 'w') if log else None
     # an interrupt between the start of the process and the moment it is known here would leave it running
@@ -619,7 +607,7 @@ def ask(command: List[str], env: Optional[Env] = None, limit: Optional[float] = 
     """Status, output and errors of a command; the status is None if it does not start, or not end in time."""
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True, timeout=limit or ANSWER_LIMIT)
+                              stderr=subprocess.PIPE, encoding='utf-8', errors='replace', timeout=limit or ANSWER_LIMIT)
         return done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired:
         return None, '', "it does not answer"
@@ -646,13 +634,7 @@ def run_python(python: str, code: str) -> Tuple[Optional[int], str, str]:
 
 
 def find_python(wanted: Optional[str], path: Optional[str] = None) -> Optional[Described]:
-    """
-    Find a Python that PyTorch has wheels for.
-
-    :param wanted: what --python names, or None
-    :param path: search path (default: $PATH)
-    :return: what describe_python says of it, or None if there is no Python at all
-    """
+    """A Python that PyTorch has wheels for: that of --python, else the first; None if there is no Python at all."""
     seen = []
     for command in PYTHON_COMMANDS if wanted is None else [wanted]:
         found = describe_python(shutil.which(command, path=path) or '')
@@ -679,12 +661,7 @@ def find_python(wanted: Optional[str], path: Optional[str] = None) -> Optional[D
 
 
 def find_modules_tool(environ: Env, root: str = '/') -> Optional[Tool]:
-    """
-    Find Lmod, else Environment Modules.
-
-    :param root: directory that stands for / (for tests)
-    :return: (EasyBuild's name of the tool, file that defines 'module' in bash, syntax of module files), or None
-    """
+    """Lmod, else Environment Modules, else None. For tests `root` stands for /."""
     share = os.path.join(root, 'usr/share')
     lmod = [environ.get('LMOD_PKG'), os.path.dirname(os.path.dirname(environ.get('LMOD_CMD') or '')),
             share + '/lmod/lmod', *sorted(glob.glob(share + '/lmod/*')), os.path.join(root, 'opt/apps/lmod/lmod')]
@@ -718,13 +695,7 @@ def install_packages(packages: List[str], log: str) -> None:
 
 
 def set_up_packages(wanted_python: Optional[str], venv_python: Optional[Described], log: str) -> Tuple[Described, Tool]:
-    """
-    Find Python and a modules tool, and install what is missing.
-
-    :param wanted_python: what --python names, or None
-    :param venv_python: description of the Python of the present environment, None if there is none
-    :return: Python as describe_python gives it, modules tool as find_modules_tool gives it
-    """
+    """Find Python (of --python, else of the present environment) and a modules tool; install what is missing."""
     if not wanted_python and venv_python:
         # a second Python on the machine is no reason to make everything anew
         wanted_python = venv_python['interpreter']
@@ -774,13 +745,7 @@ def requirements() -> List[str]:
 
 
 def why_not_usable(found: Any, python: Described, venv: str) -> Optional[str]:
-    """
-    Why an environment cannot be used or completed; None if it can.
-
-    :param found: what describe_python says of its interpreter
-    :param python: what describe_python says of the Python it must be made with
-    :param venv: real path of its directory
-    """
+    """Why an environment cannot be used or completed with this Python; None if it can. venv is its real path."""
     if not found:
         return "its Python does not run"
     if (found['interpreter'], found['version']) != (python['interpreter'], python['version']):
@@ -793,11 +758,7 @@ def why_not_usable(found: Any, python: Described, venv: str) -> Optional[str]:
 
 
 def set_up_tools(prefix: Prefix, python: Described, env: Env) -> None:
-    """
-    Make the environment with EasyBuild and MPICH's launcher, or complete the one that is there.
-
-    :param python: what describe_python says of the Python to make it with
-    """
+    """Make the environment with EasyBuild and MPICH's launcher, or complete the one that is there."""
     venv = prefix.file('venv')
     venv_python = os.path.join(venv, 'bin', 'python')
     mark, wanted, found = prefix.mark, requirements(), describe_python(venv_python)
@@ -942,12 +903,7 @@ def activated(prefix: Prefix, env: Env) -> Dict[str, str]:
 # PyTorch
 
 def choose(prefix: Prefix, cpu: bool, root: str = '/') -> None:
-    """
-    Decide which PyTorch is installed, and say which and why, and what it takes.
-
-    :param cpu: whether the one for processors is asked for
-    :param root: directory that stands for / (for tests)
-    """
+    """Decide which PyTorch is installed, and say which and why, and what it takes. For tests `root` stands for /."""
     name, why = (None, "--cpu was given") if cpu else gpus.fitting_easyconfig(root)
     if name and '-cuda-' not in name:
         name, why = None, "%s; for these GPUs, by README.md: eb %s" % (why, name)
@@ -968,11 +924,7 @@ def say_sizes(prefix: Prefix) -> None:
 
 
 def ranks_for(prefix: Prefix, env: Env, asked: Optional[int]) -> int:
-    """
-    On how many ranks to train: with GPUs one on each, since NCCL refuses two.
-
-    :param asked: by --ranks, or None
-    """
+    """On how many ranks to train, `asked` by --ranks: with GPUs one on each, since NCCL refuses two."""
     if prefix.is_cpu:
         return asked or 2
     python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
@@ -998,11 +950,7 @@ def installed_pytorch(prefix: Prefix) -> Tuple[Optional[int], Optional[Described
 
 
 def install_pytorch(prefix: Prefix, env: Env, why: Optional[str] = None) -> None:
-    """
-    Run eb.
-
-    :param why: what is wrong with the installation that is there: it is kept, as the user may have added to it
-    """
+    """Run eb. With `why`, what is there is replaced, and kept: the user may have added to it."""
     module = installed_pytorch(prefix)[0]
     if why:
         prefix.check_disk()
@@ -1025,11 +973,7 @@ def install_pytorch(prefix: Prefix, env: Env, why: Optional[str] = None) -> None
 
 
 def train(prefix: Prefix, env: Env, tool: Tool, ranks: int) -> Optional[str]:
-    """
-    Load the module and train; look at the result.
-
-    :return: what is wrong, None if the training was right
-    """
+    """Load the module and train; what is wrong then, None if the training was right."""
     result = prefix.register('quickstart.json')
     if os.path.lexists(result):
         os.unlink(result)
@@ -1066,7 +1010,7 @@ class Phases:
     """What is being done, and how long each part took."""
 
     def __init__(self) -> None:
-        self.started = []  # type: List[Tuple[str, float]]
+        self.started: List[Tuple[str, float]] = []
 
     def begin(self, title: str) -> None:
         """Say what begins."""

@@ -145,12 +145,7 @@ def read_text(path: str) -> str:
 
 def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
             evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None) -> int:
-    """
-    slingtorch site new
-
-    :param sites: the module slingshot_sites
-    :param evidence: recorded texts instead of those of this machine
-    """
+    """slingtorch site new; sites is the module slingshot_sites. Recorded evidence stands for that of this machine."""
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
     check_name(sites, name, environ)
     if environ.get('SLURM_PROCID', '0') != '0':

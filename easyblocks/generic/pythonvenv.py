@@ -4,6 +4,7 @@ EasyBuild support for Python virtual environments made from a lock file with has
 implemented as an easyblock.
 """
 import glob
+import json
 import os
 import re
 import shlex
@@ -14,16 +15,20 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
+from easybuild.easyblocks.generic._lockfile import (
+    download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head, uv_environment, wheel_dir)
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
-from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
+from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import IGNORE, convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
+from easybuild.tools.filetools import (
+    compute_checksum, convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file)
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
@@ -32,8 +37,14 @@ from easybuild.tools.run import run_shell_cmd
 INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)
 ADDRESS_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
 
+# pip's own (pip help install)
+PYPI = 'https://pypi.org/simple'
+
 # how long connecting to one address of a package index may take (seconds)
 INDEX_TIMEOUT = 2
+
+# a file from which on starting pip for it alone costs little (bytes)
+LARGE_FILE = 50e6
 
 # For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
 # elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
@@ -45,6 +56,11 @@ RECENT_PIP = "import pip, sys; sys.exit(tuple(map(int, pip.__version__.split('.'
 
 # uv in place of pip: for another Python than EasyBuild's own it needs 3.8 (the oldest that it can ask)
 OLDEST_PYTHON_FOR_UV = (3, 8)
+
+# what an installation was made from, and the sha256 of each of its files; written last
+MADE_FROM = 'made-from.json'
+# directories that are made anew, or EasyBuild's
+NOT_MADE = ('easybuild', RUNSCRIPTS_DIR, COPIES_DIR)
 
 # Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
 NOT_COMPILED = '/tests?/'
@@ -92,6 +108,8 @@ class PythonVenv(RunScripts):
 
     Where there is no lock file yet, the fetch step makes one in the source path ('slingtorch lock').
 
+    An installation that was made from the same, and of which no file was changed, is kept when it is done again.
+
     The Python is the one of the dependencies' modules, else the first 'python_command' in $PATH.
 
     Only wheels are installed: a source distribution runs foreign code at install time that no hash covers.
@@ -128,6 +146,7 @@ class PythonVenv(RunScripts):
         """Initialise: paths are known once the lock file has been fetched."""
         super().__init__(*args, **kwargs)
         self.lock_file = None
+        self.made_from, self.is_kept = None, False
         # extensions are built from source into the environment
         self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
         # nothing in an environment is there to be compiled or linked against
@@ -157,7 +176,87 @@ class PythonVenv(RunScripts):
         elif not wants_checksums_only(skip_checksums):
             # pip picks wheels for the Python that it runs with
             with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
-                self.download_wheels(self.find_python())
+                python = self.find_python()
+                self.made_from = self.describe_recipe(python)
+                self.is_kept = self.cfg['stop'] != FETCH_STEP and self.is_as_made()
+                if not self.is_kept:
+                    self.download_wheels(python)
+
+    def describe_recipe(self, python):
+        """
+        What the environment is made from: from the same come the same files.
+
+        :param python: path of the Python interpreter to make it with
+        """
+        command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
+        system_nccl = self.cfg['system_nccl']
+        return {
+            'another Python': run_shell_cmd(command, hidden=True).output.strip(),
+            'another lock file': compute_checksum(self.lock_file, 'sha256'),
+            'another release of the easyblock': compute_checksum(__file__, 'sha256'),
+            'another place or name': '%s %s' % (self.installdir, self.prompt()),
+            'other dependencies': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
+            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages'], system_nccl,
+                                 system_nccl and dependency_root(self.cfg, system_nccl)],
+        }
+
+    def is_as_made(self):
+        """
+        Whether an installation is there that was made from the same, without a file that is changed, missing or new.
+
+        The hashes are those of the files at the end of the installation, and not of RECORD in the packages, which lacks
+        what Python compiled and what 'python -m venv' made; sizes do not tell a changed byte.
+        """
+        path = os.path.join(self.installdir, MADE_FROM)
+        if build_option('force') or not os.path.isfile(path):
+            return False
+        try:
+            before = json.loads(read_file(path))
+        except ValueError:
+            before = {'files': {}}    # the disk was full, or it was edited
+        differing = [what for what in self.made_from if before.get(what) != self.made_from[what]]
+        files, found = before['files'], {} if differing else self.contents()
+        if not differing:
+            # Python compiles what it imports; files of users that no Python imports do no harm
+            differing = sorted(name for name in set(files) | set(found) if files.get(name) != found.get(name) and (
+                name in files or name.startswith('lib') and '__pycache__' not in name))
+        outcome = ("stay: made from the same, and all %d files are as they were (--force makes them anew)" % len(files))
+        if differing:
+            more = ", and %d more" % (len(differing) - 1) if differing[1:] else ''
+            outcome = "are made anew: %s%s" % (differing[0], more)
+        print_msg("the packages in %s %s", self.installdir, outcome, log=self.log, silent=self.silent)
+        return not differing
+
+    def contents(self):
+        """sha256 of each file of the environment, and where each symbolic link leads: {path: text}."""
+        paths, not_made = [], set(self.scripts()).union([MADE_FROM])
+        for top, subdirs, names in os.walk(self.installdir):
+            if top == self.installdir:
+                subdirs[:] = [name for name in subdirs if name not in NOT_MADE]
+            paths += [os.path.relpath(os.path.join(top, name), self.installdir)
+                      for name in names + [name for name in subdirs if os.path.islink(os.path.join(top, name))]]
+
+        def describe(path):
+            path = os.path.join(self.installdir, path)
+            return '-> ' + os.readlink(path) if os.path.islink(path) else compute_checksum(path, 'sha256')
+
+        with ThreadPoolExecutor(self.cfg.parallel) as pool:
+            paths = [path for path in paths if path not in not_made]
+            return dict(zip(paths, pool.map(describe, paths)))
+
+    @property
+    def renews(self):
+        """Also what is kept has its module until the new one takes its place: a failure takes nothing away."""
+        return self.is_kept or super().renews
+
+    def make_installdir(self, *args, **kwargs):
+        """Leave an installation that is kept as it is."""
+        self.cfg['keeppreviousinstall'] = self.cfg['keeppreviousinstall'] or self.is_kept
+        super().make_installdir(*args, **kwargs)
+
+    def prompt(self):
+        """What a shell shows in which the environment is activated."""
+        return '%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix'])
 
     def named_easyconfigs(self):
         """
@@ -206,34 +305,37 @@ class PythonVenv(RunScripts):
         return any(self.lock_file.startswith(os.path.abspath(path) + os.sep) for path in source_paths())
 
     def make_lock_file(self, name):
-        """Make the lock file in the source path, by 'slingtorch lock', and say what it has."""
+        """Make the lock file in the source path, and say what it has."""
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
         print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
-        python = self.find_python()
-        # a checkout need not be installed
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-        env = dict(os.environ, SLINGTORCH_UV=find_uv() or '',
-                   PYTHONPATH=':'.join([root] + list(filter(None, [os.environ.get('PYTHONPATH')]))))
+        python, platforms = self.find_python(), self.cfg['wheel_platform']
+        recipe = dict({key: self.cfg[key] for key in ['index_urls', 'python_versions']}, wanted=self.wanted_packages(),
+                      platforms=platforms if isinstance(platforms, list) else [platforms])
         mkdir(self.wheel_dirs()[0], parents=True)
         work_dir = tempfile.mkdtemp()
         try:
-            cmd = [sys.executable, '-m', 'slingtorch', 'lock', self.cfg.path, '--output', path, '--python',
-                   self.python_with_pip(python, work_dir)]
-            res = run_shell_cmd(' '.join(shlex.quote(word) for word in cmd), fail_on_error=False, hidden=True, env=env)
+            lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, work_dir),
+                 lambda: self.wheel_dirs()[0], self.log.info)
+        except RuntimeError as err:
+            raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
-        if res.exit_code != EasyBuildExit.SUCCESS:
-            raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name,
-                                 re.sub('(?m)^slingtorch: ', '', res.output.strip()))
         text = read_file(path)
         pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
-        wanted = [re.split(r'[^\w.-]', word)[0] for word in self.cfg['python_packages'] + self.cfg['extra_packages']]
+        wanted = [re.split(r'[^\w.-]', word)[0] for word in self.wanted_packages()]
         shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
         print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove that file for newer "
                   "packages", ', '.join(shown),
                   " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else '',
-                  ''.join(re.findall('^# python: (.*)', text, re.M)).replace(' ', ', '), path, log=self.log,
-                  silent=self.silent)
+                  ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
+
+    def wanted_packages(self):
+        """What the lock file is made for."""
+        return self.cfg['python_packages'] + self.cfg['extra_packages']
+
+    def uv_for(self, python):
+        """Path of uv if it can install for that Python (3.8 is the oldest that it can ask), else None."""
+        return find_uv() if tuple(map(int, self.python_version(python).split('.'))) >= (3, 8) else None
 
     def python_with_pip(self, python, work_dir):
         """
@@ -249,7 +351,7 @@ class PythonVenv(RunScripts):
 
         The first one is where downloads go, shared by all versions of the software.
         """
-        return [os.path.join(path, self.name.lower()[0], self.name, 'wheels') for path in source_paths()]
+        return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
         """
@@ -265,9 +367,7 @@ class PythonVenv(RunScripts):
                                  "it, or name another with --try-amend=python_command=/path/to/python3",
                                  command, ' or '.join(self.cfg['python_versions']) or '3')
 
-        res = run_shell_cmd("%s -c 'import sys; print(\"%%s.%%s\" %% sys.version_info[:2])'" % shlex.quote(python),
-                            hidden=True, in_dry_run=True)
-        version = res.output.strip()
+        version = self.python_version(python)
         allowed = self.cfg['python_versions']
         if allowed and version not in allowed:
             raise EasyBuildError("Python %s (%s) is not supported: %s has packages for Python %s only. Load a module "
@@ -279,15 +379,19 @@ class PythonVenv(RunScripts):
         self.log.info("Using Python %s at %s", version, python)
         return python
 
+    def python_version(self, python):
+        """Version of a Python, major.minor."""
+        code = 'import sys; print("%s.%s" % sys.version_info[:2])'
+        return run_shell_cmd('%s -c %s' % (shlex.quote(python), shlex.quote(code)), hidden=True,
+                             in_dry_run=True).output.strip()
+
     def check_lock_file(self, python_version):
         """
         Compare the head that 'slingtorch lock' wrote with the easyconfig, the Python and the machine.
 
         :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
         """
-        head = re.findall(r'^# (python|platform|wanted): (.*)$', read_file(self.lock_file), re.M)
-        pythons = ' '.join(value for key, value in head if key == 'python').split()
-        platforms = ' '.join(value for key, value in head if key == 'platform').split()
+        pythons, platforms, locked = read_head(read_file(self.lock_file))
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if self.is_own_lock_file():
             remedy = 'remove the lock file: eb makes a new one'
@@ -295,22 +399,19 @@ class PythonVenv(RunScripts):
             raise EasyBuildError("The lock file %s is for Python %s, and this is Python %s. Load a module with that "
                                  "one, or change python_versions and %s", self.lock_file, ', '.join(pythons),
                                  python_version, remedy)
-        libc, machine = os.confstr('CS_GNU_LIBC_VERSION') or '', os.uname().machine
-        glibc = re.match(r'glibc 2\.(\d+)', libc)
+        libc, glibc, machine = machine_at_hand()
         fits = not platforms
         for platform in platforms:
             form = re.match(r'manylinux_2_(\d+)_(\w+)$', platform)
             if not form:
                 raise EasyBuildError("The lock file %s was edited: '# platform: %s' is none. To get it back, %s",
                                      self.lock_file, platform, remedy)
-            minor, platform_machine = form.groups()
-            fits = fits or machine == platform_machine and glibc and int(glibc.group(1)) >= int(minor)
+            fits = fits or machine == form.group(2) and glibc and glibc >= int(form.group(1))
         if not fits:
             raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change wheel_platform of "
-                                 "the easyconfig and %s", self.lock_file, ', '.join(platforms), machine,
-                                 libc or 'another C library', remedy)
-        locked = [value for key, value in head if key == 'wanted']
-        wanted = self.cfg['python_packages'] + self.cfg['extra_packages']
+                                 "the easyconfig and %s", self.lock_file, ', '.join(platforms), machine, libc,
+                                 remedy)
+        wanted = self.wanted_packages()
         if locked and locked != wanted:
             changed = ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order'
             raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s): %s",
@@ -348,9 +449,10 @@ class PythonVenv(RunScripts):
             if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
                 self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
                 return
-            pip = '%s -s -m pip' % shlex.quote(self.python_with_pip(python, work_dir))
-            download = [pip, 'download', '--require-hashes', '--only-binary', ':all:', '--progress-bar', 'off',
-                        '--disable-pip-version-check', '--dest', shlex.quote(wheel_dirs[0])]
+            pip_python = self.python_with_pip(python, work_dir)
+            download = [shlex.quote(pip_python), '-s', '-m', 'pip', 'download', '--require-hashes', '--only-binary',
+                        ':all:', '--progress-bar', 'off', '--disable-pip-version-check', '--dest',
+                        shlex.quote(wheel_dirs[0])]
 
             # nothing is asked of any index when everything is there already: compute nodes have no network
             offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
@@ -364,9 +466,13 @@ class PythonVenv(RunScripts):
                 if 'has bad hash' in line:
                     print_warning(line.replace('WARNING: ', '').strip(), log=self.log)
 
-            print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file),
-                      log=self.log, silent=self.silent)
-            answering, silent = self.look_at_indexes(pip)
+            settings = pip_settings(pip_python)
+            answering, silent = self.look_at_indexes(settings)
+            if answering:
+                settings.update({'index-url': answering[0], 'extra-index-url': ' '.join(answering[1:])})
+            sizes = self.missing_files(python, settings, work_dir) if answering else {}
+            print_msg("downloading the packages of %s with pip%s...", os.path.basename(self.lock_file),
+                      describe_sizes(sizes.values()), log=self.log, silent=self.silent)
             lock_file, env = self.lock_file, None
             if silent:
                 self.log.info("Left out, since they do not answer: %s", ', '.join(silent))
@@ -375,12 +481,44 @@ class PythonVenv(RunScripts):
                 if answering:
                     # an empty list would stand for that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
-            download += ['--retries', '2', '--requirement', shlex.quote(lock_file)]
-            status, text = self.run_download(download, env)
-            if status != EasyBuildExit.SUCCESS:
-                self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
+            # pip moves what it has got to its place at the end: each large file alone stays when the next one is cut
+            parts = [self.part_of(lock_file, name, work_dir) for name, size in sizes.items() if size >= LARGE_FILE]
+            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [
+                    ['--requirement', shlex.quote(lock_file)]]:
+                status, text = self.run_download(download + ['--retries', '2'] + words, env)
+                if status != EasyBuildExit.SUCCESS:
+                    self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
+
+    def missing_files(self, python, settings, work_dir):
+        """
+        What is to be downloaded; without uv nothing is known.
+
+        :param python: path of the Python interpreter
+        :param settings: of pip
+        :param work_dir: directory for a copy of the lock file
+        :return: {file name: bytes, 0 where the index does not say}
+        """
+        sizes = download_sizes(self.uv_for(python), self.names(work_dir), self.python_version(python), settings)
+        there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
+        return {name: size for name, size in sizes.items() if name not in there}
+
+    def part_of(self, lock_file, file_name, directory):
+        """Copy what a lock file has for one wheel, and its options, to a directory; path of the copy."""
+        # PEP 427
+        name = normalised(file_name.split('-')[0])
+        path = os.path.join(directory, name)
+        write_file(path, ''.join(entry for entry in re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)', read_file(lock_file))
+                                 if entry.startswith('-') or normalised(entry.split('==')[0]) == name))
+        return path
+
+    def names(self, directory):
+        """Copy the lock file to a directory, without hashes and addresses; path of the copy."""
+        path = os.path.join(directory, 'names')
+        text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', read_file(self.lock_file))
+        write_file(path, '\n'.join(line for line in text.splitlines() if not ADDRESS_REGEX.match(line)) + '\n')
+        return path
 
     def has_wheels(self, python, work_dir):
         """
@@ -389,10 +527,7 @@ class PythonVenv(RunScripts):
         :param python: path of the Python interpreter
         :param work_dir: directory for a copy of the lock file
         """
-        text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', read_file(self.lock_file))
-        path = os.path.join(work_dir, 'names')
-        write_file(path, '\n'.join(line for line in text.splitlines() if not ADDRESS_REGEX.match(line)) + '\n')
-        uv, env = uv_for(python), None
+        uv, env = self.uv_for(python), None
         if uv:
             cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
             env = uv_environment()
@@ -402,7 +537,7 @@ class PythonVenv(RunScripts):
         else:
             return False
         cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
-                '--requirement', shlex.quote(path)] + self.find_links()
+                '--requirement', shlex.quote(self.names(work_dir))] + self.find_links()
         res = run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
         return res.exit_code == EasyBuildExit.SUCCESS
 
@@ -427,21 +562,16 @@ class PythonVenv(RunScripts):
         self.log.info("Exit status %s; pip printed:\n%s", process.returncode, ''.join(lines))
         return process.returncode, ''.join(lines)
 
-    def look_at_indexes(self, pip):
+    def look_at_indexes(self, settings):
         """
         Look once whether each package index can be reached: pip would try it again and again for every package.
 
-        :param pip: command to run pip, ready for the shell
+        :param settings: of pip
         :return: list of addresses that can be reached, list of texts that name the others, with the reason
         """
-        usage = run_shell_cmd(pip + ' download --help', fail_on_error=False, hidden=True).output
-        settings = {'index-url': ''.join(re.findall(r'Package Index \(default (\S+)\)', ' '.join(usage.split())))}
-        output = run_shell_cmd(pip + ' config list', fail_on_error=False, hidden=True).output
-        for section in ['global', 'download', ':env:']:
-            settings.update(re.findall(r"""^%s\.([\w-]+)=['"](.*)['"]$""" % section, output, re.M))
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
-        addresses = [address for option, address in in_lock_file if 'extra' not in option] or (
-            settings['index-url'] + ' ' + settings.get('extra-index-url', '').replace('\\n', ' ')).split()
+        addresses = [address for option, address in in_lock_file if 'extra' not in option] or [
+            settings.get('index-url', PYPI)] + settings.get('extra-index-url', '').split()
         addresses += [address for option, address in in_lock_file if 'extra' in option]
 
         answering, silent = [], []
@@ -529,7 +659,9 @@ class PythonVenv(RunScripts):
 
     def install_step(self):
         """Make the environment and install into it, without network; leave nothing behind when that fails."""
-        options = ['--prompt', shlex.quote('%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix']))]
+        if self.is_kept:
+            return
+        options = ['--prompt', shlex.quote(self.prompt())]
         if self.cfg['system_site_packages']:
             options.append('--system-site-packages')
         work_dir = tempfile.mkdtemp()
@@ -537,7 +669,7 @@ class PythonVenv(RunScripts):
             base_python = self.find_python()
             # where the lock file brings a pip, none has to be there first: that takes seconds
             brings_pip = re.search('^pip==', read_file(self.lock_file), re.M)
-            uv = uv_for(base_python)
+            uv = self.uv_for(base_python)
             recent_pip = brings_pip and not uv and has_recent_pip(base_python)
             options += ['--without-pip'] if brings_pip and (uv or recent_pip) else []
             python = self.make_venv(base_python, self.installdir, options=' '.join(options))
@@ -566,6 +698,8 @@ class PythonVenv(RunScripts):
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
+            made = json.dumps(dict(self.made_from, files=self.contents()))
+            write_file(os.path.join(self.installdir, MADE_FROM), made)
         except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
@@ -666,48 +800,19 @@ class PythonVenv(RunScripts):
         return txt
 
 
+def describe_sizes(sizes):
+    """How many files these are and how large, ': 32 files, 2.9 GB', as far as it is known."""
+    if not sizes:
+        return ''
+    total = sum(sizes) / 1e6
+    text = ", %.1f GB" % (total / 1000) if total >= 1000 else ", %.1f MB" % total
+    return ": %d files%s" % (len(sizes), text if all(sizes) else '')
+
+
 def has_recent_pip(python):
     """Whether a Python has a pip that knows the options used here."""
     command = [shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)]
     return run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS
-
-
-def find_uv():
-    """
-    Path of uv: that of $SLINGTORCH_UV, else that beside EasyBuild's Python, else the one in $PATH.
-
-    slingtorch/lock.py finds it in the same way, and may not be where this is.
-
-    :return: None without one that runs here, or where $SLINGTORCH_UV is empty
-    """
-    if 'SLINGTORCH_UV' in os.environ:
-        uv = os.environ['SLINGTORCH_UV']
-    else:
-        uv = os.path.join(os.path.dirname(sys.executable), 'uv')
-        uv = uv if os.access(uv, os.X_OK) else which('uv', on_error=IGNORE)
-    if not uv:
-        return None
-    runs = run_shell_cmd(shlex.quote(uv) + ' --version', fail_on_error=False, hidden=True, env=uv_environment())
-    return uv if runs.exit_code == EasyBuildExit.SUCCESS else None
-
-
-def uv_for(python):
-    """Path of uv if it can install for that Python, else None."""
-    command = [shlex.quote(python), '-c', shlex.quote('import sys; sys.exit(sys.version_info < %r)' %
-                                                      (OLDEST_PYTHON_FOR_UV,))]
-    new = run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS
-    return find_uv() if new else None
-
-
-def uv_environment():
-    """The environment without the user's settings of uv, which must not send packages elsewhere."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith('UV_')}
-    return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
-
-
-def normalised(name):
-    """Name of a package as lock files have it (PEP 503)."""
-    return re.sub('[-_.]+', '-', name).lower()
 
 
 def pip_problem(output):

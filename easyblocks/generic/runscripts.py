@@ -32,7 +32,7 @@ DEFAULT_RUNSCRIPTS = (
                                          'stage', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
-                                           'machine', 'nccl', 'node', 'probe', 'records', 'tree_copy',
+                                           'machine', 'nccl', 'node', 'probe', 'records', 'star', 'tree_copy',
                                            'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']

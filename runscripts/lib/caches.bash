@@ -3,13 +3,15 @@
 # (ROCm/MIOpen#2214: "locking protocol"). One directory per job and node, so that all ranks of a node use one.
 # Sourced by conda-python-distributed, after ranks.bash.
 
-_caches=(MIOPEN_USER_DB_PATH=miopen MIOPEN_CUSTOM_CACHE_DIR=miopen TRITON_CACHE_DIR=triton TORCHINDUCTOR_CACHE_DIR=inductor)
+_caches=(MIOPEN_USER_DB_PATH=miopen MIOPEN_CUSTOM_CACHE_DIR=miopen TRITON_CACHE_DIR=triton
+    TORCHINDUCTOR_CACHE_DIR=inductor)
 _other_root='set SLINGTORCH_CACHE_ROOT to a directory of yours on a local disk of the node'
 
 cache_dir=''
 
 _make_caches() {  # -> cache_dir: private, of this job and node; empty if the user names all caches
-    local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
+    local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
     local cache name path base missing='' mode modes
     local -a dirs
     for cache in "${_caches[@]}"; do
@@ -22,7 +24,8 @@ _make_caches() {  # -> cache_dir: private, of this job and node; empty if the us
         what=TMPDIR root=${TMPDIR-}
         if [[ ! -d $root ]]; then
             # A TMPDIR of the submitting host or of outside the container. Python's tempfile takes /tmp then as well.
-            [[ -z $root ]] || ((local_rank)) || _say "TMPDIR=$root does not exist on this node; the caches go to /tmp. Set SLINGTORCH_CACHE_ROOT to have them elsewhere"
+            [[ -z $root ]] || ((local_rank)) || _say "TMPDIR=$root does not exist on this node; the caches go to" \
+                "/tmp. Set SLINGTORCH_CACHE_ROOT to have them elsewhere"
             what='the default directory of caches' root=/tmp
         fi
     fi
@@ -50,9 +53,11 @@ _make_caches() {  # -> cache_dir: private, of this job and node; empty if the us
     # Bash cannot see permission bits. One rank of the node asks for all; in a directory open to others, what they
     # put there would be loaded as code.
     if ((local_rank == 0)); then
-        modes=$(stat -c %a -- "$base" "$path") || _fail 1 "cannot read the permissions of the cache directory '$path': $_other_root"
+        modes=$(stat -c %a -- "$base" "$path") || _fail 1 "cannot read the permissions of the cache directory" \
+            "'$path': $_other_root"
         for mode in $modes; do
-            (((8#$mode & 8#022) == 0)) || _fail 1 "the cache directory '$path' or the one above it is writable by others (mode $mode). Remove '$base' and start again, or $_other_root"
+            (((8#$mode & 8#022) == 0)) || _fail 1 "the cache directory '$path' or the one above it is writable by" \
+                "others (mode $mode). Remove '$base' and start again, or $_other_root"
         done
     fi
     for cache in "${_caches[@]}"; do
@@ -63,7 +68,8 @@ _make_caches() {  # -> cache_dir: private, of this job and node; empty if the us
 }
 
 _find_node() {  # -> node
-    # Of Slurm's own tasks only: an mpiexec passes the batch node's SLURMD_NODENAME to all nodes. Not $HOSTNAME: it is inherited.
+    # Of Slurm's own tasks only: an mpiexec passes the batch node's SLURMD_NODENAME to all nodes. Not $HOSTNAME: it is
+    # inherited.
     node=''
     [[ $launcher != slurm ]] || node=${SLURMD_NODENAME-}
     [[ -n $node ]] || IFS= read -r node 2> /dev/null < /proc/sys/kernel/hostname || node=node
@@ -88,31 +94,36 @@ _refuse_foreign() {  # PATH... -> missing, if one is not there
 _leave_home() {
     local from=${SLINGTORCH_WORK_HOME-} to
     [[ -n $from ]] || return 0
-    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Unset it, or have the site's value corrected"
+    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Unset it, or have the" \
+        "site's value corrected"
     to=${from#*:} from=${from%%:*}
     [[ ${HOME-} == "$from"/* ]] || return 0
     to+=${HOME#"$from"}
     if [[ ! -w $to ]]; then
-        ((local_rank)) || _say "$to cannot be written on this node, so programs keep their caches in $HOME, which it may not have. Set XDG_CACHE_HOME to a directory of yours"
+        ((local_rank)) || _say "$to cannot be written on this node, so programs keep their caches in $HOME, which it" \
+            "may not have. Set XDG_CACHE_HOME to a directory of yours"
         return 0
     fi
     # what Matplotlib, PyTorch's hub and others take; CuPy has one of its own
     export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$to/.cache} CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$to/.cupy/kernel_cache}
 }
 
-# Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the user's
-# name, %a the account that the job is charged to, in small letters (a project's directory).
+# Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the
+# user's name, %a the account that the job is charged to, in small letters (a project's directory).
 _set_hf_home() {
-    local dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}} token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
+    local dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}}
+    local token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
     [[ -n $dir && -z ${HF_HOME-} ]] || return 0
     [[ $dir != *%a* || -n $account ]] || return 0
     dir=${dir//%a/"${account,,}"} dir=${dir//%u/"${USER:-${LOGNAME:-$EUID}}"}
     if [[ ! -w ${dir%/*} ]]; then
-        ((rank)) || _say "${dir%/*} cannot be written, so Hugging Face's files go to the home directory. To have them elsewhere: export HF_HOME=DIRECTORY"
+        ((rank)) || _say "${dir%/*} cannot be written, so Hugging Face's files go to the home directory. To have them" \
+            "elsewhere: export HF_HOME=DIRECTORY"
         return 0
     fi
     export HF_HOME=$dir
     # it would be looked for in HF_HOME
     [[ -n ${HF_TOKEN_PATH-} || ! -r $token ]] || export HF_TOKEN_PATH=$token
-    ((rank)) || [[ -d $dir ]] || _say "models and data of Hugging Face go to HF_HOME=$dir. The system deletes there what nobody has used for long. For another place: export HF_HOME=DIRECTORY"
+    ((rank)) || [[ -d $dir ]] || _say "models and data of Hugging Face go to HF_HOME=$dir. The system deletes there" \
+        "what nobody has used for long. For another place: export HF_HOME=DIRECTORY"
 }

@@ -6,7 +6,8 @@
 _find_gpus() {  # VARIABLE_ASKED_FIRST_OR_EMPTY -> gpus, gpus_from: the variable that lists them, or empty
     local device count=0 i IFS=','
     gpus=()
-    for gpus_from in ${1:+"$1"} ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ''; do  # Slurm sets one or several
+    # Slurm sets one or several
+    for gpus_from in ${1:+"$1"} ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ''; do
         [[ -n $gpus_from && -z ${!gpus_from-} ]] || break
     done
     if [[ -n $gpus_from ]]; then
@@ -28,13 +29,15 @@ _share_gpus() {
     local known='CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL'
     local -a gpus=() mine=()
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
-    [[ ", $known," == *", $variable,"* && $variable != *,* ]] || _fail 1 "SLINGTORCH_GPU_VISIBILITY='$variable' is none of $known. Set it to one of them, or unset it to leave the GPUs alone"
+    [[ ", $known," == *", $variable,"* && $variable != *,* ]] || _fail 1 "SLINGTORCH_GPU_VISIBILITY='$variable' is" \
+        "none of $known. Set it to one of them, or unset it to leave the GPUs alone"
     ((local_world_size > 1)) || return 0
     [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
     [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))
 
     _find_gpus "$variable"
-    # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation techniques").
+    # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation
+    # techniques").
     [[ $gpus_from != ROCR_VISIBLE_DEVICES || $gpus_from == "$variable" ]] ||
         for ((i = 0; i < ${#gpus[@]}; i++)); do gpus[i]=$i; done
 

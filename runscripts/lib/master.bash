@@ -12,21 +12,29 @@ _find_host() {
     if [[ -n ${MASTER_ADDR-} ]]; then
         # the form of torchrun's --rdzv-endpoint, which many job scripts put here
         if [[ $MASTER_ADDR =~ ^([[:alnum:]_][[:alnum:]._-]*):([0-9]+)$ ]]; then
-            [[ ${MASTER_PORT:-${BASH_REMATCH[2]}} == "${BASH_REMATCH[2]}" ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR' names another port than MASTER_PORT='$MASTER_PORT'. Write the host alone in MASTER_ADDR"
-            ((RANK)) || _say "MASTER_ADDR='$MASTER_ADDR' is taken apart: MASTER_ADDR=${BASH_REMATCH[1]} MASTER_PORT=${BASH_REMATCH[2]}"
+            [[ ${MASTER_PORT:-${BASH_REMATCH[2]}} == "${BASH_REMATCH[2]}" ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR'" \
+                "names another port than MASTER_PORT='$MASTER_PORT'. Write the host alone in MASTER_ADDR"
+            ((RANK)) || _say "MASTER_ADDR='$MASTER_ADDR' is taken apart: MASTER_ADDR=${BASH_REMATCH[1]}" \
+                "MASTER_PORT=${BASH_REMATCH[2]}"
             MASTER_ADDR=${BASH_REMATCH[1]} MASTER_PORT=${BASH_REMATCH[2]}
         fi
         colons=${MASTER_ADDR//[!:]/}
-        # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or more,
-        # and a zone (fe80::1%hsn0) where it is link-local.
-        [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the port in MASTER_PORT"
+        # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or
+        # more, and a zone (fe80::1%hsn0) where it is link-local.
+        [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 \
+            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the" \
+            "port in MASTER_PORT"
         # every node's own name for itself: ranks elsewhere would wait for a rank 0 on their own node
-        ! _several_nodes || [[ ! $MASTER_ADDR =~ ^(localhost(\..*)?|ip6-localhost|ip6-loopback|127\..*|::1|0\.0\.0\.0)$ ]] ||
-            _fail 1 "MASTER_ADDR=$MASTER_ADDR is each node itself, and the $world_size ranks are on several nodes ($local_world_size on this one): those elsewhere would never reach rank 0. Unset MASTER_ADDR: the node of rank 0 is found; or write its name"
+        ! _several_nodes ||
+            [[ ! $MASTER_ADDR =~ ^(localhost(\..*)?|ip6-localhost|ip6-loopback|127\..*|::1|0\.0\.0\.0)$ ]] ||
+            _fail 1 "MASTER_ADDR=$MASTER_ADDR is each node itself, and the $world_size ranks are on several nodes" \
+                "($local_world_size on this one): those elsewhere would never reach rank 0. Unset MASTER_ADDR: the" \
+                "node of rank 0 is found; or write its name"
         return
     fi
     if ! _several_nodes; then
-        # Always there, whatever the network and the name service are doing, and nobody outside the node can connect to it.
+        # Always there, whatever the network and the name service are doing, and nobody outside the node can connect to
+        # it.
         MASTER_ADDR=127.0.0.1
         return
     fi
@@ -36,7 +44,8 @@ _find_host() {
     if [[ $launcher == slurm && ${SLURM_DISTRIBUTION-} == arbitrary* ]]; then
         # Rank 0 is on the first host of the user's list, and the step's own list is sorted (seen with Slurm 22.05).
         hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE,PALS_APINFO
-        wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list. Name the file in SLURM_HOSTFILE instead of -w'
+        wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list'
+        wanting+='. Name the file in SLURM_HOSTFILE instead of -w'
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"
     fi
@@ -48,9 +57,12 @@ _find_host() {
         [[ $name == PALS_APINFO ]] || _fail 1 "$first_host_error${unread:+. $unread}. $remedy"
         unread=$first_host_error wanting=$first_host_error
     done
-    [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0 is on is unknown: $wanting. $remedy"
+    [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0" \
+        "is on is unknown: $wanting. $remedy"
     # The step's list and not the job's: a step may leave out the job's first node.
-    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) || _fail 1 "SLURM_STEP_NODELIST has $host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm sets both: see whether the job script changes one of them. $remedy"
+    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) || _fail 1 "SLURM_STEP_NODELIST has" \
+        "$host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm" \
+        "sets both: see whether the job script changes one of them. $remedy"
     MASTER_ADDR=$first_host
 }
 
@@ -102,8 +114,8 @@ _find_hydra_proxy() {  # -> hydra_proxy, or nothing in a PID namespace of one's 
     done
 }
 
-# Steps of a job take neighbouring ports, and neighbouring jobs are far apart: 40503/65536 is the golden section. An odd factor
-# takes every port once before one comes again, as their number is a power of two.
+# Steps of a job take neighbouring ports, and neighbouring jobs are far apart: 40503/65536 is the golden section. An odd
+# factor takes every port once before one comes again, as their number is a power of two.
 _port_of() {  # JOB START -> MASTER_PORT
     local low=32768 high=60999 first=10000 last=29999 bits=15
     # Outside the kernel's ephemeral range (ip(7), ip_local_port_range): a port in it may be taken by any connection.

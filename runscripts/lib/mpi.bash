@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Whether the MPI that Python will use understands what started the ranks. If not, each rank is a job of its own (rank 0 of
-# 1), ends with words about PMI, or hangs. Sourced by conda-python-distributed, after ranks.bash, where SLINGTORCH_MPI is set.
+# Whether the MPI that Python will use understands what started the ranks. If not, each rank is a job of its own (rank 0
+# of 1), ends with words about PMI, or hangs. Sourced by conda-python-distributed, after ranks.bash, where
+# SLINGTORCH_MPI is set.
 
-# kind of the first MPI library in these directories -> mpi, mpi_dir; mpi is "both" for Open MPI and MPICH in one directory
+# kind of the first MPI library in these directories -> mpi, mpi_dir; mpi is "both" for Open MPI and MPICH in one
+# directory
 _find_mpi() {
     local name
     mpi='' mpi_dir=''
@@ -21,15 +23,20 @@ _find_mpi() {
 
 _check_mpi() {
     local -A mpis=([openmpi]='Open MPI' [mpich]=MPICH [cray]='Cray MPICH' [both]='MPI')
-    local mpi mpi_dir own=$SLINGTORCH_MPI bound bound_dir spoken speaker where='that Python has' dir name remedy off='unset SLINGTORCH_MPI'
+    local mpi mpi_dir own=$SLINGTORCH_MPI bound bound_dir spoken speaker where='that Python has'
+    local dir name remedy off='unset SLINGTORCH_MPI'
     local -a searched=() system=()
-    case $own in auto | openmpi | mpich) ;; *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or unset it where ranks do not use MPI" ;; esac
+    case $own in
+        auto | openmpi | mpich) ;;
+        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
+            "unset it where ranks do not use MPI" ;;
+    esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0
     [[ -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]] ||
         where='in the container' off='export APPTAINERENV_SLINGTORCH_MPI= SINGULARITYENV_SLINGTORCH_MPI='
 
-    # What started the ranks. Cray's PMI, of PALS and of Slurm's cray_shasta, is for Cray MPICH alone: MPICH 4.0 started as
-    # single ranks under the latter.
+    # What started the ranks. Cray's PMI, of PALS and of Slurm's cray_shasta, is for Cray MPICH alone: MPICH 4.0 started
+    # as single ranks under the latter.
     case $launcher in
         openmpi) spoken=PMIx speaker='mpirun of Open MPI' ;;
         hydra | pmi) spoken=PMI speaker='mpiexec of an MPICH' ;;
@@ -47,15 +54,18 @@ _check_mpi() {
     # What Python will use. A library of the host in the search path takes the place of one with the same ABI only.
     IFS=: read -r -a searched <<< "${LD_LIBRARY_PATH-}"
     IFS=: read -r -a system <<< "${_system_libraries:-/usr/local/lib:/usr/local/lib64:/usr/lib64:/usr/lib}"
-    [[ -n ${_system_libraries-} ]] || system+=(/usr/lib/*-linux-gnu /opt/*/lib)
+    [[ -n $_system_libraries ]] || system+=(/usr/lib/*-linux-gnu /opt/*/lib)
     _find_mpi ${searched[@]+"${searched[@]}"}
     bound=$mpi bound_dir=$mpi_dir
     if [[ $own == auto ]]; then
         [[ -n $bound ]] || _find_mpi "${system[@]}"
         own=$mpi
         case $own in
-            '') _fail 1 "SLINGTORCH_MPI=auto: no library of an MPI was found, neither in LD_LIBRARY_PATH nor in ${system[*]}. Name the MPI that Python will use (SLINGTORCH_MPI=openmpi or mpich), or unset SLINGTORCH_MPI" ;;
-            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has Open MPI and MPICH. Name the one that Python will use: SLINGTORCH_MPI=openmpi or mpich" ;;
+            '') _fail 1 "SLINGTORCH_MPI=auto: no library of an MPI was found, neither in LD_LIBRARY_PATH nor in" \
+                "${system[*]}. Name the MPI that Python will use (SLINGTORCH_MPI=openmpi or mpich), or unset" \
+                "SLINGTORCH_MPI" ;;
+            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has Open MPI and MPICH. Name the one that Python will use:" \
+                "SLINGTORCH_MPI=openmpi or mpich" ;;
         esac
     elif [[ $own/$bound == mpich/cray ]]; then
         own=cray
@@ -76,5 +86,6 @@ _check_mpi() {
     esac
     [[ -z $bound || $bound == both || $bound == "$own" ]] ||
         remedy+=". ${mpis[$bound]} in $bound_dir (LD_LIBRARY_PATH) cannot take its place: it has another ABI"
-    _fail 1 "$speaker started $world_size ranks and speaks $spoken, which the ${mpis[$own]} $where does not: each rank would be a job of its own, or hang. Start them with $remedy. If the ranks use no MPI: $off"
+    _fail 1 "$speaker started $world_size ranks and speaks $spoken, which the ${mpis[$own]} $where does not: each" \
+        "rank would be a job of its own, or hang. Start them with $remedy. If the ranks use no MPI: $off"
 }

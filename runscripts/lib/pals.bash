@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Where rank 0 is, and what a rank's variables leave out, out of the binary table that PALS and `srun --mpi=cray_shasta`
-# write on every node ($PALS_APINFO). PBS_NODEFILE is on the job's first node only and knows nothing of `mpiexec --hosts`.
-# Sourced by get-master and conda-python-distributed.
+# write on every node ($PALS_APINFO). PBS_NODEFILE is on the job's first node only and knows nothing of `mpiexec
+# --hosts`. Sourced by get-master and conda-python-distributed.
 #
 # Layout: HPE's pals.h, as Slurm has it (src/plugins/mpi/cray_shasta/apinfo.h: version 1 up to 22.05, 5 since 23.02) and
 # flux-coral2 (src/common/libapinfo/apinfo1.h, apinfo5.h). A header of 8-byte slots, of which a number fills the first
@@ -38,7 +38,8 @@ _read_apinfo() {  # FILE [RANKS] -> file, table, bytes, field of the caller
     done
     if ((field[0] != 1 && field[0] != 5)); then
         first_host_error="$table has format version ${field[0]}, and 1 and 5 are known"
-    elif ((field[8] < 12 || field[8] > 1 << 20 || field[8] % 4 || field[11] < 68 || field[11] > 1 << 20 || field[9] < 0 ||
+    elif ((field[8] < 12 || field[8] > 1 << 20 || field[8] % 4 || field[11] < 68 || field[11] > 1 << 20 ||
+        field[9] < 0 ||
             field[12] < 0 || field[10] < 1 || field[13] < 1)); then
         first_host_error="$table is damaged: ranks of ${field[8]} bytes, ${field[13]} nodes of ${field[11]} bytes"
     elif [[ ${2:-${field[10]}} != "${field[10]}" ]]; then

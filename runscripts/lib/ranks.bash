@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Which rank this process is: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE. Sourced by conda-python-distributed.
 
-# The launchers in the order in which they are asked: the innermost wins, because variables of outer ones are inherited and
-# stale. A row is taken if all variables of its second field are set (A+B). The others name the variables that have a value
-# (A,B: A, else B; -: none). Names in lower case are set below. A test compares this table with docs/runscripts.md.
+# The launchers in the order in which they are asked: the innermost wins, because variables of outer ones are inherited
+# and stale. A row is taken if all variables of its second field are set (A+B). The others name the variables that have
+# a value (A,B: A, else B; -: none). Names in lower case are set below. A test compares this table with
+# docs/runscripts.md.
 _launchers=(  # launcher, taken if set | rank, size | local rank, local size | host of rank 0, id of this start
     'torchrun TORCHELASTIC_RUN_ID+RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
@@ -33,7 +34,8 @@ launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' 
 _is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,9})$ ]]; }
 
 _need_number() {  # NAME VALUE
-    _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the job script, or the launcher"
+    _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the" \
+        "job script, or the launcher"
 }
 
 _several_nodes() { ((world_size > local_world_size)); }
@@ -67,23 +69,30 @@ _slurm_tasks_on_this_node() {
     local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
     local form='^([1-9][0-9]{0,8})(\(x([1-9][0-9]{0,8})\))?$'
     [[ -n $list || $world_size -ne 1 ]] || list=1
-    [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown. Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
+    [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown." \
+        "Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
     _need_number SLURM_NODEID "$node"
     _first_set SLURM_STEP_TASKS_PER_NODE,SLURM_TASKS_PER_NODE
     local_world_size='' step_nodes=0
     for entry in $list; do
-        [[ $entry =~ $form ]] || _fail 1 "$name='$list': '$entry' is not TASKS or TASKS(xNODES). Slurm sets this variable: see whether the job script changes it"
+        [[ $entry =~ $form ]] || _fail 1 "$name='$list': '$entry' is not TASKS or TASKS(xNODES). Slurm sets this" \
+            "variable: see whether the job script changes it"
         tasks=${BASH_REMATCH[1]} nodes=${BASH_REMATCH[3]:-1}
         ((node < step_nodes || node >= step_nodes + nodes)) || local_world_size=$tasks
         ((step_nodes += nodes, sum += tasks * nodes))
     done
-    [[ -n $local_world_size ]] || _fail 1 "$name='$list' is for $step_nodes nodes, but SLURM_NODEID is $node. Slurm sets both: see whether the job script changes one of them"
-    # A heterogeneous step (srun --het-group=0,1) has the list of all its components, in Slurm 22.05, 24.11 and 26.05 (seen).
-    ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for every rank"
+    [[ -n $local_world_size ]] || _fail 1 "$name='$list' is for $step_nodes nodes, but SLURM_NODEID is $node. Slurm" \
+        "sets both: see whether the job script changes one of them"
+    # A heterogeneous step (srun --het-group=0,1) has the list of all its components, in Slurm 22.05, 24.11 and 26.05
+    # (seen).
+    ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change" \
+        "Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and" \
+        "MASTER_ADDR for every rank"
 }
 
-# A launcher sets its variables in the processes that it starts: those that an ancestor has already are left over from an
-# outer start. proc(5): environ is as it was when a process started. Slurm starts the process SLURM_TASK_PID (srun(1)).
+# A launcher sets its variables in the processes that it starts: those that an ancestor has already are left over from
+# an outer start. proc(5): environ is as it was when a process started. Slurm starts the process SLURM_TASK_PID
+# (srun(1)).
 _depth_of() {  # NAME -> depth: how many ancestors have it with this value; newest: up to the process that Slurm started
     local pid=$$ line entry found
     depth=0 newest=''
@@ -101,8 +110,8 @@ _depth_of() {  # NAME -> depth: how many ancestors have it with this value; newe
     newest=1
 }
 
-# Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else be
-# as many trainings of one rank each, all of them complete and with status 0.
+# Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else
+# be as many trainings of one rank each, all of them complete and with status 0.
 _drop_leftovers() {
     local row name value size_name other_rank other_size own_depth depth newest IFS=$' \t\n'
     local -a own=("${_row[@]}") names
@@ -124,7 +133,8 @@ _drop_leftovers() {
         own_depth=$depth
         _depth_of "$name"
         if ((own_depth > depth)) || [[ $own_depth/$1 == "$depth/slurm" && -n $newest ]]; then
-            [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from an outer start, and not used: this is rank 0 of $other_size ($1)"
+            [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from" \
+                "an outer start, and not used: this is rank 0 of $other_size ($1)"
             printf -v value '%s,' "${own[@]:1:5}"
             IFS=+, read -ra names <<< "$value"
             for name in "${names[@]}"; do
@@ -140,7 +150,10 @@ _drop_leftovers() {
             _drop_leftovers
             return
         fi
-        ((own_depth < depth)) || [[ $world_size != 1 || $other_size == 1 ]] || _fail 1 "two launchers contradict each other: ${own[2]}=$rank and ${own[3]}=1 ($launcher) say that this is the only rank, $name=$other_rank and $size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start: unset its variables in the job script, such as ${names[0]}"
+        ((own_depth < depth)) || [[ $world_size != 1 || $other_size == 1 ]] || _fail 1 "two launchers contradict each" \
+            "other: ${own[2]}=$rank and ${own[3]}=1 ($launcher) say that this is the only rank, $name=$other_rank and" \
+            "$size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start:" \
+            "unset its variables in the job script, such as ${names[0]}"
     done
 }
 
@@ -148,27 +161,35 @@ _check_alone() {  # others that this one rank would wait for, or miss
     local tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}}
     if [[ -n ${SLURM_JOB_ID-} ]]; then
         _need_number SLURM_NTASKS "$tasks"
-        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on its own: conda-python-simple)"
+        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be" \
+            "one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on" \
+            "its own: conda-python-simple)"
     elif [[ -n ${PMIX_RANK-} ]]; then
         # prun and others. PMIx tells the size only to programs that are linked with it.
-        _fail 1 "a PMIx launcher set PMIX_RANK=$PMIX_RANK, but nothing says how many ranks there are. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun, mpirun or mpiexec"
+        _fail 1 "a PMIx launcher set PMIX_RANK=$PMIX_RANK, but nothing says how many ranks there are. Export RANK," \
+            "WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun, mpirun or" \
+            "mpiexec"
     fi
-    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
+    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the" \
+        "other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun," \
+        "mpirun or mpiexec"
 }
 
 _find_rank() {
-    local row no_pals='' srun_task='' step_task=${SLURM_STEP_ID:-${SLURM_STEPID-}} pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
+    local row no_pals='' srun_task='' step_task=${SLURM_STEP_ID:-${SLURM_STEPID-}}
+    local pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
     for name in RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; do
         [[ -z ${!name-} ]] || _need_number "$name" "${!name}"
     done
 
-    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them 0xfffffffb
-    # and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
+    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them
+    # 0xfffffffb and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
     [[ $step_task != 429496729[01] ]] || step_task=''
     # shellcheck disable=SC2034  # the table names it
     # Inside Slurm a PALS_RANKID is srun's (--mpi=cray_shasta), and MPI_LOCALRANKID never is: such a rank is hydra's.
     [[ -n ${PALS_RANKID-} && -z ${SLURM_JOB_ID-} ]] || no_pals=1
-    # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's nodes.
+    # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's
+    # nodes.
     _first_set SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
     [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=$step_task
     for row in "${_launchers[@]}"; do
@@ -179,7 +200,8 @@ _find_rank() {
     # a PALS_RANKID or PMI_RANK beside the step's is srun's own
     [[ $launcher == none || $launcher == manual || $launcher == slurm && -z ${PBS_JOBID-} ]] || _drop_leftovers
     # Ranks started one by one, by ssh or by a launcher of the user's own, perhaps inside a step of one task.
-    if [[ $launcher/$world_size != torchrun/* && $world_size == 1 ]] && _all_set RANK+WORLD_SIZE && [[ $RANK/$WORLD_SIZE != 0/1 ]]; then
+    if [[ $launcher/$world_size != torchrun/* && $world_size == 1 ]] && _all_set RANK+WORLD_SIZE &&
+        [[ $RANK/$WORLD_SIZE != 0/1 ]]; then
         # shellcheck disable=SC2086
         _read_row ${_launchers[${#_launchers[@]} - 1]}
     fi
@@ -188,7 +210,9 @@ _find_rank() {
         none) _check_alone ;;
         torchrun | manual)
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
-            [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set, but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four for every rank, or none and use srun, mpirun or mpiexec" ;;
+            [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set," \
+                "but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four" \
+                "for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
             first_host_error=''
             if [[ $launcher == pals && -n ${PALS_APINFO-} &&
@@ -199,18 +223,30 @@ _find_rank() {
             for i in 2 3 4 5; do
                 name=${_fields[i]}
                 [[ $launcher/$name != slurm/local_world_size ]] || _slurm_tasks_on_this_node
-                _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or says '${!name}', which is no number (${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
+                _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or" \
+                    "says '${!name}', which is no number" \
+                    "(${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE," \
+                    "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
             # All ranks would be rank 0: an export in a job script reaches every task alike.
-            [[ ${RANK:-$rank} == "$rank" ]] || _fail 1 "RANK=$RANK is set already, but the launcher ($launcher) started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK WORLD_SIZE'"
-            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] || _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE' in the job script"
-            ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on this node, but $world_size in all" ;;
+            [[ ${RANK:-$rank} == "$rank" ]] || _fail 1 "RANK=$RANK is set already, but the launcher ($launcher)" \
+                "started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK" \
+                "WORLD_SIZE'"
+            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] || _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but" \
+                "the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE'" \
+                "in the job script"
+            ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on" \
+                "this node, but $world_size in all" ;;
     esac
-    ((rank < world_size)) || _fail 1 "rank $rank is not below the world size $world_size (from: $launcher). Ranks count from 0: fix RANK and WORLD_SIZE where they are set"
-    ((local_rank < local_world_size)) || _fail 1 "local rank $local_rank is not below the local world size $local_world_size (from: $launcher). Fix LOCAL_RANK and LOCAL_WORLD_SIZE where they are set"
+    ((rank < world_size)) || _fail 1 "rank $rank is not below the world size $world_size (from: $launcher). Ranks" \
+        "count from 0: fix RANK and WORLD_SIZE where they are set"
+    ((local_rank < local_world_size)) || _fail 1 "local rank $local_rank is not below the local world size" \
+        "$local_world_size (from: $launcher). Fix LOCAL_RANK and LOCAL_WORLD_SIZE where they are set"
 
-    # The user's own LOCAL_RANK and LOCAL_WORLD_SIZE go to Python; shares of GPUs and nodes are counted with the launcher's.
+    # The user's own LOCAL_RANK and LOCAL_WORLD_SIZE go to Python; shares of GPUs and nodes are counted with the
+    # launcher's.
     : "${LOCAL_RANK:=$local_rank}" "${LOCAL_WORLD_SIZE:=$local_world_size}"
-    ((LOCAL_RANK < LOCAL_WORLD_SIZE)) || _fail 1 "LOCAL_RANK=$LOCAL_RANK is not below LOCAL_WORLD_SIZE=$LOCAL_WORLD_SIZE. Fix what the job script exports, or unset both"
+    ((LOCAL_RANK < LOCAL_WORLD_SIZE)) || _fail 1 "LOCAL_RANK=$LOCAL_RANK is not below" \
+        "LOCAL_WORLD_SIZE=$LOCAL_WORLD_SIZE. Fix what the job script exports, or unset both"
     export RANK=$rank WORLD_SIZE=$world_size LOCAL_RANK LOCAL_WORLD_SIZE
 }

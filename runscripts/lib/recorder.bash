@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# PyTorch's flight recorder: the last collectives of every rank, which NCCL's watchdog writes to one file per rank when it gives
-# up, for 'slingtorch explain DIRECTORY'. Sourced by conda-python-distributed, after ranks.bash and caches.bash.
+# PyTorch's flight recorder: the last collectives of every rank, which NCCL's watchdog writes to one file per rank when
+# it gives up, for 'slingtorch explain DIRECTORY'. Sourced by conda-python-distributed, after ranks.bash and
+# caches.bash.
 
 _set_recorder() {
     local where=${SLINGTORCH_FLIGHT_RECORDER-} job=${SLURM_JOB_ID:-${PBS_JOBID-}} step=${SLURM_STEP_ID-} own prefix
@@ -8,15 +9,16 @@ _set_recorder() {
     [[ $where != off ]] || return 0
     ((world_size > 1)) || [[ -n ${_torchrun-} ]] || return 0
     if [[ -n $where ]]; then
-        [[ $where == /* && -d $where && -w $where ]] || _fail 1 "SLINGTORCH_FLIGHT_RECORDER='$where' is not the absolute path of a directory that you may write on this node. Name one that outlives the job, or 'off'"
+        [[ $where == /* && -d $where && -w $where ]] || _fail 1 "SLINGTORCH_FLIGHT_RECORDER='$where' is not the" \
+            "absolute path of a directory that you may write on this node. Name one that outlives the job, or 'off'"
     elif [[ -O $PWD && -w $PWD ]]; then  # outlives the job; not a directory of others', where a name can be taken
         where=$PWD
     else
         where=$cache_dir
     fi
 
-    # Two names for one value: whoever sets either has set it. Since pytorch pull request 152563 (May 2025) the first is read,
-    # and each rank warns of the older one (c10d/Utils.hpp), which is set only for a PyTorch that may want it.
+    # Two names for one value: whoever sets either has set it. Since pytorch pull request 152563 (May 2025) the first is
+    # read, and each rank warns of the older one (c10d/Utils.hpp), which is set only for a PyTorch that may want it.
     if [[ -z ${TORCH_FR_BUFFER_SIZE-}${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]]; then
         export TORCH_FR_BUFFER_SIZE=2000
         own=${VIRTUAL_ENV-}
@@ -26,7 +28,8 @@ _set_recorder() {
             hash -r
         fi
         torch=("${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info)
-        [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] || export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+        [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] ||
+            export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
     fi
     export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
     if [[ -n $where && -z ${TORCH_FR_DUMP_TEMP_FILE-}${TORCH_NCCL_DEBUG_INFO_TEMP_FILE-} ]]; then

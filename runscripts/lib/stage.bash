@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# --stage: the environment as one image on the node's own storage, checked, mounted or unpacked there, and removed at the end.
-# Sourced by conda-python-distributed, after ranks.bash and caches.bash, and only where a job stages. Run by itself it is the
-# watcher of a node.
+# --stage: the environment as one image on the node's own storage, checked, mounted or unpacked there, and removed at
+# the end. Sourced by conda-python-distributed, after ranks.bash and caches.bash, and only where a job stages. Run by
+# itself it is the watcher of a node.
 #
-# The first rank of a node does the work, the others wait for its file `result`. It stays in bash while its Python runs as
-# a child: Slurm kills what is left of a step when its tasks have ended (all of it with slurm.conf(5)'s proctrack/cgroup),
-# and a mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads from a pipe until the first
-# rank has ended, in whatever way, waits for the other ranks and removes everything. It has a session and no descriptor
-# of the job's, so it outlives a kill wherever the scheduler lets it. Where not, the next start that stages removes it.
+# The first rank of a node does the work, the others wait for its file `result`. It stays in bash while its Python runs
+# as a child: Slurm kills what is left of a step when its tasks have ended (all of it with slurm.conf(5)'s
+# proctrack/cgroup), and a mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads
+# from a pipe until the first rank has ended, in whatever way, waits for the other ranks and removes everything. It has
+# a session and no descriptor of the job's, so it outlives a kill wherever the scheduler lets it. Where not, the next
+# start that stages removes it.
 
 _stage_timeout=${SLINGTORCH_STAGE_TIMEOUT:-600}
 _node_dir='' _sent='' _image='' _step='' _child=''
@@ -75,10 +76,11 @@ fi
 
 # --- a rank
 
-_say_node() { _say "node $node: $1"; }
+_say_node() { _say "node $node:" "$@"; }
 
-_not_staged() {  # REASON; ends the staging of this node, not the job
-    _say_node "not staged: $1. This node uses the shared copy $shared: the same packages, slower to start"
+_not_staged() {  # REASON IN WORDS...; ends the staging of this node, not the job
+    local IFS=' '
+    _say_node "not staged: $*. This node uses the shared copy $shared: the same packages, slower to start"
     rm -rf --one-file-system -- "$_node_dir/image" "$_sent" 2> /dev/null
     _result shared
     return 1
@@ -108,11 +110,13 @@ _check_stage() {  # asked or ''
     _image=${SLINGTORCH_ENVIRONMENT_IMAGE-}
     shared=${_image%/*}
     if [[ -z $_image ]]; then
-        reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with 'environment_image = True'; inside a container there is nothing to stage, the container is one image already"
+        reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with"
+        reason+=" 'environment_image = True'; inside a container there is nothing to stage, it is one image already"
     elif [[ -n ${WITH_CONDA-} ]]; then
         reason="WITH_CONDA='$WITH_CONDA' activates another environment than the one that is staged. Unset one of them"
     elif [[ -n ${VIRTUAL_ENV-} && ! -e $VIRTUAL_ENV/${_image##*/} && ! $VIRTUAL_ENV -ef $shared ]]; then
-        reason="the environment $VIRTUAL_ENV is active, whose packages are not in the image that is staged. Run 'deactivate' before, and 'module load' alone"
+        reason="the environment $VIRTUAL_ENV is active, whose packages are not in the image that is staged"
+        reason+=". Run 'deactivate' before, and 'module load' alone"
     fi
     [[ -n $reason ]] || return 0
     # asked for by hand it is an error; a threshold of the site's is for all modules, also for those without an image
@@ -123,16 +127,19 @@ _check_stage() {  # asked or ''
 
 # `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
 _stage() {
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}} key staged='' path=$PATH
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
+    local key staged='' path=$PATH
     set +ef
     # Not even looked into any more: each program that is not there is a call to the shared file system.
     PATH=:$PATH: PATH=${PATH//":$shared/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/"${USER:-${LOGNAME:-$EUID}}"}
     [[ $root == / ]] || root=${root%/}
-    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the node's own storage"
+    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the" \
+        "node's own storage"
     # it becomes part of PATH, and the name of a file whose sum is taken
-    [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control character in it. Name another directory on the node's own storage"
+    [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control" \
+        "character in it. Name another directory on the node's own storage"
     [[ -d $root/ || -n ${SLINGTORCH_STAGE_DIR-} ]] || root=/tmp  # a TMPDIR of the submitting host: caches.bash says so
     [[ $launcher != slurm ]] || _step=${SLURM_STEP_ID:-${SLURM_STEPID-}}
     _find_node
@@ -166,14 +173,17 @@ _wait_for_stage() {  # -> staged
                 [[ $pid != *-env ]] || staged=$_node_dir/env
                 return
             done
-        elif [[ -n $seen || -e $base && ! -O $base || ! -d ${base%/*} || ! -e $base && ! -w ${base%/*} ]] || ((SECONDS > begin + 60)); then
+        elif [[ -n $seen || -e $base && ! -O $base || ! -d ${base%/*} || ! -e $base && ! -w ${base%/*} ]] ||
+            ((SECONDS > begin + 60)); then
             # it has said why not, or it was killed
-            ((local_rank > 1)) || [[ -z $seen ]] || _say_node "not staged: the first rank of this node ended before it had finished. Its other ranks use the shared copy $shared"
+            ((local_rank > 1)) || [[ -z $seen ]] || _say_node "not staged: the first rank of this node ended before" \
+                "it had finished. Its other ranks use the shared copy $shared"
             return
         fi
         _pause
     done
-    ((local_rank > 1)) || _say_node "not staged: nothing from the first rank of this node in $((2 * _stage_timeout)) s (SLINGTORCH_STAGE_TIMEOUT=$_stage_timeout). Its other ranks use the shared copy $shared"
+    ((local_rank > 1)) || _say_node "not staged: nothing from the first rank of this node in $((2 * _stage_timeout))" \
+        "s (SLINGTORCH_STAGE_TIMEOUT=$_stage_timeout). Its other ranks use the shared copy $shared"
 }
 
 _stage_node() {  # -> staged
@@ -181,14 +191,18 @@ _stage_node() {  # -> staged
     _make_node_dir || return 0
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
     # --fork: a child of init, which proctrack/linuxproc does not find (slurm.conf(5)) when it kills a step
-    exec {_watch_pipe}> >(exec setsid --fork bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1)
+    exec {_watch_pipe}> >(
+        exec setsid --fork bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1)
 
     IFS=$' \t' read -r sum _ 2> /dev/null < "$_image.sha256"
-    [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb --rebuild)"; return 0; }
+    [[ $sum =~ ^[0-9a-f]{64}$ ]] || { _not_staged "there is no sha256 in $_image.sha256. Install the module again (eb" \
+        "--rebuild)"; return 0; }
     _bring_image "$sum" || return 0
     # from here on nobody else can change the file
     found=$(_sha256 "$_node_dir/image")
-    [[ ${found%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256 ${found%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb --rebuild)"; return 0; }
+    [[ ${found%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256" \
+        "${found%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb" \
+        "--rebuild)"; return 0; }
     _open_image || return 0
     staged=$_node_dir/env
     _result env
@@ -204,11 +218,14 @@ _make_node_dir() {
     done
     # shellcheck disable=SC2174  # every directory is named
     if [[ ! -d ${base%/*} ]]; then
-        _not_staged "${base%/*} is not a directory on this node. Set SLINGTORCH_STAGE_DIR to one on the node's own storage"
+        _not_staged "${base%/*} is not a directory on this node. Set SLINGTORCH_STAGE_DIR to one on the node's own" \
+            "storage"
     elif ! mkdir -p -m 700 -- "$base" "$_node_dir" "$_node_dir"/{ranks,env} 2> /dev/null; then
-        _not_staged "cannot make the directory $_node_dir (full, or not writable). Set SLINGTORCH_STAGE_DIR to a directory on the node's own storage"
+        _not_staged "cannot make the directory $_node_dir (full, or not writable). Set SLINGTORCH_STAGE_DIR to a" \
+            "directory on the node's own storage"
     elif [[ -L $base || ! -O $base || -L $_node_dir || ! -O $_node_dir ]]; then
-        _node_dir=/nonexistent _not_staged "$base is a link or does not belong to you (user id $EUID). Have its owner remove it, or set SLINGTORCH_STAGE_DIR to a directory of yours"
+        _node_dir=/nonexistent _not_staged "$base is a link or does not belong to you (user id $EUID). Have its owner" \
+            "remove it, or set SLINGTORCH_STAGE_DIR to a directory of yours"
     else
         for mode in $(stat -c %a -- "$base" "$_node_dir"); do
             ((8#$mode & 8#022)) || continue
@@ -231,7 +248,8 @@ _bring_image() {  # SHA256
             status=failed
             if [[ ! -f $_node_dir/image ]]; then
                 ! _long "${sbcast[@]}" "$_image" "$_sent" || status=ok
-                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node copies the image from the shared file system by itself"
+                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node copies the" \
+                    "image from the shared file system by itself"
             fi
             # Whether the nodes have it, told in the same way; also where sbcast failed, most of them are within reach.
             printf '%s\n' "$status" > "$_node_dir/status"
@@ -252,9 +270,11 @@ _bring_image() {  # SHA256
     rm -f -- "$_sent"
     [[ ! -f $_node_dir/image || -L $_node_dir/image ]] || return 0
     free=$(($(stat -f -c '%a * %S' -- "$_node_dir")))
-    ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has $((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
+    ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has" \
+        "$((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
     ((several == 0)) || [[ -n $status ]] || ! _copy_by_tree "$1" || return 0
-    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (the message is above)"
+    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (the message is" \
+        "above)"
 }
 
 # Without sbcast (PBS, or inside a container): rank 0's node sends the image to some, and these to others.
@@ -263,7 +283,8 @@ _copy_by_tree() {  # SHA256
     # not MASTER_PORT, which ranks of finished nodes are trying by then, and not that of the job's next step
     ((port <= 65535)) || port=$((MASTER_PORT - 16))
     # who cannot read the image does not know the word $1-$key
-    local -a command=("$shared/bin/python" -I -S -B "$_here/lib/job" tree_copy "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
+    local -a command=("$shared/bin/python" -I -S -B "$_here/lib/job" tree_copy
+        "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
     if ((rank == 0)); then
         _long cp -- "$_image" "$_node_dir/image" || return
     else
@@ -274,14 +295,17 @@ _copy_by_tree() {  # SHA256
     ((status)) || return 0
     IFS= read -r words 2> /dev/null < "$_node_dir/words"
     if ((rank == 0)); then
-        _say_node "sending the image to the other nodes failed (${words:-status $status}): each copies it from the shared file system"
+        _say_node "sending the image to the other nodes failed (${words:-status $status}): each copies it from the" \
+            "shared file system"
     else
-        _say_node "the image did not come from another node (${words:-status $status}): copying it from the shared file system"
+        _say_node "the image did not come from another node (${words:-status $status}): copying it from the shared" \
+            "file system"
         return 1
     fi
 }
 
-# The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space is free.
+# The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space
+# is free.
 _open_image() {
     local program words='' options=attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache
     if [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
@@ -291,7 +315,9 @@ _open_image() {
             type -P $program > /dev/null || continue
             [[ $program != squashfuse ]] || set -- -o $options
             # its daemon must not hold what it inherits
-            if words=$( (_close_descriptors; exec $program "$@" "$_node_dir/image" "$_node_dir/env") 2>&1 < /dev/null); then
+            if words=$(
+                (_close_descriptors; exec $program "$@" "$_node_dir/image" "$_node_dir/env") 2>&1 < /dev/null
+            ); then
                 break
             fi
             words="$program: $words"
@@ -303,12 +329,14 @@ _open_image() {
     elif type -P unsquashfs > /dev/null; then
         _say_node "cannot mount the image (${words:-no squashfuse}): unpacking it"
         rmdir -- "$_node_dir/env" 2> /dev/null ||
-            { _not_staged "the image has no bin/python: it is no environment. Install the module again (eb --rebuild)"; return; }
+            { _not_staged "the image has no bin/python: it is no environment. Install the module again (eb" \
+                "--rebuild)"; return; }
         _long unsquashfs -q -n -no-xattrs -d "$_node_dir/env" "$_node_dir/image" > /dev/null ||
             { rm -rf -- "$_node_dir/env"; _not_staged "unsquashfs failed (its message is above)"; return; }
         rm -f -- "$_node_dir/image"
     else
-        _not_staged "the image can be neither mounted (${words:-no squashfuse}) nor unpacked (no unsquashfs). Have squashfuse or squashfs-tools installed on the nodes"
+        _not_staged "the image can be neither mounted (${words:-no squashfuse}) nor unpacked (no unsquashfs). Have" \
+            "squashfuse or squashfs-tools installed on the nodes"
         return
     fi
     words=$(LD_LIBRARY_PATH=$_node_dir/env/lib/base "$_node_dir/env/bin/python" -I -S -c pass 2>&1) ||

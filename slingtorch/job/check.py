@@ -23,10 +23,10 @@ import tempfile
 import threading
 import time
 
-from . import look, nccl, node, tree_copy, variables, wire
+from . import look, nccl, node, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
-from .wire import LOST, read_ranks, verdict
+from .wire import QUIET, PeerLost, receive_message, send_message, tell_all
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
@@ -232,19 +232,18 @@ def check_times(report):
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report, environ, root, late):
+def check_answers(report, environ, root, own):
     """Ranks and nodes of which nothing came."""
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
-    for key, mask in report.findings.items():
-        if key[1] == 'ended':
-            missing &= ~mask
+    for finding in report.having(name='ended'):
+        missing &= ~report.findings[finding]
     if not missing:
         return
-    silent = [other.node for other in root.nodes if missing >> other.rank & 1]
-    heard = {other.node for other in root.nodes} | {late}
-    never = [host for host in expand_hosts(environ.get('SLURM_STEP_NODELIST', '')) if host not in heard] \
-        if len(expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))) > 1 else []
+    silent = [other.name for other in root.nodes if missing >> other.rank & 1]
+    called = {other.name for other in root.nodes} | {own}
+    hosts = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
+    never = [host for host in hosts if len(hosts) > 1 and host not in called]
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
         text += ". Nothing came from %s" % ', '.join(never[:20])
@@ -259,13 +258,12 @@ def check_job(report, machine, root):
     """What only all ranks together show."""
     environ = machine.environ
     check_answers(report, environ, root, machine.node)
-    if any(key[:2] == ('yellow', 'import') for key in report.findings):
-        for key in [key for key in report.findings if key[:2] == ('red', 'rendezvous')]:
-            # the others waited for a node that was still importing
-            report.add('yellow', *key[1:], ranks=report.findings.pop(key))
+    if report.having('yellow', 'import'):
+        for finding in report.having('red', 'rendezvous'):
+            report.change(finding, 'yellow')    # the others waited for a node that was still importing
     check_same(report)
     check_times(report)
-    if root.nodes and not any(key[1] == 'clock' for key in report.findings):
+    if root.nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if len(report.facts.get('machine', {})) > 1:
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
@@ -320,6 +318,31 @@ def add_reports(report, machine, local):
     return details
 
 
+class Rank:
+    """
+    What a rank is in this check, and what it has found.
+
+    :param torch: directory of torch, or None
+    :param start: starts the process with PyTorch
+    """
+
+    def __init__(self, machine, torch, start):
+        self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
+        self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
+            'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
+        self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+        self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
+
+    def start_probe(self):
+        """The process with PyTorch; None without PyTorch."""
+        names = nccl.plugin_names(self.machine)
+        return self.start(self.environ, names, self.seconds) if self.torch else None
+
+    def look(self):
+        """look.look()"""
+        return look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+
+
 def run(machine, out, json_file=None, torch=None, start=Probe):
     """
     The whole check, in one rank.
@@ -329,92 +352,113 @@ def run(machine, out, json_file=None, torch=None, start=Probe):
     :param start: starts the process with PyTorch
     :return: exit status
     """
-    begin, environ = time.time(), machine.environ
-    read_ranks(environ)
-    rank, world = int(environ['RANK']), int(environ['WORLD_SIZE'])
-    local_rank, local_world = int(environ['LOCAL_RANK']), int(environ['LOCAL_WORLD_SIZE'])
-    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
-    plugin = nccl.plugin_names(machine)
-    digest, several = environment_digest(environ, torch), world > local_world
-    report = Report(rank)
+    star.read_ranks(machine.environ)
+    rank = Rank(machine, torch, start)
+    if rank.local_rank:
+        word = other_rank(rank)
+    elif rank.rank:
+        word = for_the_node(rank, first_rank)
+    else:
+        word = for_the_node(rank, lambda *node_parts: rank_zero(*node_parts, out, json_file))
+    return star.verdict(word, machine.environ)
 
-    if local_rank:
-        connection, wants_probe = wire.call_first_rank(environ, rank, digest, begin + seconds)
-        probe = start(environ, plugin, seconds) if wants_probe and torch else None
-        details = look.look(machine, report, torch, several)
-        if probe:
-            probe.go()
-            check_probe(report, probe, machine)
-        wire.send_message(connection, report.dump())
-        wire.send_message(connection, json.dumps(details).encode())
-        return verdict(wire.receive_message(connection, time.time() + 3 * seconds + 60), environ)
 
+def other_rank(rank):
+    """Not the first one of its node: tells that what it finds. Returns rank 0's word."""
+    connection, wants_probe = star.call_first_rank(rank.environ, rank.rank, rank.digest, rank.begin + rank.seconds)
+    probe = rank.start_probe() if wants_probe else None
+    details = rank.look()
+    if probe:
+        probe.go()
+        check_probe(rank.report, probe, rank.machine)
+    send_message(connection, rank.report.dump())
+    send_message(connection, json.dumps(details).encode())
+    return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+
+
+def for_the_node(rank, role):
+    """The first rank of a node: plays its role, and tells the node's other ranks rank 0's word, which it returns."""
     try:
-        local = wire.LocalRanks(environ, local_world, digest)
+        local = star.LocalRanks(rank.environ, rank.local_world, rank.digest)
     except OSError as err:
-        raise wire.Lost("another process of this start says that it is local rank 0 of this node too (%s): "
-                        "unset LOCAL_RANK in the job script" % err)
-    probe = start(environ, plugin, seconds) if torch else None
+        raise PeerLost("another process of this start says that it is local rank 0 of this node too (%s): "
+                       "unset LOCAL_RANK in the job script" % err)
+    probe = rank.start_probe()
     try:
-        end = root = None
-        if rank == 0:
-            check_master(environ, report, machine.node)
-            root = wire.Root(environ, world - local_world, min(seconds, tree_copy.QUIET), machine.clock)
-            # torchrun's agent listens there, for its workers
-            if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-                port = int(environ['MASTER_PORT'])
-                report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
-                    port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
-            threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
-        details = [look.look(machine, report, torch, several)]
-        if rank == 0:
-            root.known.wait()
-            host, words, number, nodes = 'localhost', root.word, 0, len(root.nodes) + 1
-            late = 'seconds starting the node'
-            first = min([begin] + [other.heard for other in root.nodes])
-            for other in root.nodes:
-                report.fact(late, '%.2g' % node.round_up(other.heard - first), 1 << other.rank)
-            report.fact(late, '%.2g' % node.round_up(begin - first), 1)
-        else:
-            branch = wire.Branch(environ, local_world, machine.node, seconds, machine.clock)
-            if abs(branch.ahead) > CLOCK_SECONDS:
-                report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
-                    machine.node, branch.ahead), "tell the centre: time is wrong there")
-            host, words, number, nodes = branch.host, branch.extra, branch.number, branch.nodes
-        if probe:
-            # a world without some of its nodes would wait for them
-            whole = nodes > 1 and (rank or sum(other.ranks for other in root.nodes) + local_world >= world)
-            probe.go('go %s %s %d %d %d' % (host, words, number, nodes, seconds)
-                     if whole and words != '0' else '')
-        end = time.time() + seconds
-        local.wait(end)
-        details += add_reports(report, machine, local)
-        node.check_cores(report, details)
-        check_providers(report, machine)
-        node.check_gpus(report, details, check_probe(report, probe, machine), environ)
-        if rank:
-            branch.collect(report, end)
-            branch.deliver(report)
-            word = branch.verdict(2 * seconds + 60)
-        else:
-            root.collect(report, end)
-            check_job(report, machine, root)
-            report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
-            word = b'1' if report.count('red') else b'0'
-            title = header(report, time.time() - begin)
-            out.write(report.text(title + '\n'))
-            out.flush()
-            if json_file:
-                write_json(json_file, report.data(title=title.splitlines()[0], seconds=round(time.time() - begin, 3)))
-            wire.tell_all([other.connection for other in root.nodes], word)
-    except wire.Lost:
-        wire.tell_all(local.connections, LOST)
+        word = role(rank, local, probe)
+    except PeerLost:
+        tell_all(local.connections, star.LOST)
         raise
     finally:
         if probe:
             probe.end()
-    wire.tell_all(local.connections, word)
-    return verdict(word, environ)
+    tell_all(local.connections, word)
+    return word
+
+
+def first_rank(rank, local, probe):
+    """The first one of its node, but not of the job: brings what the node found to rank 0, whose word it returns."""
+    details = rank.look()
+    branch = star.Branch(rank.environ, rank.local_world, rank.machine.node, rank.seconds, rank.machine.clock)
+    if abs(branch.ahead) > CLOCK_SECONDS:
+        rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
+            rank.machine.node, branch.ahead), "tell the centre: time is wrong there")
+    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes))
+    branch.deliver(rank.report)
+    return branch.verdict(2 * rank.seconds + 60)
+
+
+def rank_zero(rank, local, probe, out, json_file):
+    """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
+    machine, report, environ = rank.machine, rank.report, rank.environ
+    check_master(environ, report, machine.node)
+    root = star.Root(environ, rank.world - rank.local_world, min(rank.seconds, QUIET), machine.clock)
+    # torchrun's agent listens there, for its workers
+    if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+        port = int(environ['MASTER_PORT'])
+        report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
+            port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
+    threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
+    details = rank.look()
+    root.known.wait()
+    first = min([rank.begin] + [other.called for other in root.nodes])
+    for mask, called in [(1, rank.begin)] + [(1 << other.rank, other.called) for other in root.nodes]:
+        report.fact('seconds starting the node', '%.2g' % node.round_up(called - first), mask)
+    # a world without some of its nodes would wait for them
+    whole = sum(other.ranks for other in root.nodes) + rank.local_world >= rank.world
+    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1 if whole else 1))
+    root.collect(report, end)
+    check_job(report, machine, root)
+    report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
+    title = header(report, time.time() - rank.begin)
+    out.write(report.text(title + '\n'))
+    out.flush()
+    if json_file:
+        records.write(report.data(title=title.splitlines()[0], seconds=round(time.time() - rank.begin, 3)), json_file)
+    word = b'1' if report.count('red') else b'0'
+    tell_all([other.connection for other in root.nodes], word)
+    return word
+
+
+def finish_node(rank, local, probe, details, meeting):
+    """
+    What all ranks of the node found becomes part of the first one's report.
+
+    :param details: of the first rank (look.look())
+    :param meeting: for the collective: host and port of rank 0's, number of this node, how many there are
+    :return: the time until which was waited for ranks
+    """
+    report, machine = rank.report, rank.machine
+    if probe:
+        host, port, number, nodes = meeting
+        probe.go('go %s %s %d %d %d' % (host, port, number, nodes, rank.seconds) if nodes > 1 and port != '0' else '')
+    end = time.time() + rank.seconds
+    local.wait(end)
+    details = [details] + add_reports(report, machine, local)
+    node.check_cores(report, details)
+    check_providers(report, machine)
+    node.check_gpus(report, details, check_probe(report, probe, machine), rank.environ)
+    return end
 
 
 def check_probe(report, probe, machine):
@@ -431,14 +475,6 @@ def free_port():
         return str(attempt.getsockname()[1])
 
 
-def write_json(path, data):
-    """Write it whole, or not at all."""
-    with open(path + '.part', 'w') as stream:
-        json.dump(data, stream, indent=1)
-        stream.write('\n')
-    os.replace(path + '.part', path)
-
-
 def main(argv):
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
@@ -447,4 +483,4 @@ def main(argv):
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
     args = parser.parse_args(argv)
     machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
-    return wire.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch()))
+    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch()))

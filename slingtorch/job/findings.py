@@ -5,7 +5,9 @@ import re
 import shutil
 import textwrap
 import zlib
-from collections import defaultdict
+from collections import defaultdict, namedtuple
+
+from .wire import MAX_REPORT_BYTES
 
 # red: it is certain that the job cannot run, or runs on the wrong network: a library or the kernel says so, or it was
 # tried; ignored: the same, and the user lets it pass
@@ -15,8 +17,8 @@ TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good'
 NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'ended', 'gpus', 'import', 'interface', 'libraries',
          'master', 'network', 'no-answer', 'plugin', 'port', 'provider', 'rendezvous', 'slow', 'torch', 'value',
          'variable', 'versions', 'world-size')
-# of a report that comes over the network
-LARGEST = 1 << 26
+# `name` is one word that stays the same, for whoever searches; `remedy` says what to do
+Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 
 
 def ranks_of(mask):
@@ -69,7 +71,7 @@ class Report:
     Findings and facts of some ranks.
 
     :ivar ranks: bit mask of the ranks that are in it
-    :ivar findings: {(level, name, text, remedy): bit mask of the ranks}
+    :ivar findings: {Finding: bit mask of the ranks}
     :ivar facts: {name: {value as text: bit mask}}: what must be the same, or is wanted for the summary
     """
 
@@ -78,8 +80,8 @@ class Report:
         self.findings, self.facts = defaultdict(int), defaultdict(lambda: defaultdict(int))
 
     def add(self, level, name, text, remedy='', ranks=None):
-        """A finding. `name` is one word that stays the same, for whoever searches; `remedy` says what to do."""
-        self.findings[level, name, one_line(text), one_line(remedy)] |= self.ranks if ranks is None else ranks
+        """A finding, of these ranks or of all in the report."""
+        self.findings[Finding(level, name, one_line(text), one_line(remedy))] |= self.ranks if ranks is None else ranks
 
     def fact(self, name, value, ranks=None):
         """A fact; ranks with the same value are counted together."""
@@ -93,24 +95,32 @@ class Report:
     def merge(self, other):
         """Take over what another report says."""
         self.ranks |= other.ranks
-        for key, mask in other.findings.items():
-            self.findings[key] |= mask
+        for finding, mask in other.findings.items():
+            self.findings[finding] |= mask
         for name, values in other.facts.items():
             for value, mask in values.items():
                 self.facts[name][value] |= mask
 
     def ignore(self, wanted):
         """Red findings that the user wants to be ignored (ignored_of()) are 'ignored' from now on."""
-        for key in [key for key in self.findings if key[0] == 'red']:
-            if any(key[1] == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', key[2]))
+        for finding in self.having(level='red'):
+            if any(finding.name == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', finding.text))
                    for name, subject in wanted):
-                self.findings[('ignored',) + key[1:]] |= self.findings.pop(key)
+                self.change(finding, 'ignored')
+
+    def change(self, finding, level):
+        """Give a finding another level."""
+        self.findings[finding._replace(level=level)] |= self.findings.pop(finding)
+
+    def having(self, level=None, name=None):
+        """The findings of this level and name."""
+        return [finding for finding in self.findings if level in (None, finding.level) and name in (None, finding.name)]
 
     def dump(self):
         """As bytes, for load()."""
         return zlib.compress(json.dumps({
             'ranks': '%x' % self.ranks,
-            'findings': [key + ('%x' % mask,) for key, mask in self.findings.items()],
+            'findings': [finding + ('%x' % mask,) for finding, mask in self.findings.items()],
             'facts': {name: {value: '%x' % mask for value, mask in values.items()}
                       for name, values in self.facts.items()},
         }).encode(), 1)
@@ -121,7 +131,7 @@ class Report:
         report = cls()
         try:
             unpacker = zlib.decompressobj()
-            text = unpacker.decompress(data, LARGEST)
+            text = unpacker.decompress(data, MAX_REPORT_BYTES)
             content = json.loads(text.decode())
             report.ranks = int(content['ranks'], 16)
             for level, name, text, remedy, mask in content['findings']:
@@ -137,12 +147,13 @@ class Report:
 
     def sorted(self):
         """The findings, red ones first: [(level, name, text, remedy, mask)]."""
-        return sorted((key + (mask,) for key, mask in self.findings.items()),
-                      key=lambda finding: (LEVELS.index(finding[0]), -bin(finding[4]).count('1'), finding[1:4]))
+        found = sorted(self.findings.items(), key=lambda item: (
+            LEVELS.index(item[0].level), -bin(item[1]).count('1'), item[0][1:]))
+        return [finding + (mask,) for finding, mask in found]
 
     def count(self, level):
         """How many findings are of this level."""
-        return sum(key[0] == level for key in self.findings)
+        return len(self.having(level))
 
     def text(self, header):
         """The table."""

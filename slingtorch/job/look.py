@@ -109,7 +109,7 @@ def look_at_caches(machine, report):
     if not checked:
         report.add('untested', 'cache', "the home directory, where the caches go: none of %s is set"
                    % ', '.join(CACHES))
-    elif not any(key[1] == 'cache' for key in report.findings):
+    elif not report.having(name='cache'):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
 

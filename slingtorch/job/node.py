@@ -107,7 +107,7 @@ def check_libraries(report, paths, machine, with_gpu):
     names = ['%s %s' % (kind, ' and '.join(sorted(files))) for kind, files in sorted(by_kind.items())]
     missing = [kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
                if not set(kind.split(' or ')) & set(by_kind)]
-    if not any(key[1] == 'libraries' for key in report.findings):
+    if not report.having(name='libraries'):
         report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
             names + ["no " + kind for kind in missing]))
     if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
@@ -162,7 +162,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
     plugins = sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), [])
     if not isinstance(probe, dict):
         report.add('untested', 'variable', "which variables the libraries read: %s. The table was used" % probe)
-        variables.check(report, variables.read_table(), variables.Asked([], asked_fi, plugins), with_gpu)
+        variables.check(report, variables.read_table(), variables.LibraryProbe([], asked_fi, plugins), with_gpu)
         look.look_at_compat(machine, report)
         if not plugin:
             look.look_for_plugin(machine, report, False)
@@ -204,7 +204,7 @@ def check_probe(report, probe, machine, with_gpu, asked_fi):
         major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
         check_plugin(report, plugin, mapped, major, need)
     variables.check(report, variables.read_table(),
-                    variables.Asked(mapped + ([plugin] if plugin else []), asked_fi, plugins), with_gpu)
+                    variables.LibraryProbe(mapped + ([plugin] if plugin else []), asked_fi, plugins), with_gpu)
     return mapped
 
 

@@ -11,26 +11,15 @@ nobody gets anything. SECONDS is how long one answer or block is waited for. Wha
 
 Exit status 0: the file is here. Otherwise one line on stderr says why not; it does not say what became of other nodes.
 """
-import hmac
 import os
-import socket
 import sys
 import threading
-import time
+
+from .wire import PeerLost, accept, call, listen, read_line
 
 # to how many nodes one node sends: Slurm's sbcast does so too (sbcast(1), --fanout)
 FANOUT = 8
 BLOCK = 1 << 20
-# Seconds without a call after which nodes that have not called are not waited for: their storage may be full.
-QUIET = 20
-# seconds to try to reach another node: it may have started later, or gone on without this
-REACH = 60
-# seconds for the first word of whoever is there, which may be a program of somebody else
-ANSWER = 20
-
-
-class TreeError(Exception):
-    """What went wrong, for the user."""
 
 
 class GrowingFile:
@@ -86,88 +75,6 @@ def serve(file, connections):
     return threads
 
 
-def read_line(connection, end=None):
-    """A short line, byte by byte, since the file follows it; not after the time `end`."""
-    line = b''
-    while not line.endswith(b'\n'):
-        byte = connection.recv(1)
-        if not byte or len(line) > 200 or end and time.time() > end:
-            raise TreeError("the node that sends it ended the connection")
-        line += byte
-    return line[:-1].decode('ascii', 'replace')
-
-
-def call(host, port, key, words, seconds):
-    """A connection to another node, tried again for a while, to which that has said that it is the one."""
-    end = time.time() + min(REACH, seconds)
-    while True:
-        try:
-            connection = socket.create_connection((host, port), min(ANSWER, seconds))
-            break
-        except OSError as err:
-            if time.time() > end or isinstance(err, socket.gaierror):
-                raise TreeError("no connection to %s, port %s (%s)" % (host, port, err))
-            time.sleep(0.2)
-    try:
-        connection.sendall(('%s %s\n' % (key, words)).encode('ascii'))
-        read_line(connection)
-    except (OSError, TreeError) as err:
-        connection.close()
-        raise TreeError("another program is at %s, port %s (%s)" % (host, port, err))
-    connection.settimeout(seconds)
-    return connection
-
-
-def listen(port):
-    """A socket that listens on a port, for IPv6 as well where the node has that; port 0 is for any that is free."""
-    try:
-        listener = socket.socket(socket.AF_INET6)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    except OSError:
-        listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(('', port))
-    listener.listen(512)
-    return listener
-
-
-def accept(listener, count, key, seconds, weigh=lambda words: 1):
-    """
-    So many callers that know the key, or fewer: [(connection, what else they said)].
-
-    Each is heard in a thread of its own: a stranger that says nothing delays nobody.
-
-    :param weigh: for how many a caller counts, by what it said; called as soon as it is heard
-    """
-    callers, counted, last = [], [], [time.time()]
-
-    def hear(connection):
-        try:
-            connection.settimeout(ANSWER)
-            word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
-            if hmac.compare_digest(word.encode(), key.encode()):
-                weight = weigh(rest)
-                connection.sendall(b'+\n')
-                connection.settimeout(seconds)
-                last[0] = time.time()
-                callers.append((connection, rest))
-                counted.append(weight)
-                return
-        except (OSError, TreeError, ValueError):
-            pass
-        connection.close()
-
-    listener.settimeout(0.1)
-    while sum(counted) < count and time.time() < last[0] + min(QUIET, seconds):
-        try:
-            connection = listener.accept()[0]
-        except socket.timeout:
-            continue
-        # daemon: nobody waits for a stranger at the end either
-        threading.Thread(target=hear, args=(connection,), daemon=True).start()
-    return callers[:count]
-
-
 def give_places(callers, more=lambda number: ''):
     """
     On the node of rank 0: tell each of the others its parent and how many are below it; those below this node.
@@ -216,7 +123,7 @@ def receive(port, key, seconds, target, host):
             while file.there < file.size:
                 block = connection.recv(BLOCK)
                 if not block:
-                    raise TreeError("the node that sends it ended the connection")
+                    raise PeerLost("the node that sends it ended the connection")
                 stream.write(block)
                 file.grow(count=len(block))
         except BaseException:
@@ -235,7 +142,7 @@ def main(arguments):
             send(int(port), int(nodes), key, int(seconds), path)
         else:
             receive(int(port), key, int(seconds), path, arguments[5])
-    except (OSError, TreeError, ValueError) as err:
+    except (OSError, PeerLost, ValueError) as err:
         sys.stderr.write('%s\n' % err)
         return 1
     return 0

@@ -99,7 +99,7 @@ def wrong_value(kind, value):
     return ''
 
 
-class Asked:
+class LibraryProbe:
     """
     The libraries that the process maps: do they read a variable?
 
@@ -208,7 +208,7 @@ def check(report, families, asked, with_gpu):
 
     Red is what a library said; what this table alone says is yellow: a newer library may know better.
 
-    :param asked: Asked
+    :param asked: LibraryProbe
     :param with_gpu: whether the nodes have GPUs
     """
     for fact, values in sorted(report.facts.items()):

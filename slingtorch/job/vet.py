@@ -9,15 +9,15 @@ same time. Measured is TCP, on the interface that NCCL_SOCKET_IFNAME names, else
 """
 import argparse
 import fcntl
+import functools
 import json
 import socket
 import statistics
 import struct
 import sys
-import threading
 import time
 
-from . import tree_copy, wire
+from . import star, wire
 from .machine import Machine, expand_hosts
 
 # A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
@@ -63,7 +63,7 @@ def send_for(connection, seconds):
     while time.time() < end:
         connection.sendall(BLOCK)
     connection.shutdown(socket.SHUT_WR)
-    return float(tree_copy.read_line(connection))
+    return float(wire.read_line(connection))
 
 
 def receive_all(connection):
@@ -80,33 +80,19 @@ def receive_all(connection):
     return speed
 
 
-class Listener:
-    """Serves partners: what one sends is received and timed."""
-
-    def __init__(self, key):
-        self.key, self.socket = key, tree_copy.listen(0)
-        self.port = self.socket.getsockname()[1]
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        """Each in a thread."""
-        while True:
-            connection = self.socket.accept()[0]
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        """One partner."""
-        with connection:
-            connection.settimeout(PATIENCE)
-            try:
-                if tree_copy.read_line(connection, time.time() + PATIENCE) == self.key:
-                    receive_all(connection)
-            except (OSError, wire.Lost):
-                pass    # the one who measures says so
+def answer(key, connection):
+    """A partner: what it sends is received and timed."""
+    with connection:
+        connection.settimeout(PATIENCE)
+        try:
+            if wire.read_line(connection, time.time() + PATIENCE) == key:
+                receive_all(connection)
+        except (OSError, wire.PeerLost):
+            pass    # the one who measures says so
 
 
 def measure(key, address, seconds=MEASURE):
-    """Bytes a second to a partner. :raises OSError, Lost: it cannot be reached, or ended"""
+    """Bytes a second to a partner. :raises OSError, PeerLost: it cannot be reached, or ended"""
     with socket.create_connection(address, PATIENCE) as connection:
         connection.sendall(key.encode() + b'\n')
         return send_for(connection, seconds)
@@ -122,7 +108,7 @@ def rounds(number, table, key, count):
             continue
         try:
             found[other] = measure(key, tuple(table[other]))
-        except (OSError, ValueError, wire.Lost) as err:
+        except (OSError, ValueError, wire.PeerLost) as err:
             found[other] = str(err)
     return found
 
@@ -180,37 +166,39 @@ def run(machine, out, count=ROUNDS, prefix=None):
     :return: exit status: 0 on all nodes if none is bad, else 1
     """
     environ, begin = machine.environ, time.time()
-    wire.read_ranks(environ)
+    star.read_ranks(environ)
     if int(environ['LOCAL_RANK']):
         return 0
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
     interface = environ.get('NCCL_SOCKET_IFNAME', '').lstrip('=').split(',')[0]
     own = address_of(interface) if interface and not interface.startswith('^') else ''
     world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
-    key = wire.start_id(environ)
-    listener = Listener(key)
+    key = star.start_id(environ)
+    listener = wire.listen(0)
+    wire.serve(listener, functools.partial(answer, key))
+    port = listener.getsockname()[1]
     if environ['RANK'] != '0':
-        branch = wire.Branch(environ, local_world, machine.node, seconds, machine.clock)
-        wire.send_message(branch.root, json.dumps([own, listener.port]).encode())
+        branch = star.Branch(environ, local_world, machine.node, seconds, machine.clock)
+        wire.send_message(branch.connection, json.dumps([own, port]).encode())
         end = time.time() + seconds
-        table, number, count = json.loads(wire.receive_message(branch.root, end).decode())
+        table, number, count = json.loads(wire.receive_message(branch.connection, end).decode())
         found = rounds(number, table, key, count)
-        wire.send_message(branch.root, json.dumps(found).encode())
-        return 0 if wire.receive_message(branch.root, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
+        wire.send_message(branch.connection, json.dumps(found).encode())
+        return 0 if wire.receive_message(branch.connection, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
 
-    root = wire.Root(environ, world - local_world, min(seconds, tree_copy.QUIET), machine.clock)
+    root = star.Root(environ, world - local_world, min(seconds, wire.QUIET), machine.clock)
     root.gather(lambda: '-')
-    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], listener.port]]
+    nodes, names, table = [None], [machine.node], [[own or environ['MASTER_ADDR'], port]]
     silent = []
     for node in root.nodes:
         try:
-            theirs, port = json.loads(wire.receive_message(node.connection, time.time() + PATIENCE).decode())
-        except (wire.Lost, ValueError):
-            silent.append(node.node)
+            theirs, their_port = json.loads(wire.receive_message(node.connection, time.time() + PATIENCE).decode())
+        except (wire.PeerLost, ValueError):
+            silent.append(node.name)
             continue
         nodes.append(node)
-        names.append(node.node)
-        table.append([theirs or node.connection.getpeername()[0], port])
+        names.append(node.name)
+        table.append([theirs or node.connection.getpeername()[0], their_port])
     count = min(count, len(names) - 1 + len(names) % 2)
     for number, node in enumerate(nodes[1:], 1):
         wire.send_message(node.connection, json.dumps([table, number, count]).encode())
@@ -220,7 +208,7 @@ def run(machine, out, count=ROUNDS, prefix=None):
         try:
             theirs = json.loads(wire.receive_message(node.connection, end).decode())
             speeds.update({(number, int(other)): speed for other, speed in theirs.items()})
-        except (wire.Lost, ValueError):
+        except (wire.PeerLost, ValueError):
             pass    # no pair of it counts
     good, wrong, median = judge(names, speeds)
     expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
@@ -246,4 +234,4 @@ def main(argv):
     parser.add_argument('--write', metavar='PREFIX', help="write PREFIX.vetted and PREFIX.cordon")
     args = parser.parse_args(argv)
     machine = Machine()
-    return wire.guarded('vet', machine, lambda: run(machine, sys.stdout, args.rounds, args.write))
+    return star.guarded('vet', machine, lambda: run(machine, sys.stdout, args.rounds, args.write))

@@ -150,7 +150,7 @@ wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']""")
     assert f"\nbeta==1.5 ; python_version == '{PYTHON}' \\\n" in text and '\ntorch==2.0+rocm1 \\\n' in text
     assert "\nalpha==1.0 ; platform_machine == 'aarch64' \\\n" in text
     for uv in (str(BIN / 'uv'), ''):
-        eb_env(tiny.easyconfig, '--rebuild', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
+        eb_env(tiny.easyconfig, '--force', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
         there = {path.name for path in eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/*')}
         assert {'torch.py', 'beta.py'} < there and ('alpha.py' in there) == (MACHINE == 'aarch64')
 
@@ -210,7 +210,7 @@ def test_settings_of_pip_reach_uv(tiny):
 def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
     for name in ('SSL_CERT_FILE', 'REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'UV_HTTP_TIMEOUT'):
         monkeypatch.delenv(name, raising=False)
-    options, env = lock.uv_settings({'index-url': 'https://a/simple', 'extra-index-url': 'https://b https://c',
+    options, env = lock.lockfile.uv_settings({'index-url': 'https://a/simple', 'extra-index-url': 'https://b https://c',
                                      'find-links': '/wheels', 'trusted-host': 'b c', 'proxy': 'http://p:3128',
                                      'cert': '/ca.pem', 'client-cert': '/me.pem', 'timeout': '60'}, ['https://o'])
     assert ' '.join(options) == ('--index-strategy unsafe-best-match --index https://o --index https://b --index https://c '
@@ -219,7 +219,7 @@ def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
     assert [env[name] for name in ('HTTPS_PROXY', 'HTTP_PROXY', 'SSL_CERT_FILE', 'SSL_CLIENT_CERT', 'UV_HTTP_TIMEOUT')] == [
         'http://p:3128', 'http://p:3128', '/ca.pem', '/me.pem', '60']
     assert 'UV_SYSTEM_CERTS' not in env
-    options, env = lock.uv_settings({'no-index': 'true'}, [])
+    options, env = lock.lockfile.uv_settings({'no-index': 'true'}, [])
     assert options[2:] == ['--no-index'] and env['UV_SYSTEM_CERTS'] == env['UV_NATIVE_TLS'] == '1'
 
 

@@ -256,7 +256,7 @@ def test_incomplete_lock_file_in_the_words_of_uv(tiny, eb_env, lock, words):
 
 
 OLD_PYTHON = """#!/bin/sh
-case $* in *'sys.version_info < (3, 8)'*) exit 1 ;; esac
+case $* in *'% sys.version_info[:2]'*) echo 3.7; exit ;; esac
 exec {python} "$@"
 """
 
@@ -274,7 +274,7 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
                                    ({'SLINGTORCH_UV': '/nowhere/uv'}, '', 'pip'),
                                    ({'SLINGTORCH_UV': UV}, f'python_command = {str(old)!r}', 'pip')]:
         tiny.write(options=options)
-        printed = output(eb_env(tiny.easyconfig, '--rebuild', '--logtostdout', env={**env, **more}))
+        printed = output(eb_env(tiny.easyconfig, '--force', '--logtostdout', env={**env, **more}))
         library, = root.glob('lib/python3*/site-packages')
         assert (library / 'alpha-1.0.dist-info/INSTALLER').read_text().strip() == program
         # what verifies the hashes of all files runs once
@@ -285,6 +285,80 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
         listed = subprocess.run([root / 'bin/python', '-m', 'pip', 'list', '--format=freeze'], text=True,
                                 stdout=subprocess.PIPE, check=True).stdout
         assert {'alpha==1.0', 'beta==1.5'} < set(listed.split())
+
+
+# --- the same again
+
+@pytest.fixture
+def again(tiny, eb_env):
+    """What is there, and `eb --rebuild` of it, which says whether the packages stay."""
+    env = {**tiny.have(eb_env), 'SLINGTORCH_UV': UV}
+
+    def rebuild(*args, kept, check=True):
+        before = tiny.alpha.stat().st_ino
+        done = eb_env(tiny.easyconfig, *(args or ['--rebuild']), env=env, check=check)
+        assert (tiny.alpha.exists() and tiny.alpha.stat().st_ino == before) == kept, output(done)
+        said = ' '.join(done.stdout.split())
+        assert said.count('packages in') == ('--force' not in args) and ('stay: made from the same' in said) == kept, said
+        return said
+
+    eb_env(tiny.easyconfig, env=env)
+    tiny.root = eb_env.prefix / 'software/PyTorch/0.1-tiny'
+    tiny.alpha, = tiny.root.glob('lib/python3*/site-packages/alpha.py')
+    tiny.module = eb_env.modulepath / 'PyTorch/0.1-tiny.lua'
+    tiny.rebuild = rebuild
+    return tiny
+
+
+def test_unchanged_installation_is_kept(again, eb_env):
+    """Its runscripts and its module are made anew, its wheels are not needed, and it is checked again."""
+    shutil.rmtree(eb_env.prefix / 'sources/p/PyTorch/wheels')
+    master = again.root / 'runscripts/get-master'
+    good = master.read_text(), again.module.read_text()
+    master.write_text('')
+    again.module.unlink()
+    # of users, and what Python adds by itself
+    for name in ('mine.txt', again.alpha.parent / '__pycache__/alpha.cpython-300.opt-2.pyc'):
+        (again.root / name).write_text('')
+    assert 'sanity checking' in again.rebuild(kept=True)
+    assert (master.read_text(), again.module.read_text()) == good and (again.root / 'mine.txt').exists()
+    # one that fails leaves what there was
+    again.write(options="sanity_check_packages = {'alpha': '2.0'}")
+    assert 'FAILED' in again.rebuild(kept=True, check=False)
+    assert again.module.read_text() == good[1] and os.access(again.root / 'bin/python', os.X_OK)
+
+
+def same_length_and_time(path):
+    """Change a byte of a file so that only its content tells."""
+    before = path.stat()
+    path.write_bytes(changed(path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = [
+    (lambda site: same_length_and_time(site.alpha), '/site-packages/alpha.py'),
+    (lambda site: (site.alpha.parent / 'beta.py').unlink(), '/site-packages/beta.py'),
+    (lambda site: (site.alpha.parent / 'stray.py').write_text(''), '/site-packages/stray.py'),
+    (lambda site: [path.unlink() for path in site.alpha.parent.glob('__pycache__/alpha.*')], '__pycache__/alpha.'),
+    (lambda site: (site.root / 'bin/activate').unlink(), 'bin/activate'),
+    (lambda site: os.truncate(site.root / 'made-from.json', 1000), 'another Python, and 5 more'),
+    (lambda site: site.write(lock=wheels.lock_text(site.wheels) + '# another\n'), 'another lock file'),
+    (lambda site: site.write(options=f"python_command = '{quickvenv.python3('/usr/bin/python3')}/python3'"), 'another Python'),
+    (lambda site: site.write(options='system_site_packages = True'), 'another Python, and 1 more'),
+]
+
+
+def test_changed_installation_is_made_anew(again):
+    content = again.alpha.read_bytes()
+    for change, words in CHANGES:
+        change(again)
+        again.alpha, = again.root.glob('lib/python3*/site-packages/alpha.py')
+        said = again.rebuild(kept=False)
+        assert 'are made anew: ' in said and words in said, said
+        again.alpha, = again.root.glob('lib/python3*/site-packages/alpha.py')
+        assert again.alpha.read_bytes() == content and not (again.alpha.parent / 'stray.py').exists()
+    again.rebuild(kept=True)
+    again.rebuild('--force', kept=False)
 
 
 @contextlib.contextmanager
@@ -379,6 +453,21 @@ def test_download_that_is_cut(tiny, eb_env, installer):
     assert (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin/python').exists()
 
 
+def test_large_file_that_came_whole_stays(tiny, eb_env):
+    """It is not downloaded again where a later one failed; and `eb` says how much there is to download."""
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(50_000_000)}))
+    tiny.write()
+    env = {**tiny.pip_env, 'SLINGTORCH_UV': UV}
+    good = tiny.wheels[1].read_bytes()
+    wheels.make_wheel(tiny.index, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
+    done = eb_env('--fetch', tiny.easyconfig, env=env, check=False)
+    assert done.returncode == 42 and 'with pip: 3 files, 50.0 MB...' in output(done), output(done)
+    assert [path.name for path in eb_env.prefix.glob('sources/p/PyTorch/wheels/*')] == [tiny.wheels[2].name]
+    tiny.wheels[1].write_bytes(good)
+    done = eb_env('--fetch', tiny.easyconfig, env=env)
+    assert 'with pip: 2 files, 0.0 MB...' in output(done) and 'big-1.0' not in output(done), output(done)
+
+
 def test_lock_file_for_another_processor(tiny, eb_env):
     other = {'x86_64': 'aarch64', 'aarch64': 'x86_64'}[os.uname().machine]
     tiny.write(lock=f'# python: {PYTHON_VERSION}\n# platform: manylinux_2_28_{other}\n' + wheels.lock_text(tiny.wheels))
@@ -412,7 +501,8 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
         # with all of pip's retries it took 275 s
         done = eb_env('--fetch', tiny.easyconfig, env=env, timeout=90)
     assert firewall not in output(done) and 'Retrying' not in output(done)
-    assert sorted(path for path in asked if 'simple' in path) == ['/simple/alpha/', '/simple/beta/', '/simple/big/']
+    assert {path for path in asked if 'simple' in path} == {'/simple/alpha/', '/simple/beta/', '/simple/big/'}
+    assert 'downloading the packages of PyTorch-0.1-tiny.lock with pip: 3 files...' in output(done)
     assert '==   big-1.0-py3-none-any.whl (3.0 MB)' in output(done) and 'alpha-1.0' not in output(done)
     assert sorted(path.name for path in (eb_env.prefix / 'sources/p/PyTorch/wheels').iterdir()) == \
         sorted(wheel.name for wheel in tiny.wheels)
@@ -542,12 +632,12 @@ def test_full_disk_while_downloading(tiny, eb_env, tmp_path, installer):
         eb_env(tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address})
 
 
-def start_installation(tiny, eb_env):
+def start_installation(tiny, eb_env, *options):
     """Start `eb` and return when it is in the middle of the install step."""
     env = {key: str(value) for key, value in {**eb_env.env, **tiny.pip_env}.items() if value is not None}
     many = eb_env.prefix / f'software/PyTorch/0.1-tiny/lib/python{PYTHON_VERSION}/site-packages/many'
     shutil.rmtree(many, ignore_errors=True)     # of the one that was killed
-    process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig)], env=env, cwd=eb_env.prefix, text=True,
+    process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig), *options], env=env, cwd=eb_env.prefix, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     deadline = time.monotonic() + 120
     while not many.exists():
@@ -578,6 +668,14 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     assert second.returncode != 0
     assert str(process.pid) in output(second) and '--wait-on-lock-limit' in output(second)
     assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+    # what was killed while it was made anew is not taken for one that was not changed
+    alpha, = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/alpha.py')
+    alpha.write_text('')
+    process = start_installation(tiny, eb_env, '--rebuild')
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env)
+    assert '1.0' in alpha.read_text() and len(list(alpha.parent.glob('many/m*.py'))) == 1000
 
 
 def test_no_modules_tool(tiny, eb_env):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from testbed import ROOT, images, missing, run, stagedenv
+from testbed import ROOT, images, missing, run, runscripts_of_another_machine, stagedenv
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -116,10 +116,12 @@ def test_module_of_another_cuda_than_the_driver(job, image_env, tmp_path, cuda, 
     module = tmp_path / f'modules/all/PyTorch/2.15.0-cuda-{cuda}.lua'
     module.parent.mkdir(parents=True)
     own = (image_env.modulepath / f'{image_env.module}.lua').read_text()
-    module.write_text(f'{own}\nsetenv("SLINGTORCH_CUDA_VERSION", "{cuda}")\n')
     driver = tmp_path / 'version'
     driver.write_text('NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed Jul 14 19:13:55 UTC 2021\n')
-    done = job('--gpus-per-node=2', MODULE=f'PyTorch/2.15.0-cuda-{cuda}', _nvidia_driver=driver, _machine='x86_64',
+    scripts = runscripts_of_another_machine(image_env.runscripts, tmp_path / 'runscripts', {
+        '_nvidia_driver': driver, '_machine': 'x86_64'})
+    module.write_text(f'{own}\nsetenv("SLINGTORCH_CUDA_VERSION", "{cuda}")\nprepend_path("PATH", "{scripts}")\n')
+    done = job('--gpus-per-node=2', MODULE=f'PyTorch/2.15.0-cuda-{cuda}',
                EASYBUILD_INSTALLPATH_MODULES=tmp_path / 'modules')
     assert done.returncode == 0, done.output
     assert f', srun, PyTorch/2.15.0-cuda-{cuda}, ' in done.output

@@ -9,6 +9,8 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -155,6 +157,22 @@ def copy_of_checkout(target):
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+def runscripts_of_another_machine(scripts, target, values):
+    """
+    Copy runscripts to `target`, which must not exist, with other values of what they read of the machine; the path.
+
+    :param values: {name at the top of conda-python-distributed: value}; no variable of the environment sets them
+    """
+    shutil.copytree(scripts, target)
+    script = target / 'conda-python-distributed'
+    text = script.read_text()
+    for name, value in values.items():
+        text, count = re.subn(rf'^{name}=.*$', f'{name}={shlex.quote(str(value))}', text, flags=re.M)
+        assert count == 1, name
+    script.write_text(text)
     return target
 
 

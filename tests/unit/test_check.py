@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from slingtorch.job import check, elf, findings, look, nccl, node, variables, vet, wire
+from slingtorch.job import check, elf, findings, look, nccl, node, star, variables, vet, wire
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
 
@@ -101,7 +101,7 @@ class Job:
             with open(self.dir / ('out-%d' % rank), 'w') as out, contextlib.redirect_stderr(out):
                 try:
                     status = check.run(machine, out, str(self.dir / 'found.json'), self.torch.get(rank), start)
-                except (wire.Lost, OSError) as err:
+                except (wire.PeerLost, OSError) as err:
                     out.write('lost: %s' % err)
                     status = 1
         finally:
@@ -189,14 +189,14 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
 
 @pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(wire.Usage, match='no name of a finding.* no-answer, plugin'):
-        wire.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+    with pytest.raises(star.Usage, match='no name of a finding.* no-answer, plugin'):
+        star.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
 @pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
 def test_a_word_without_its_name_shows_the_right_form(job, ignore):
-    with pytest.raises(wire.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
-        wire.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
+    with pytest.raises(star.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
+        star.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
 def test_a_node_that_does_not_answer_can_be_ignored(job):
@@ -217,7 +217,7 @@ def test_the_names_of_findings_are_those_that_can_be_ignored():
     assert all('`%s`' % name in (ROOT / 'docs/check.md').read_text() for name in names)
 
 
-def test_a_tree_of_three_levels(job):
+def test_twenty_nodes(job):
     job.per_node, job.nodes, job.env['SLINGTORCH_CHECK_SECONDS'] = 1, ['n%d' % i for i in range(20)], 40
     job.ranks[19] = {'GLOO_SOCKET_IFNAME': 'hsn'}
     statuses, text, found = job.run()
@@ -246,7 +246,7 @@ def check_variables(env, paths=(), with_gpu=False, fi_info=None, plugins=(), fam
     report = findings.Report(0)
     for name, value in env.items():
         report.fact('env ' + name, value)
-    asked = variables.Asked(list(paths), fi_info, plugins)
+    asked = variables.LibraryProbe(list(paths), fi_info, plugins)
     variables.check(report, families or variables.read_table(), asked, with_gpu)
     return report.sorted()
 
@@ -783,7 +783,7 @@ def test_plugin_where_the_system_has_its_libraries(tmp_path):
 
 def test_an_mpiexec_inside_a_job_is_no_srun():
     env = {'SLURM_STEP_ID': '4294967291', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'first', 'MASTER_PORT': '1'}
-    addresses = {wire.local_address({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank})
+    addresses = {star.local_address({**env, 'SLINGTORCH_LAUNCHER': 'hydra', 'SLURM_PROCID': '0', 'RANK': rank})
                  for rank in '01'}
     assert len(addresses) == 1 and 'first' not in addresses.pop()
 
@@ -1007,7 +1007,7 @@ def test_lists_of_hosts(text, hosts):
 
 
 def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
-    for name in wire.NEEDED:
+    for name in star.NEEDED:
         monkeypatch.delenv(name, raising=False)
     assert check.main([]) == 2
     assert 'conda-python-distributed' in capsys.readouterr().err

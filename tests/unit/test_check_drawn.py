@@ -44,7 +44,7 @@ class Libraries:
         return str(path)
 
     def for_family(self, prefix, release, plugin):
-        """What the process maps that has all variables with a prefix; Asked opens each file once."""
+        """What the process maps that has all variables with a prefix; LibraryProbe opens each file once."""
         key = prefix, release, plugin
         if key not in self.asked:
             names = set(family_of(prefix).known)
@@ -59,7 +59,7 @@ class Libraries:
                 library = {'NCCL_': 'librccl', 'MPICH_': 'libmpich'}.get(prefix, family_of(prefix).libraries[0])
                 paths = [self.file(prefix, library + '.so.1', names)]
             plugins = [self.file('plugins', 'libnccl-profiler.so', names)] if plugin else []
-            self.asked[key] = variables.Asked(paths, None, plugins)
+            self.asked[key] = variables.LibraryProbe(paths, None, plugins)
         return self.asked[key]
 
     def knowing(self, name):
@@ -79,7 +79,7 @@ def libraries(tmp_path_factory):
     return Libraries(tmp_path_factory.mktemp('libraries'))
 
 
-NOTHING = variables.Asked([])
+NOTHING = variables.LibraryProbe([])
 
 
 def found(name, value, asked, families=FAMILIES):

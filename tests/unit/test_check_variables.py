@@ -20,7 +20,7 @@ def found(name, value):
     """What check says of one variable: [(level, text)]."""
     report = findings.Report(0)
     report.fact('env ' + name, value)
-    variables.check(report, FAMILIES, variables.Asked([]), False)
+    variables.check(report, FAMILIES, variables.LibraryProbe([]), False)
     return [(entry[0], entry[2]) for entry in report.sorted()]
 
 

@@ -186,6 +186,13 @@ def test_of_several_patterns_the_leftmost_counts():
     assert [rule.search(text).group('what') for text in ('a1 b2', 'b2 a1')] == ['1', '2'] and not rule.search('c')
 
 
+def test_a_rule_that_holds_on_a_site_with_its_network(tmp_path, capsys):
+    (tmp_path / 'log').write_text('node1:33:33 [0] NCCL INFO Using network Socket\n')
+    for network, rule in (('slingshot11', 'tcp-on-slingshot'), ('infiniband', 'tcp'), (None, 'tcp')):
+        explain.run([str(tmp_path / 'log')], True, network)
+        assert [finding['rule'] for finding in json.loads(capsys.readouterr().out)['findings']] == [rule]
+
+
 # --- what causes what
 
 def test_the_cause_comes_before_what_follows_from_it():

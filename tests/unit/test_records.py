@@ -146,7 +146,7 @@ def test_variables(record):
     report = findings.Report(0)
     for name, value in record.environment().items():
         report.fact('env ' + name, value)
-    variables.check(report, variables.read_table(), variables.Asked([]), True)
+    variables.check(report, variables.read_table(), variables.LibraryProbe([]), True)
     said = report.sorted()
     assert not [text for level, _, text, _, _ in said if level == 'red' or 'is no variable that' in text]
     assert set(record.keys.get('wrong', '').split()) <= {text.partition('=')[0] for _, _, text, _, _ in said}

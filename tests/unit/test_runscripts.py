@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 import pytest
+import testbed
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
@@ -49,9 +50,14 @@ class Job:
         return {key: value for key, value in base.items() if value is not None}
 
     def start(self, env=(), args=("train.py",), script="conda-python-distributed", prefix=(), where=RUNSCRIPTS, **more):
+        """Start a script; names in `env` that begin with _ are what it reads of the machine (`_proc_status`, ...)."""
+        machine = {key: value for key, value in dict(env).items() if key.startswith("_")}
+        if machine:
+            where = self.dir / f"machine-{len(list(self.dir.iterdir()))}"
+            testbed.runscripts_of_another_machine(RUNSCRIPTS, where, machine)
         return subprocess.run(
             [*prefix, str(where / script), *args],
-            env=self.environment(env),
+            env=self.environment({key: value for key, value in dict(env).items() if key not in machine}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             universal_newlines=True,
@@ -164,6 +170,14 @@ def nodefile(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- the files
+
+
+def test_no_line_is_longer_than_120_columns():
+    scripts = [path for path in RUNSCRIPTS.rglob("*") if path.is_file() and path.suffix not in (".cfg", ".py")]
+    assert RUNSCRIPTS / "lib/stage.bash" in scripts
+    long = [f"{path.name}:{number}" for path in scripts if "__pycache__" not in path.parts
+            for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
+    assert long == []
 
 
 def test_shellcheck_finds_nothing():

@@ -127,7 +127,7 @@ def test_usage():
     done = get_master("--help")
     assert done.returncode == 0 and done.stdout.startswith("Usage: get-master [HOSTLIST]") and done.stderr == ""
     assert get_master("-h").stdout == done.stdout
-    assert "unknown option '--version'" in error("--version")
+    assert "unknown option '--hosts'" in error("--hosts")
     assert "quote the list" in error("nid1", "nid2")
 
 

@@ -58,11 +58,11 @@ def connect(port):
 def impatient(tmp_path, **values):
     """The program with other constants, so that no test waits for half a minute."""
     path = shutil.copytree(JOB, tmp_path / 'job')
-    text = (JOB / 'tree_copy.py').read_text()
+    text = (JOB / 'wire.py').read_text()
     for name, value in values.items():
         text, count = re.subn(rf'^{name} = \d+$', f'{name} = {value}', text, flags=re.M)
         assert count == 1
-    (path / 'tree_copy.py').write_text(text)
+    (path / 'wire.py').write_text(text)
     return path
 
 

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+The lock file of an easyconfig of PythonVenv, written and read: for `eb`, which makes one where there is none yet, and
+for 'slingtorch lock', which loads this file without EasyBuild.
+
+With uv: it resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone,
+and takes the hashes of all files from the pages of the indexes. Without uv: pip downloads for the Python and the
+machine at hand, and the hashes are of what came.
+"""
+import ast
+import collections
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+
+PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
+# newest glibc of the platforms that uv can be told (uv help pip compile, --python-platform)
+UV_GLIBCS = [17, 28] + list(range(31, 41))
+# what pip prints with -vv for a page that it does without; that a package is not on an index (404; 403 on PyTorch's) is
+# how it is with several indexes
+FAILED_PAGE_REGEX = re.compile(r'Could not fetch URL (\S+): (?!40[34] )(.*) - skipping')
+PROXY_REGEX = re.compile(r'^((https?|socks\w+)://([^/@]+@)?)?[^/:@]+(:\d+)?/?$')
+INDEX_FORM = re.compile(r'^(https?|file)://\S+$')
+# variables of uv that say how it works; those that say what it takes are pip's to say (uv_settings())
+UV_VARIABLES = ('UV_CACHE_DIR', 'UV_HTTP_TIMEOUT', 'UV_HTTP_CONNECT_TIMEOUT', 'UV_KEYRING_PROVIDER', 'UV_SYSTEM_CERTS',
+                'UV_NATIVE_TLS')
+
+# how long asking for the sizes of downloads may take (seconds)
+SIZES_TIMEOUT = 15
+
+Target = collections.namedtuple('Target', 'python platform')
+Package = collections.namedtuple('Package', 'name version hashes')
+
+
+def check_recipe(recipe, file_name):
+    """
+    Look at what an easyconfig wants locked.
+
+    :param recipe: dictionary of wanted, index_urls, python_versions and platforms (lists)
+    :param file_name: of the easyconfig
+    :raises RuntimeError: if something cannot be
+    """
+    pythons, platforms = recipe['python_versions'], recipe['platforms']
+    if not pythons or not all(re.match(r'^3\.\d+$', text) for text in pythons):
+        raise RuntimeError("%s: python_versions is %r, and must name the Python that the packages are for, such as "
+                           "['3.12']" % (file_name, pythons))
+    if not platforms or not all(PLATFORM_REGEX.match(str(text)) for text in platforms):
+        raise RuntimeError("%s: wheel_platform is %s, and must have the form manylinux_2_28_x86_64 (glibc 2.28 or "
+                           "newer), or be a list of such" % (file_name, ', '.join(map(repr, platforms))))
+    options = [text for text in recipe['wanted'] if text.startswith('-')]
+    if options:
+        raise RuntimeError("%s: %s is an option of pip, and no package. Indexes belong in index_urls"
+                           % (file_name, options[0]))
+    for address in recipe['index_urls']:
+        if '@' in address.partition('://')[2].partition('/')[0]:
+            raise RuntimeError("%s: index_urls has a user or password in an address, which would stand in the lock "
+                               "file. Keep it in ~/.netrc, which pip reads" % file_name)
+        if not INDEX_FORM.match(address):
+            raise RuntimeError("%s: index_urls has %r, which is no address of a package index (https://...)"
+                               % (file_name, address))
+
+
+def normalised(name):
+    """Name of a package as lock files have it (PEP 503)."""
+    return re.sub('[-_.]+', '-', name).lower()
+
+
+def wheel_dir(source_path, name):
+    """Where the wheels of a software are in one of EasyBuild's source paths."""
+    return os.path.join(source_path, name.lower()[0], name, 'wheels')
+
+
+def find_uv():
+    """
+    Path of uv: that of $SLINGTORCH_UV, else that beside this Python (it comes with slingtorch), else the one in $PATH.
+
+    :return: None without one that runs here, or where $SLINGTORCH_UV is empty
+    """
+    if 'SLINGTORCH_UV' in os.environ:
+        uv = os.environ['SLINGTORCH_UV']
+    else:
+        uv = shutil.which('uv', path=os.path.dirname(sys.executable)) or shutil.which('uv')
+    try:
+        subprocess.run([uv or '', '--version'], env=uv_environment(), stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return uv
+
+
+def uv_environment(kept=()):
+    """The environment without the user's settings of uv, which must not send packages elsewhere, but for those kept."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith('UV_') or name in kept}
+    return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
+
+
+def pip_settings(python):
+    """
+    What pip is configured with, by files and variables: {name of an option: value}.
+
+    :param python: path of the Python whose pip is asked ('pip config list')
+    """
+    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
+    settings = {}
+    for section in ('global', 'download', ':env:'):
+        for name, value in re.findall(r"^%s\.([\w-]+)=(['\"].*['\"])$" % section, done.stdout, re.M):
+            settings[name] = ast.literal_eval(value)
+    return settings
+
+
+def uv_settings(settings, index_urls):
+    """
+    The same for uv.
+
+    :param settings: of pip
+    :param index_urls: of the easyconfig, which come first
+    :return: list of options, dictionary of the environment
+    """
+    env = dict(uv_environment(UV_VARIABLES), UV_HTTP_RETRIES='1')
+    options = []
+    # as pip does, uv is to compare the versions of all indexes: PyTorch's have old ones of common packages. Of a
+    # version that several have, it takes that of the first index (uv help pip compile, --index-strategy)
+    options += ['--index-strategy', 'unsafe-best-match']
+    indexes = index_urls + settings.get('extra-index-url', '').split()
+    options += [word for address in indexes for word in ('--index', address)]
+    options += ['--default-index', settings['index-url']] if settings.get('index-url') else []
+    options += [word for path in settings.get('find-links', '').split() for word in ('--find-links', path)]
+    options += ['--no-index'] if settings.get('no-index', 'false').lower() in ('1', 'true', 'yes', 'on') else []
+    hosts = settings.get('trusted-host', '').split()
+    options += [word for host in hosts for word in ('--allow-insecure-host', host)]
+    timeout = settings.get('timeout') or settings.get('default-timeout')
+    if timeout:
+        env.setdefault('UV_HTTP_TIMEOUT', timeout)
+    if settings.get('proxy'):
+        env.update(dict.fromkeys(('HTTPS_PROXY', 'HTTP_PROXY', 'ALL_PROXY'), settings['proxy']))
+    if settings.get('client-cert'):
+        env['SSL_CLIENT_CERT'] = settings['client-cert']
+    # the two variables are those of requests, which pip uses
+    cert = settings.get('cert') or env.get('REQUESTS_CA_BUNDLE') or env.get('CURL_CA_BUNDLE')
+    if cert:
+        env['SSL_CERT_DIR' if os.path.isdir(cert) else 'SSL_CERT_FILE'] = cert
+    elif not env.get('SSL_CERT_FILE'):
+        # a centre's own authority is known to the system; UV_NATIVE_TLS is the name before UV_SYSTEM_CERTS
+        env.setdefault('UV_SYSTEM_CERTS', '1')
+        env.setdefault('UV_NATIVE_TLS', '1')
+    return options, env
+
+
+def remedy(output):
+    """What to do when pip or uv has said this."""
+    if 'HASHES' in output or 'Hash mismatch' in output:
+        return ("An index has answered with another file than its own page announces. Nothing was written. Try again; "
+                "if it stays so, do not install that file, and tell those who run the index.")
+    if re.search('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy', output):
+        return ("The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy must "
+                "have the form http://HOST:PORT ('env | grep -i proxy' shows them).")
+    # uv says 'No solution found' of packages that do not fit together as well
+    if 'No matching distribution' not in output and re.search('conflicting dependencies|are incompatible', output):
+        return "The packages do not fit together: change python_packages or extra_packages of the easyconfig."
+    if re.search('No matching distribution|No solution found', output):
+        return ("No index has it for this Python and platform: compare version, python_versions and wheel_platform of "
+                "the easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, "
+                "besides index_urls).")
+    return ''
+
+
+def no_answer(address, reason):
+    """The error for an index of the easyconfig: without it, another one's package of that name might be taken."""
+    proxies = urllib.request.getproxies()
+    bad = [value for name, value in proxies.items() if name != 'no' and not PROXY_REGEX.match(value)]
+    if bad:
+        # uv goes on without a proxy
+        reason = "InvalidProxyURL %s. %s" % (bad[0], remedy('InvalidProxyURL'))
+    return RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run this "
+                        "where it can be reached, if need be through a proxy ($https_proxy)" % (address, reason))
+
+
+def uv_compile(uv, target, settings, index_urls, *words, text='', timeout=None):
+    """Run 'uv pip compile' for a Target with pip's settings, these words and this input; its CompletedProcess."""
+    glibc, machine = PLATFORM_REGEX.match(target.platform).groups()
+    known = [number for number in UV_GLIBCS if number <= int(glibc)] or UV_GLIBCS[:1]
+    options, env = uv_settings(settings, index_urls)
+    command = [uv, 'pip', 'compile', '--no-header', '--only-binary', ':all:', '--no-progress', '--python',
+               sys.executable, '--python-version', target.python, '--python-platform',
+               '%s-manylinux_2_%d' % (machine, known[-1])]
+    return subprocess.run(command + options + list(words), input=text, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout)
+
+
+def download_sizes(uv, names, python_version, settings):
+    """
+    The files that a lock file means here, as uv reads them from the pages of the indexes (PEP 751).
+
+    :param names: path of the lock file, without hashes
+    :param settings: of pip
+    :return: {file name: bytes, 0 where the index does not say}; empty where it cannot be told
+    """
+    minor, machine = machine_at_hand()[1:]
+    if not uv or not minor:
+        return {}
+    target = Target(python_version, 'manylinux_2_%s_%s' % (minor, machine))
+    try:
+        # from an index that has neither metadata files nor answers for parts of a file, uv would get the whole of it
+        done = uv_compile(uv, target, settings, [], '--no-cache', '--no-deps', '--format', 'pylock.toml', names,
+                          timeout=SIZES_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return {}
+    sizes = {}
+    for address, rest in re.findall(r'\{ (?:url|path) = "([^"]+\.whl)"(.*?)hashes', done.stdout):
+        path = urllib.parse.unquote(address)
+        local = path[len('file://'):] if path.startswith('file://') else path
+        size = re.search(r'size = (\d+)', rest)
+        sizes[os.path.basename(path)] = int(size.group(1)) if size else \
+            os.path.getsize(local) if os.path.isfile(local) else 0
+    return sizes
+
+
+def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
+    """
+    All packages that these need, as uv chooses them, with the hashes of all their files.
+
+    :param settings: of pip; an index that does not answer is taken out
+    :param say: function that shows a message
+    :return: list of Package
+    :raises RuntimeError: if uv fails, or an index of the easyconfig did not answer
+    """
+    while True:
+        done = uv_compile(uv, target, settings, index_urls, '--no-annotate', '--emit-index-annotation',
+                          '--generate-hashes', '-', text='\n'.join(wanted) + '\n')
+        if done.returncode == 0:
+            return packages_of_uv(done.stdout, wanted, index_urls)
+        # with all its lines: uv wraps none
+        url = re.search(r'Failed to fetch: `?(\S+?)`?$', done.stderr, re.M)
+        reason = (re.findall(r'(?:cause|Caused by): (.*)', done.stderr) or [''])[-1]
+        failed = [address for address in index_urls if url and url.group(1).startswith(address)]
+        if failed:
+            raise no_answer(url.group(1), reason)
+        extra = settings.get('extra-index-url', '').split()
+        failed = [address for address in extra if url and url.group(1).startswith(hide_login(address))]
+        if not failed:
+            lines = [line for line in done.stderr.splitlines() if not line.startswith('Using ')]
+            raise RuntimeError("uv failed for Python %s on %s:\n%s\n%s" % (
+                target.python, target.platform, '\n'.join(lines).strip(), remedy(done.stderr)))
+        # pip would go on without it as well
+        say("left out, since it does not answer: %s (%s)" % (hide_login(failed[0]), reason))
+        settings['extra-index-url'] = ' '.join(address for address in extra if address != failed[0])
+
+
+def hide_login(address):
+    """An address without user and password."""
+    return re.sub(r'//[^/@]*@', '//', address)
+
+
+def packages_of_uv(output, wanted, index_urls):
+    """
+    Read what 'uv pip compile' wrote.
+
+    :return: list of Package
+    :raises RuntimeError: if a package has no hash, or came from elsewhere than the easyconfig says
+    """
+    packages, indexes = [], set()
+    for entry in re.split(r'\n(?=\S)', output.strip()):
+        found = re.match(r'([\w.-]+)==(\S+)', entry)
+        if not found:
+            raise RuntimeError("'%s' has no version: only packages of an index can be locked" % entry.splitlines()[0])
+        name, version = found.groups()
+        hashes = re.findall(r'--hash=sha256:(\w+)', entry)
+        index = (re.findall(r'# from (\S+)', entry) or [''])[0]
+        if not hashes:
+            raise RuntimeError("The index gives no sha256 for %s %s (%s)" % (name, version, index))
+        if '+' in version and index_urls and index.rstrip('/') not in [url.rstrip('/') for url in index_urls]:
+            raise RuntimeError("%s %s is not on the package index of the easyconfig (%s), but on %s. Nothing was "
+                               "written. Name that one in index_urls if it is right"
+                               % (name, version, ', '.join(index_urls), index or 'another one'))
+        indexes.add(index.rstrip('/'))
+        packages.append(Package(normalised(name), version, tuple(hashes)))
+    check_indexes_used(index_urls, [address for address in index_urls if address.rstrip('/') in indexes])
+    return packages
+
+
+def check_indexes_used(index_urls, used):
+    """Raise an error for an index on which nothing was found: a wrong address, or a page to log in."""
+    for address in index_urls:
+        if address not in used:
+            raise RuntimeError("None of these packages was found on the package index %s: is its address right? "
+                               "Nothing was written. Take it out of index_urls if it is not needed" % address)
+
+
+def resolve_with_pip(python, wanted, index_urls, target, store):
+    """
+    All packages that these need, as pip chooses them for the Python and machine at hand; they are downloaded once.
+
+    :param python: path of that Python
+    :param store: directory for downloaded wheels
+    :return: list of Package
+    :raises RuntimeError: if pip fails, or an index of the easyconfig did not answer
+    """
+    work_dir = tempfile.mkdtemp(dir=store)
+    try:
+        command = [python, '-s', '-m', 'pip', 'download', '-vv', '--only-binary', ':all:', '--no-input', '--retries',
+                   '1', '--disable-pip-version-check', '--progress-bar', 'off', '--dest', work_dir]
+        command += [word for address in index_urls for word in ('--extra-index-url', address)]
+        done = subprocess.run(command + wanted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              stdin=subprocess.DEVNULL, universal_newlines=True)
+        # pip goes on without such an index, and might take a package of the same name from elsewhere
+        for url, reason in FAILED_PAGE_REGEX.findall(done.stdout):
+            if url.startswith(tuple(index_urls)):
+                raise no_answer(url, reason.strip())
+        if done.returncode:
+            # with -vv a traceback follows
+            lines = done.stdout.partition('Exception information:')[0]
+            # of a traceback its last line is enough
+            lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', lines).strip().splitlines()
+            first = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -12)
+            raise RuntimeError("pip (of %s) failed for Python %s on %s:\n%s\n%s" % (
+                python, target.python, target.platform, '\n'.join(lines[first:]), remedy(done.stdout)))
+        check_indexes_used(index_urls, [address for address in index_urls if re.search(
+            r'\(from %s/' % re.escape(address.rstrip('/')), done.stdout)])
+        packages = []
+        for file_name in sorted(os.listdir(work_dir)):
+            # PEP 427
+            name, version = file_name.split('-')[:2]
+            path = os.path.join(work_dir, file_name)
+            packages.append(Package(normalised(name), version, (sha256(path),)))
+            os.replace(path, os.path.join(store, file_name))
+        return packages
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def sha256(path):
+    """sha256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(1 << 20), b''):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def marker(targets, among):
+    """
+    For which targets a package is: the marker of a requirement, empty for all of them.
+
+    :param among: list of all Target
+    """
+    if len(targets) == len(among):
+        return ''
+    by_machine = collections.OrderedDict()
+    for target in targets:
+        by_machine.setdefault(PLATFORM_REGEX.match(target.platform).group(2), []).append(target.python)
+    everything = len({target.python for target in among})
+    machines = len({target.platform for target in among})
+    parts = []
+    for machine, pythons in by_machine.items():
+        part = ' or '.join("python_version == '%s'" % python for python in pythons) if len(pythons) < everything else ''
+        if machines > 1:
+            part = "platform_machine == '%s'" % machine + (' and (%s)' % part if part else '')
+        parts.append(part)
+    if machines == len(parts) and len({tuple(pythons) for pythons in by_machine.values()}) == 1:
+        # the same for all machines
+        parts = [' or '.join("python_version == '%s'" % python for python in list(by_machine.values())[0])]
+    return ' ; ' + ' or '.join(parts)
+
+
+def lock_lines(found):
+    """
+    Lines of a requirements file with hashes.
+
+    :param found: {Target: list of Package}
+    """
+    packages = {}
+    for target, chosen in found.items():
+        for package in chosen:
+            targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
+            targets.append(target)
+            hashes.update(package.hashes)
+    lines = []
+    for (name, version), (targets, hashes) in sorted(packages.items()):
+        lines.append('%s==%s%s \\' % (name, version, marker(targets, list(found))))
+        lines.append(' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes)))
+    return lines
+
+
+def lock_text(file_name, recipe, found):
+    """
+    Text of a lock file; read_head() reads what PythonVenv compares with the easyconfig, the Python and the machine.
+
+    :param file_name: of the easyconfig
+    :param found: {Target: list of Package}
+    """
+    head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
+            "# Form: pip's requirements file for 'pip install --require-hashes'.",
+            '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
+            '# platform: ' + ' '.join(collections.OrderedDict.fromkeys(target.platform for target in found))]
+    head += ['# wanted: ' + requirement for requirement in recipe['wanted']] + ['']
+    head += ['--extra-index-url ' + address for address in recipe['index_urls']] + ['--only-binary :all:', '']
+    return '\n'.join(head + lock_lines(found)) + '\n'
+
+
+def read_head(text):
+    """
+    What the head of a lock file says that it is for.
+
+    :return: lists of Pythons, platforms and packages; empty ones where it was made by other means
+    """
+    found = {'python': [], 'platform': [], 'wanted': []}
+    for key, value in re.findall(r'^# (python|platform|wanted): (.*)$', text, re.M):
+        found[key] += [value] if key == 'wanted' else value.split()
+    return found['python'], found['platform'], found['wanted']
+
+
+def machine_at_hand():
+    """The C library, as text, the number behind '2.' of a glibc (else None), and the processor of this machine."""
+    libc = os.confstr('CS_GNU_LIBC_VERSION') or ''
+    minor = re.match(r'glibc 2\.(\d+)', libc)
+    return libc or 'another C library', int(minor.group(1)) if minor else None, os.uname().machine
+
+
+def target_at_hand(python, recipe, file_name):
+    """
+    For which Python and platform pip resolves.
+
+    :raises RuntimeError: if that is none that the easyconfig names
+    """
+    version = subprocess.run([python, '-c', 'import sys; print("%s.%s" % sys.version_info[:2])'],
+                             stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
+    libc, minor, machine = machine_at_hand()
+    machines = [PLATFORM_REGEX.match(platform).group(2) for platform in recipe['platforms']]
+    if version not in recipe['python_versions'] or machine not in machines or not minor:
+        raise RuntimeError("%s is for Python %s on %s, and this is Python %s (%s) on %s with %s. Without uv only what "
+                           "is at hand can be locked: install uv (%s -m pip install uv), or name another Python with "
+                           "--python"
+                           % (file_name, ', '.join(recipe['python_versions']), ', '.join(recipe['platforms']), version,
+                              python, machine, libc, sys.executable))
+    return Target(version, 'manylinux_2_%s_%s' % (minor, machine))
+
+
+def lock(recipe, file_name, lock_file, python, store, say):
+    """
+    Write a lock file.
+
+    :param recipe: what the easyconfig says: see check_recipe()
+    :param file_name: of the easyconfig
+    :param lock_file: path to write to
+    :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
+    :param store: function that gives the directory for downloaded wheels
+    :param say: function that shows a message
+    :raises RuntimeError: if the packages cannot be had
+    """
+    check_recipe(recipe, file_name)
+    settings = pip_settings(python)
+    for address in recipe['index_urls']:
+        # pip asks these alone without https
+        host = re.match(r'http://(?:[^/@]*@)?([^/:]+)', address)
+        if host and not host.group(1).startswith(('127.', 'localhost')) \
+                and host.group(1) not in [name.partition(':')[0] for name in settings.get('trusted-host', '').split()]:
+            raise RuntimeError("pip leaves out the package index on %s, since its address begins with http: and not "
+                               "with https:. Nothing was written. Name its https address, or allow that host in pip's "
+                               "configuration (pip config set global.trusted-host %s)" % (host.group(1), host.group(1)))
+    uv, found = find_uv(), collections.OrderedDict()
+    if uv:
+        for platform in recipe['platforms']:
+            for version in recipe['python_versions']:
+                target = Target(version, platform)
+                say("uv chooses packages for Python %s on %s" % target)
+                found[target] = resolve_with_uv(uv, recipe['wanted'], recipe['index_urls'], target, settings, say)
+    else:
+        target, directory = target_at_hand(python, recipe, file_name), store()
+        os.makedirs(directory, exist_ok=True)
+        say("pip chooses packages for Python %s on %s, and downloads them to %s" % (target + (directory,)))
+        found[target] = resolve_with_pip(python, recipe['wanted'], recipe['index_urls'], target, directory)
+    # beside it first: a full disk leaves what was there
+    try:
+        with open(lock_file + '.new', 'w') as stream:
+            stream.write(lock_text(file_name, recipe, found))
+        os.replace(lock_file + '.new', lock_file)
+    finally:
+        if os.path.exists(lock_file + '.new'):
+            os.remove(lock_file + '.new')
+    say("%s: %d packages" % (lock_file, len({package[:2] for chosen in found.values() for package in chosen})))

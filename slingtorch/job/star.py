@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Brings what the ranks found to rank 0: on a node through a socket that has no file, between nodes over TCP.
+
+Rank 0's node is the only one that all know (MASTER_ADDR, MASTER_PORT): the first rank of each node calls there once,
+and everything goes over this connection. 512 nodes of 8 ranks take less than a second so (benchmarks/check.py).
+"""
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+
+from .findings import Report, ignored_of
+from .machine import by_srun, expand_hosts
+from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve
+
+# second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
+SECOND_PORT = 32
+# Seconds that rank 0's node waits longer for others than these wait for their ranks.
+SLACK = 2
+ONE_DAY = 86400
+# instead of rank 0's word, '0' or '1'
+LOST = b'lost'
+NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+class Usage(Exception):
+    """The program was started wrongly."""
+
+
+def start_id(environ):
+    """A word that is the same on all ranks of this start, and of no other one on these nodes."""
+    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
+    if not by_srun(environ):
+        step.append(environ.get('MASTER_PORT', ''))
+    return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
+
+
+def read_ranks(environ):
+    """Check what this program must know. :raises Usage:"""
+    for name in NEEDED:
+        if not environ.get(name):
+            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
+                        "--check" % name)
+        if name != 'MASTER_ADDR' and not environ[name].isdigit():
+            raise Usage("%s='%s' is no number" % (name, environ[name]))
+    try:
+        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    except ValueError as err:
+        raise Usage(err)
+    if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
+        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
+
+
+def verdict(word, environ):
+    """The exit status that rank 0's word means."""
+    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    return 0 if word == b'0' or word == LOST and lost_is_fine else 1
+
+
+def guarded(name, machine, function):
+    """The exit status of a program of this package, which `function` runs, and why not on stderr."""
+    try:
+        return function()
+    except Usage as err:
+        sys.stderr.write("slingtorch %s: %s\n" % (name, err))
+        return 2
+    except (PeerLost, OSError) as err:
+        rank = machine.environ.get('RANK', '?')
+        sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, err))
+        return verdict(LOST, machine.environ)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# on a node
+
+def local_address(environ):
+    """The abstract socket of this start's first rank on this node (unix(7))."""
+    # nodes that are emulated on one machine share its sockets
+    node = environ.get('SLURMD_NODENAME', '') if by_srun(environ) else ''
+    return '\0slingtorch-%s-%s' % (start_id(environ), node)
+
+
+def same_user(connection):
+    """Whether the other end is a process of this user."""
+    return struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid()
+
+
+class LocalRanks:
+    """
+    The first rank of a node: hears the others.
+
+    :ivar connections: to those that have reported
+    :ivar reports: {rank: (Report, what node.py wants to know)}
+    :ivar ended: {rank: process id} of those that ended before they had reported
+    :ivar late: {rank: seconds after which it was heard}
+    :raises OSError: another process is the first rank of this node already
+    """
+
+    def __init__(self, environ, count, digest):
+        self.count, self.digest, self.begin = count, digest, time.time()
+        self.reports, self.ended, self.connections, self.late = {}, {}, [], {}
+        self.changed = threading.Condition()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(local_address(environ))
+        listener.listen(512)
+        serve(listener, self.handshake)
+
+    def handshake(self, connection):
+        """One rank: who it is, then what it found."""
+        hello = None
+        try:
+            if not same_user(connection):
+                return
+            hello = json.loads(receive_message(connection, time.time() + ONE_DAY).decode())
+            hello = int(hello['rank']), int(hello['pid']), hello['digest']
+            self.late[hello[0]] = time.time() - self.begin
+            send_message(connection, b'skip' if hello[2] == self.digest else b'import')
+            report = Report.load(receive_message(connection, time.time() + ONE_DAY))
+            details = json.loads(receive_message(connection, time.time() + ONE_DAY).decode())
+        except (PeerLost, OSError, ValueError, KeyError, TypeError):
+            if hello:
+                with self.changed:
+                    self.ended[hello[0]] = hello[1]
+                    self.changed.notify_all()
+            return
+        with self.changed:
+            self.reports[hello[0]] = report, details
+            self.connections.append(connection)
+            self.changed.notify_all()
+
+    def wait(self, end):
+        """Until all others of the node have reported or ended, or until that time."""
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.reports) + len(self.ended) >= self.count - 1,
+                                  max(0, end - time.time()))
+
+
+def call_first_rank(environ, rank, digest, end):
+    """
+    Another rank of the node: say hello to the first one.
+
+    :return: (connection, whether this rank is to import PyTorch itself)
+    :raises PeerLost: it is not there
+    """
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(local_address(environ))
+            if not same_user(connection):
+                raise PeerLost("a process of another user has its socket")
+            break
+        except OSError as err:
+            connection.close()
+            if time.time() > end:
+                raise PeerLost("the first rank of this node does not answer (%s)" % err)
+            time.sleep(0.05)
+    send_message(connection, json.dumps({'rank': rank, 'pid': os.getpid(), 'digest': digest}).encode())
+    return connection, receive_message(connection, end) == b'import'
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# between nodes
+
+def places(environ):
+    """Where rank 0 may listen: [(host, port)]. The second host serves a MASTER_ADDR that is wrong."""
+    port = int(environ['MASTER_PORT'])
+    second = port + SECOND_PORT if port + SECOND_PORT <= 65535 else port - SECOND_PORT
+    hosts = [environ['MASTER_ADDR']]
+    if by_srun(environ):
+        hosts += [host for host in expand_hosts(environ.get('SLURM_STEP_NODELIST'))[:1] if host != hosts[0]]
+    return [(host, number) for host in hosts for number in (port, second)]
+
+
+class Node:
+    """A node that called rank 0's: its connection, number of its ranks, the first one, its name, and when it called."""
+
+    def __init__(self, words, now):
+        ranks, rank, self.name = words.split(' ')
+        self.ranks, self.rank = int(ranks), int(rank)
+        self.called, self.connection = now, None
+
+
+class Root:
+    """
+    Rank 0's end of the star.
+
+    :ivar nodes: the other nodes, once all have called or time is up
+    :ivar refused: why it does not listen at MASTER_PORT, or None
+    :raises PeerLost: no port is free
+    """
+
+    def __init__(self, environ, others, seconds, clock=time.time):
+        self.others, self.seconds, self.clock, self.nodes, self.key = others, seconds, clock, [], start_id(environ)
+        self.listener = self.refused = None
+        for _, port in places(environ)[:2]:
+            try:
+                self.listener = listen(port)
+                break
+            except OSError as err:
+                self.refused = self.refused or err.strerror
+        else:
+            raise PeerLost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
+                environ['MASTER_PORT'], SECOND_PORT))
+        self.word = '0'
+        self.known = threading.Event()
+
+    def gather(self, extra):
+        """Wait for the nodes, and tell each its number; `extra` is a function, whose word all are told with it."""
+        called = {}
+
+        def weight(words):
+            called[words] = Node(words, self.clock())
+            return called[words].ranks
+
+        try:
+            if self.others > 0:
+                for connection, words in accept(self.listener, self.others, self.key, self.seconds, weight):
+                    called[words].connection = connection
+                    self.nodes.append(called[words])
+            self.word = extra()
+            for number, node in enumerate(self.nodes, 1):
+                line = '%d %d %s %.3f\n' % (number, len(self.nodes) + 1, self.word, self.clock())
+                try:
+                    node.connection.sendall(line.encode('ascii'))
+                except OSError:
+                    pass    # it is gone, and gives no answer later
+        finally:
+            self.known.set()
+
+    def collect(self, report, end):
+        """Merge what the nodes send until the time `end`, and what is there then."""
+        for node in self.nodes:
+            try:
+                report.merge(Report.load(receive_message(node.connection, end + SLACK)))
+            except (PeerLost, ValueError):
+                pass    # who gives no answer is a finding: check_answers()
+
+
+class Branch:
+    """
+    The end of another node.
+
+    :ivar connection: to rank 0's node
+    :ivar host: where that was found
+    :ivar number: of this node, rank 0's is 0
+    :ivar nodes: how many there are
+    :ivar ahead: seconds by which this node's clock differs
+    :ivar extra: what rank 0's node tells all
+    :raises PeerLost: rank 0 is nowhere to be found
+    """
+
+    def __init__(self, environ, ranks, node, seconds, clock=time.time):
+        words = '%d %s %s' % (ranks, environ['RANK'], re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
+        end, self.connection, wrong = time.time() + seconds, None, {}
+        while self.connection is None:
+            for self.host, port in places(environ):
+                try:
+                    self.connection = call(self.host, port, start_id(environ), words, 1)
+                    break
+                except (PeerLost, OSError, UnicodeError) as err:
+                    wrong[self.host, port] = str(err)
+            else:
+                if time.time() > end:
+                    raise PeerLost('; '.join(wrong.values()))
+        try:
+            self.connection.settimeout(2 * seconds + 60)
+            number, nodes, self.extra, now = read_line(self.connection).split(' ')
+            self.number, self.nodes, self.ahead = int(number), int(nodes), clock() - float(now)
+        except (PeerLost, OSError, ValueError) as err:
+            raise PeerLost("rank 0 gave this node no number (%s)" % err)
+
+    def deliver(self, report):
+        """Send it to rank 0's node. :raises PeerLost: that is gone"""
+        try:
+            send_message(self.connection, report.dump())
+        except OSError as err:
+            raise PeerLost("what this node found cannot be delivered (%s)" % err)
+
+    def verdict(self, seconds):
+        """How it ended. :raises PeerLost: rank 0 is gone"""
+        return receive_message(self.connection, time.time() + seconds)
