@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 import sys
+from typing import Mapping, Optional
 
 from slingtorch import bundle_root
 
@@ -15,7 +16,7 @@ NO_TASKS = ('4294967291', '4294967290')
 TASK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PALS_RANKID', 'PMI_RANK', 'TORCHELASTIC_RUN_ID', 'RANK')
 
 
-def runscript(environ):
+def runscript(environ: Mapping[str, str]) -> str:
     """Path of conda-python-distributed: the loaded module's, else the bundle's."""
     for directory in (environ.get('RUNSCRIPTS'), os.path.join(bundle_root(), 'runscripts')):
         path = os.path.join(directory or '', 'conda-python-distributed')
@@ -24,7 +25,7 @@ def runscript(environ):
     raise RuntimeError("the runscripts of the bundle are not there: install slingtorch again, or use a whole checkout")
 
 
-def is_task(environ):
+def is_task(environ: Mapping[str, str]) -> bool:
     """Whether this process is one rank of a job step."""
     step = environ.get('SLURM_STEP_ID') or environ.get('SLURM_STEPID')
     if environ.get('SLURM_PROCID') and step and step not in NO_TASKS:
@@ -32,7 +33,7 @@ def is_task(environ):
     return any(environ.get(name) for name in TASK_VARIABLES)
 
 
-def what_to_type(environ, option):
+def what_to_type(environ: Mapping[str, str], option: str) -> Optional[str]:
     """The line for a job script; None where there is no scheduler."""
     path = '$RUNSCRIPTS/conda-python-distributed' if environ.get('RUNSCRIPTS') else runscript(environ)
     alone = option == '--vet'
@@ -43,7 +44,7 @@ def what_to_type(environ, option):
     return None
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """slingtorch check, slingtorch vet"""
     environ = os.environ
     line = None if is_task(environ) else what_to_type(environ, args.option)
@@ -55,7 +56,7 @@ def run(args):
     os.execv(runscript(environ), [runscript(environ), args.option] + args.arguments)
 
 
-def add_parsers(commands):
+def add_parsers(commands: 'argparse._SubParsersAction') -> None:
     """The two commands, for cli.make_parser()."""
     for name, what in (('check', "look from inside the ranks of a job whether it is sound"),
                        ('vet', "measure the bandwidth between the nodes of a job, and name the bad ones")):
