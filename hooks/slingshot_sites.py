@@ -27,9 +27,9 @@ PATH_VARIABLE = 'SLINGTORCH_SITES_PATH'
 # '<site>: <what was seen>' of an activation that detected the site: then nobody has named it
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
-# The first EasyBuild that has what hooks and easyblocks import: print_error_and_exit came in 5.2.1, EasyBuildExit in
-# 5.0 (easybuild/tools/build_log.py of the tags of easybuild-framework)
-OLDEST_EASYBUILD = '5.2.1'
+# The first EasyBuild that has what our easyblocks call: PythonPackage.set_ulimit came in 5.4.0 (before, source builds
+# and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch). Tried: docs/testing.md
+OLDEST_EASYBUILD = '5.4.1'
 
 # ends of the names of files: a site, values that several sites share, what EasyBuild must know of a site's own modules
 SITE, SHARED, METADATA = '.cfg', '.inc', '_external_modules_metadata.cfg'

@@ -7,7 +7,7 @@ import argparse
 import os
 import shutil
 import sys
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 from slingtorch import bundle_root
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     os.execv(runscript(environ), [runscript(environ), args.option] + args.arguments)
 
 
-def add_parsers(commands: Any) -> None:
+def add_parsers(commands: 'argparse._SubParsersAction') -> None:
     """The two commands, for cli.make_parser()."""
     for name, what in (('check', "look from inside the ranks of a job whether it is sound"),
                        ('vet', "measure the bandwidth between the nodes of a job, and name the bad ones")):

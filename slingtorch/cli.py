@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import (__version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats,
                         status)
@@ -32,22 +33,24 @@ IMPOSSIBLE = ':*?[$%"`\\\n'
 IMPOSSIBLE_IN_TCL = ' ;{}'
 # what a bundle holds
 BUNDLE_DIRS = ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts')
+# (name, value), where None as value means: to be unset
+Variables = List[Tuple[str, Optional[str]]]
 
 
 class CliError(Exception):
     """Something that a person must decide or fix; the message says how."""
 
 
-def load_slingshot_sites(root):
+def load_slingshot_sites(root: str) -> Any:
     """The module slingshot_sites of the bundle, which is a file beside the hooks and in no package."""
     path = os.path.join(root, 'hooks', 'slingshot_sites.py')
     spec = importlib.util.spec_from_file_location('slingshot_sites', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)  # type: ignore
+    spec.loader.exec_module(module)     # type: ignore  # a spec of a file has a loader
     return module
 
 
-def note(message):
+def note(message: str) -> None:
     """Say something to the person who uses the command, if it can be said."""
     try:
         sys.stderr.write("slingtorch: %s\n" % message)
@@ -60,7 +63,7 @@ def note(message):
 # ----------------------------------------------------------------------------------------------------------------------
 # EasyBuild's configuration, which is continued
 
-def check_easybuild():
+def check_easybuild() -> None:
     """Raise a CliError if the EasyBuild that this Python finds, and eb with it, is too old for the bundle."""
     try:
         from easybuild.tools import version
@@ -71,7 +74,7 @@ def check_easybuild():
         raise CliError(problem)
 
 
-def easybuild_configuration():
+def easybuild_configuration() -> Any:
     """
     EasyBuild's own view of its configuration, from variables and files, as 'eb --show-config' has it.
 
@@ -103,12 +106,13 @@ def easybuild_configuration():
                                    error_env_option_method=raise_easybuilderror)
     except (Exception, SystemExit) as err:  # pylint: disable=broad-except
         # EasyBuild 5.4 fails while it reports a file without a section: its first exception says more
-        while err.__context__ is not None:
-            err = err.__context__
+        first = err  # type: BaseException
+        while first.__context__ is not None:
+            first = first.__context__
         files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
         raise CliError("EasyBuild does not accept its configuration: %s. Correct the variable EASYBUILD_... or the "
                        "file (%s); 'export EASYBUILD_IGNORECONFIGFILES=FILE' leaves a file out."
-                       % (err, ', '.join(files) or 'there is none'))
+                       % (first, ', '.join(files) or 'there is none'))
     # its directory for temporary files, to which $TMPDIR leads now
     shutil.rmtree(config.tmpdir, ignore_errors=True)
     restore_env(environ)
@@ -116,7 +120,7 @@ def easybuild_configuration():
     return config
 
 
-def default_metadata_files():
+def default_metadata_files() -> List[str]:
     """What parse_external_modules_metadata (easybuild/tools/options.py) reads where the option is not set."""
     from easybuild.tools import options
     tops = [os.path.dirname(os.path.dirname(os.path.dirname(options.__file__)))]
@@ -125,7 +129,7 @@ def default_metadata_files():
             for path in sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))]
 
 
-def modules_tool(config):
+def modules_tool(config: Any) -> Optional[str]:
     """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
     from easybuild.tools.modules import avail_modules_tools
     if is_set(config, 'modules_tool'):
@@ -137,12 +141,12 @@ def modules_tool(config):
     return None
 
 
-def is_set(config, option):
+def is_set(config: Any, option: str) -> bool:
     """Whether an option of EasyBuild is set, by a variable or a file (as EasyBuildOptions itself asks)."""
     return config.options._action_taken.get(option, False)  # pylint: disable=protected-access
 
 
-def modules_directory(options):
+def modules_directory(options: Any) -> str:
     """The directory of EasyBuild's module files: what 'module use' takes."""
     top = options.installpath_modules or os.path.join(options.installpath, options.subdir_modules)
     return os.path.join(top, options.suffix_modules_path or '').rstrip('/')
@@ -151,7 +155,7 @@ def modules_directory(options):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch env
 
-def check_path(what, path, characters):
+def check_path(what: str, path: str, characters: str) -> None:
     """Raise a CliError if a path holds one of the characters that EasyBuild or a shell would take apart."""
     bad = sorted(set(path).intersection(characters))
     if bad:
@@ -159,7 +163,7 @@ def check_path(what, path, characters):
                        % (what, path, ' '.join(repr(char) for char in bad)))
 
 
-def check_destination(options, syntax):
+def check_destination(options: Any, syntax: str) -> None:
     """Raise a CliError if EasyBuild could not install into the directories that are configured."""
     for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
         variable = 'EASYBUILD_' + option.upper()
@@ -184,7 +188,7 @@ def check_destination(options, syntax):
                            "u+rwx)." % path)
 
 
-def other_root(config, root, keep_hooks):
+def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
     """
     Look at the hooks that EasyBuild is configured with already.
 
@@ -203,7 +207,8 @@ def other_root(config, root, keep_hooks):
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
+def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Sequence[str] = (),
+               keep_hooks: bool = False) -> Variables:
     """
     Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
 
@@ -214,7 +219,7 @@ def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
     """
     site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
-    variables = []
+    variables = []  # type: Variables
     if not shutil.which('eb'):
         # at the end: the user's python stays what it is
         os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), os.path.dirname(sys.executable))
@@ -289,12 +294,12 @@ def activation(root, choice, groups, metadata_files=(), keep_hooks=False):
     return variables
 
 
-def quote_csh(value):
+def quote_csh(value: str) -> str:
     """Quote a value for csh and tcsh, in which '!' is special even between single quotes."""
     return "'%s'" % value.replace("'", "'\\''").replace('!', '\\!')
 
 
-def shell_code(variables, environ, shell):
+def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> str:
     """Shell code that sets and unsets variables; what is unset already is left out."""
     lines = []
     for name, value in variables:
@@ -308,7 +313,7 @@ def shell_code(variables, environ, shell):
     return '\n'.join(lines) + '\n'
 
 
-def gpu_note(site, root='/'):
+def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     """
     One line on the wheel of PyTorch that fits the GPUs of this machine and their driver; None where there is no GPU.
 
@@ -325,7 +330,7 @@ def gpu_note(site, root='/'):
     return None
 
 
-def run_env(args):
+def run_env(args: argparse.Namespace) -> int:
     """slingtorch env"""
     environ = dict(os.environ)
     root = bundle_root()
@@ -372,7 +377,7 @@ def run_env(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch sites
 
-def site_data(site, keys, why=None):
+def site_data(site: Any, keys: Tuple[str, ...], why: Optional[str] = None) -> Dict[str, Any]:
     """A site, for JSON."""
     data = {key: getattr(site, key) for key in ('name', 'path') + keys}
     for key, entries in (('env', site.env), ('parameters', site.parameters), ('groups', site.groups.values()),
@@ -381,7 +386,7 @@ def site_data(site, keys, why=None):
     return dict(data, detected=why)
 
 
-def print_values(values, group=None):
+def print_values(values: Iterable[Any], group: Optional[str] = None) -> None:
     """Print values, each with reason and source."""
     for value in values:
         if value.group == group:
@@ -396,7 +401,7 @@ def print_values(values, group=None):
                                     subsequent_indent=' ' * 14, break_long_words=False, break_on_hyphens=False))
 
 
-def print_site(site):
+def print_site(site: Any) -> None:
     """Print one site with everything in it."""
     print("%s: %s" % (site.name, site.title))
     for key in ('centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source'):
@@ -425,7 +430,7 @@ def print_site(site):
             entry.tolerance, entry.source))
 
 
-def site_text():
+def site_text() -> str:
     """Site of this machine with its values, or why there is none, for a report."""
     sites = load_slingshot_sites(bundle_root())
     with contextlib.redirect_stdout(io.StringIO()) as text:
@@ -439,7 +444,7 @@ def site_text():
     return text.getvalue()
 
 
-def run_sites(args):
+def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     sites = load_slingshot_sites(bundle_root())
     if (args.form or args.group) and not (args.name and args.form):
@@ -487,7 +492,7 @@ def run_sites(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch lock
 
-def run_lock(args):
+def run_lock(args: argparse.Namespace) -> int:
     """slingtorch lock"""
     lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
               lambda: easybuild_configuration().options.sourcepath.split(':')[0], note, args.python)
@@ -497,7 +502,7 @@ def run_lock(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch explain
 
-def run_explain(args):
+def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
     sites = load_slingshot_sites(bundle_root())
     try:
@@ -510,7 +515,7 @@ def run_explain(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # slingtorch status
 
-def run_status(args):
+def run_status(args: argparse.Namespace) -> int:
     """slingtorch status"""
     root = bundle_root()
     with contextlib.redirect_stdout(sys.stderr):
@@ -520,7 +525,7 @@ def run_status(args):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(prog='slingtorch', description="Activates the EasyBuild bundle slingtorch.")
     parser.add_argument('--version', action='version', version='slingtorch ' + __version__)
@@ -591,7 +596,7 @@ def make_parser():
     return parser
 
 
-def main(argv=None):
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     for name in ('stdout', 'stderr'):

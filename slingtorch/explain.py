@@ -167,8 +167,8 @@ def numbers(text: Optional[str]) -> List[int]:
             for number in range(int(first), min(int(last or first), int(first) + MAX_TRACKED) + 1)]
 
 
-def shorten(ranks: Collection[int]) -> str:
-    """A list such as 1,4-6, of sorted numbers; what is long is cut."""
+def ranks_text(ranks: Collection[int]) -> str:
+    """'rank 3' or 'ranks 1,4-6'; what is long is cut."""
     parts: List[List[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][1] + 1:
@@ -176,7 +176,8 @@ def shorten(ranks: Collection[int]) -> str:
         else:
             parts.append([rank, rank])
     shown = ['%d' % first if first == last else '%d-%d' % (first, last) for first, last in parts]
-    return ','.join(shown[:12]) + (',... (%d in all)' % len(ranks) if len(shown) > 12 else '')
+    return 'rank%s %s' % ('s' if len(ranks) > 1 else '', ','.join(shown[:12])
+                          + (',... (%d in all)' % len(ranks) if len(shown) > 12 else ''))
 
 
 def who(text: str, groups: Dict[str, Optional[str]]) -> Tuple[List[int], List[str]]:
@@ -444,11 +445,6 @@ class Log:
             waiting.details.append(
                 "%s had begun fewer collectives of group %s than the others (%d of %d)"
                 % (ranks_text(behind), group, begun[behind[0]], max(begun.values())))
-
-
-def ranks_text(ranks: Collection[int]) -> str:
-    """'rank 3' or 'ranks 1,4-6'."""
-    return 'rank%s %s' % ('s' if len(ranks) > 1 else '', shorten(ranks))
 
 
 def own_frame(before: bytes, line: str) -> Optional[str]:

@@ -173,10 +173,7 @@ def check_path(path: str) -> str:
     """
     if path.startswith('~'):
         raise QuickstartError("--prefix %s: the shell has not replaced the ~" % path, 'write --prefix "$HOME/..."')
-    try:
-        real = os.path.realpath(path)
-    except OSError:
-        raise QuickstartError("the current directory is gone", "go to another one, then run quickstart again")
+    real = os.path.realpath(path)
     bad = sorted(set(re.sub(r'[\w./+@-]', '', real)))
     if not path or bad:
         raise QuickstartError("'%s' cannot be a prefix: EasyBuild installations work in paths of letters, digits and "
@@ -519,20 +516,16 @@ def clean_environment(environ: Env) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(LEFT_OUT)}
 
 
-def easybuild_config_files(environ: Env) -> List[str]:
-    """EasyBuild's configuration files of this user and machine (XDG_CONFIG_DIRS in easybuild/tools/options.py)."""
+def report_left_out(environ: Env) -> None:
+    """Say once which settings of the user have no say here."""
+    names = sorted('$' + name for name in environ if name.startswith(LEFT_OUT_LOUDLY))
+    # EasyBuild's configuration files of this user and machine: XDG_CONFIG_DIRS in easybuild/tools/options.py
     files = []
     for directory in (environ.get('XDG_CONFIG_DIRS') or '/etc/xdg').split(':') + ['/etc']:
         files.extend(sorted(glob.glob(os.path.join(glob.escape(directory), 'easybuild.d', '*.cfg'))))
     home = environ.get('XDG_CONFIG_HOME') or os.path.join(os.path.expanduser('~'), '.config')
     files.append(os.path.join(home, 'easybuild', 'config.cfg'))
-    return [path for path in files if os.path.exists(path)]
-
-
-def report_left_out(environ: Env) -> None:
-    """Say once which settings of the user have no say here."""
-    variables = sorted(name for name in environ if name.startswith(LEFT_OUT_LOUDLY))
-    names = ['$' + name for name in variables] + easybuild_config_files(environ)
+    names += [path for path in files if os.path.exists(path)]
     if names:
         print("not used, quickstart has a configuration of its own: " + ', '.join(names))
 

@@ -142,8 +142,8 @@ def uv_settings(settings, index_urls):
         env.update(dict.fromkeys(('HTTPS_PROXY', 'HTTP_PROXY', 'ALL_PROXY'), settings['proxy']))
     if settings.get('client-cert'):
         env['SSL_CLIENT_CERT'] = settings['client-cert']
-    # the two variables are those of requests, which pip uses
-    cert = settings.get('cert') or env.get('REQUESTS_CA_BUNDLE') or env.get('CURL_CA_BUNDLE')
+    # those of requests, which pip uses, win over its own (requests issue 3829; tried with pip 26.3)
+    cert = env.get('REQUESTS_CA_BUNDLE') or env.get('CURL_CA_BUNDLE') or settings.get('cert')
     if cert:
         env['SSL_CERT_DIR' if os.path.isdir(cert) else 'SSL_CERT_FILE'] = cert
     elif not env.get('SSL_CERT_FILE'):

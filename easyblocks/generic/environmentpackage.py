@@ -44,9 +44,7 @@ class EnvironmentPackage(PythonPackage):
         self.python_cmd = self.master.own_python
         if os.path.exists(self.python_cmd):
             self.set_pylibdirs()
-        # since EasyBuild 5.4.0
-        if hasattr(self, 'set_ulimit'):
-            self.set_ulimit()
+        self.set_ulimit()
 
     def configure_step(self):
         """Set the variables for compiling."""

@@ -219,6 +219,10 @@ def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
     assert [env[name] for name in ('HTTPS_PROXY', 'HTTP_PROXY', 'SSL_CERT_FILE', 'SSL_CLIENT_CERT', 'UV_HTTP_TIMEOUT')] == [
         'http://p:3128', 'http://p:3128', '/ca.pem', '/me.pem', '60']
     assert 'UV_SYSTEM_CERTS' not in env
+    # as pip does
+    monkeypatch.setenv('REQUESTS_CA_BUNDLE', '/bundle.pem')
+    assert lock.lockfile.uv_settings({'cert': '/ca.pem'}, [])[1]['SSL_CERT_FILE'] == '/bundle.pem'
+    monkeypatch.delenv('REQUESTS_CA_BUNDLE')
     options, env = lock.lockfile.uv_settings({'no-index': 'true'}, [])
     assert options[2:] == ['--no-index'] and env['UV_SYSTEM_CERTS'] == env['UV_NATIVE_TLS'] == '1'
 

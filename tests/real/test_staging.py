@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from testbed import NODES, ROOT, only_root, run
+from testbed import NODES, ROOT, only_root, run, stagedenv
+from testbed.easybuild import EasyBuild
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -89,6 +90,34 @@ def test_once_per_job_and_gone_afterwards(staging):
     assert str(staging.image_env.image) in calls[0]
     assert done.stderr.count('\n') == 1 and f'staged {staging.image_env.image} to {local}/' in done.stderr
     assert staging.nothing_is_left()
+
+
+def test_renewed_while_staged_jobs_start_and_run(slurm, lmod, tmp_path):
+    """One line of get-master reaches the next staged job, and what has begun goes on with the files that it has."""
+    only_root('gives each emulated node storage of its own')
+    (tmp_path / 'image').mkdir()
+    own = stagedenv.installed(tmp_path / 'image', lmod)
+    eb, bundle = EasyBuild(tmp_path / 'image/eb', lmod), tmp_path / 'runscripts'
+    shutil.copytree(ROOT / 'runscripts', bundle)
+    with open(bundle / 'get-master', 'a') as script:
+        script.write('# a fix\n')
+    staging = Staging(slurm, own, tmp_path)
+    # rank 0 stays in the middle of staging until the runscripts are others
+    fifo = tmp_path / 'fifo'
+    os.mkfifo(fifo)
+    staging.program('sbcast', f'[[ $* != *.squashfs* ]] || read -r < {fifo}; exec /usr/bin/sbcast "$@"')
+    command = ['-Q', '-N2', '--ntasks-per-node=2', own.runscripts / START.name, '--stage', '-c', SHOW]
+    job = slurm.popen(*command, env=staging.env)
+    with open(fifo, 'w') as word:
+        eb(tmp_path / 'image/PyTorch-0.1-tiny.eb', '--module-only', '--force',
+           f'--sourcepath={tmp_path}:{bundle}')
+        assert (own.runscripts / 'get-master').read_text().endswith('# a fix\n')
+        word.write('go on\n')
+    out, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    assert sorted(line.split()[0] for line in out.splitlines()) == list('0123') and out.count('/env True') == 4
+    staging.program('sbcast', 'exec /usr/bin/sbcast "$@"')
+    assert slurm.srun(*command, env=staging.env).stdout.count('/env True') == 4
 
 
 def test_directories_are_private_while_the_job_runs(staging):

@@ -426,7 +426,7 @@ def old_easybuild(tmp_path):
 
 def test_older_easybuild_in_pythonpath(environ, old_easybuild):
     """An EasyBuild module sets PYTHONPATH: 'slingtorch env' sees it before, and eb says it in one line."""
-    wrong = f'this is EasyBuild 5.0.0, in {old_easybuild}, and slingtorch needs 5.2.1 or newer. It comes first by ' \
+    wrong = f'this is EasyBuild 5.0.0, in {old_easybuild}, and slingtorch needs 5.4.1 or newer. It comes first by ' \
             "PYTHONPATH: unload the module that sets it, or 'unset PYTHONPATH'\n"
     active = evaluate('', environ)
     environ['PYTHONPATH'] = f'{old_easybuild}:{ROOT}'

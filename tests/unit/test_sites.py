@@ -245,11 +245,11 @@ def test_broken_file_stops_no_other_site(site_dir, tmp_path):
 def test_easybuild_that_is_too_old(tmp_path):
     """The version, where it is, and what puts it first."""
     path = tmp_path / 'easybuild/tools/version.py'
-    for version in ('5.2.1', '5.4.1', '5.10.0', '6.0.0.dev0'):
+    for version in ('5.4.1', '5.10.0', '6.0.0.dev0'):
         assert sites.old_easybuild(version, str(path), {}) is None
-    for version in ('5.2.0', '4.9.4', '5.0.0'):
+    for version in ('5.4.0', '5.2.1', '4.9.4'):
         said = sites.old_easybuild(version, str(path), {'PYTHONPATH': f'/other:{tmp_path}/'})
-        assert said.startswith(f'this is EasyBuild {version}, in {tmp_path}, and slingtorch needs 5.2.1 or newer. ')
+        assert said.startswith(f'this is EasyBuild {version}, in {tmp_path}, and slingtorch needs 5.4.1 or newer. ')
         assert said.endswith("unload the module that sets it, or 'unset PYTHONPATH'")
         assert 'pip install' in sites.old_easybuild(version, str(path), {'PYTHONPATH': '/other'})
 
