@@ -278,6 +278,11 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
     if os.geteuid() == 0 and not options.allow_use_as_root_and_accept_consequences:
         note("warning: you are root, and eb refuses to run as root: use an account of its own; on a machine that is "
              "yours alone: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
+    umask = os.umask(0o077)
+    os.umask(umask)
+    if os.geteuid() == 0 and tool == 'Lmod' and umask & 0o004:
+        # seen with Lmod 8.6.19 and 8.7: eb would build all, and then not find its own module
+        note("warning: your umask is %04o, and Lmod shows root no module that others cannot read: umask 022" % umask)
 
     # PyTorch's modules put a Python without EasyBuild first
     variables.append(('EB_PYTHON', sys.executable))

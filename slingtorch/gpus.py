@@ -97,7 +97,9 @@ def nvidia_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Option
     """(name or None, reason) for NVIDIA's GPUs, or None without a driver."""
     driver, models = node.nvidia_driver(), nvidia_models(node)
     if not driver:
-        return None
+        # its directory is there only while the driver is loaded
+        return (None, "NVIDIA's driver is loaded, but /proc/driver/nvidia/version does not say its version"
+                ) if models else None
     oldest = oldest_drivers()
     for_machine = [wheel for wheel in candidates if wheel.kind == 'cuda' and machine in wheel.machines]
     if not for_machine:

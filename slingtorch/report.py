@@ -63,6 +63,8 @@ PATTERNS = [(re.compile(pattern, flags | re.M), new) for pattern, flags, new in 
     # the last '@' counts: a password may hold one, and a slash
     (r'(?<=://)(?:[^/\s]{1,512}|[^/\s:@]{0,256}:\S{1,512})@(?!sha256:)', 0, REMOVED + '@'),
     (r'(?<![\w.+%-])[\w.+%-]{1,64}:[^\s:@/]{1,128}@(?!sha256:)(?=[\w.-])', 0, REMOVED + '@'),
+    # W&B's older keys, in wandb.login(key="...") and wandb login ...: 40 digits, as a git revision has
+    (r'\b((?:key|login)\b[\s=:("\']{1,12})[0-9a-f]{40}\b', re.I, r'\1' + REMOVED),
     (r'\b(bearer)\s+[\w.~+/=-]{8,}', re.I, r'\1 ' + REMOVED),
     (r'(\s(?:-u|--user|--proxy-user)[ =])\S+:\S+', 0, r'\1' + REMOVED),
     # by their form: Hugging Face, GitHub, GitLab, AWS, Google, Slack, OpenAI and its like, npm, PyPI, W&B, JWT
@@ -79,6 +81,7 @@ PATTERNS = [(re.compile(pattern, flags | re.M), new) for pattern, flags, new in 
     (r'(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+', 0, '<address>'),
     (r'(/(?:home|users))/(?!<)[^/\s:"\'<>,;]+', re.I, r'\1/<user>'),
 )]
+NO_TEXT = re.compile(rb'[\x01-\x06\x0e-\x1a\x1c-\x1f]')
 # colours, titles of windows, and what else no text has: they may stand within a word
 CONTROLS = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]')
 
@@ -165,12 +168,15 @@ def job_files(paths: Iterable[str]) -> Tuple[List[str], List[str]]:
 
     :param paths: files, and directories, of which the newest files that look like a job's are taken
     :return: (paths, what was left out and why)
-    :raises OSError: if one of the paths is not there or may not be read
+    :raises RuntimeError: if one of the paths is not there or may not be read
     """
     taken, left = [], []
     for path in paths:
         if not os.path.isdir(path):
-            os.stat(path)
+            try:
+                os.stat(path)
+            except OSError as err:
+                raise RuntimeError("%s: %s. Name a job's directory, its log, or its check's JSON" % (path, err.strerror))
             taken.append(path)
             continue
         entries = [entry for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)]
@@ -200,7 +206,9 @@ def read_parts(path: str) -> Optional[List[str]]:
             stream.seek(-TAIL_BYTES, os.SEEK_END)
             # what a cut word was cannot be seen
             parts = [parts[0][:HEAD_BYTES].rpartition(b'\n')[0], stream.read(TAIL_BYTES).partition(b'\n')[2]]
-    if any(b'\0' in part for part in parts):
+    # a node that crashed leaves runs of zeros in its log
+    parts = [part.replace(b'\0', b'') for part in parts]
+    if any(len(NO_TEXT.findall(part)) * 50 > len(part) for part in parts):
         return None
     return [part.decode(errors='replace') for part in parts]
 

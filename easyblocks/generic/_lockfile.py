@@ -168,6 +168,9 @@ def remedy(output):
         return ("No index has it for this Python and platform: compare version, python_versions and wheel_platform of "
                 "the easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, "
                 "besides index_urls).")
+    if re.search('Failed to fetch|Request failed|error sending request', output):
+        return ("The index does not answer. Run eb --fetch where it does, if need be through a proxy ($https_proxy): "
+                "the installation itself needs no network.")
     return ''
 
 

@@ -166,8 +166,9 @@ class PythonVenv(RunScripts):
         super().fetch_step(skip_checksums)
 
         if not self.src:
-            raise EasyBuildError("The PythonVenv easyblock takes its packages from a lock file, and there is none: "
-                                 "name it as the first of 'sources' (a pip requirements file with hashes)")
+            raise EasyBuildError("The PythonVenv easyblock takes its packages from a lock file, which eb makes "
+                                 "if it is not there, and the easyconfig does not name it: sources = ['%s']",
+                                 '%(name)s-%(version)s%(versionsuffix)s.lock')
         self.lock_file = self.src[0]['path']
 
         if self.dry_run:
@@ -391,7 +392,8 @@ class PythonVenv(RunScripts):
 
         :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
         """
-        pythons, platforms, locked = read_head(read_file(self.lock_file))
+        text = read_file(self.lock_file)
+        pythons, platforms, locked = read_head(text)
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if self.is_own_lock_file():
             remedy = 'remove the lock file: eb makes a new one'
@@ -416,6 +418,13 @@ class PythonVenv(RunScripts):
             changed = ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order'
             raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s): %s",
                                  self.lock_file, changed, remedy)
+        # one that was cut off or edited has no head to compare
+        pinned = [normalised(name) for name in re.findall(r'^([\w.-]+)\s*(?:==|@)', text, re.M)]
+        missing = [word for word in wanted if not re.search('^-|;', word)
+                   and normalised(re.split(r'[^\w.-]', word)[0]) not in pinned]
+        if missing or not pinned:
+            raise EasyBuildError("The lock file %s does not pin %s: %s", self.lock_file,
+                                 ', '.join(missing) or 'any package', remedy)
 
     def make_venv(self, python, path, options=''):
         """

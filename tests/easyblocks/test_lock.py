@@ -250,6 +250,10 @@ def test_one_command_without_a_lock_file(tiny, eb_env, program):
     tiny.write("['alpha==1.0', 'beta']")
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
     assert done.returncode != 0 and 'for other packages than the easyconfig wants now (beta): remove the lock file' in said(done)
+    # cut off, by a full disk or an editor
+    made.write_text('')
+    done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
+    assert done.returncode != 0 and 'does not pin alpha==1.0, beta: remove the lock file' in said(done)
     made.unlink()
     assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env))
 

@@ -557,7 +557,7 @@ def test_no_lock_file_in_sources(tiny, eb_env):
     text = tiny.easyconfig.read_text().splitlines()
     tiny.easyconfig.write_text('\n'.join(line for line in text if not line.startswith(('sources', 'checksums'))))
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and 'takes its packages from a lock file, and there is none' in output(done)
+    assert done.returncode != 0 and "sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']" in output(done)
 
 
 def test_python_that_the_lock_file_does_not_cover(tiny, eb_env):

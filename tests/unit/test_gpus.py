@@ -64,6 +64,11 @@ def test_nvidia(driver, models, uname, name, reason, machine):
     assert gpus.fitting_easyconfig(root, machine=uname) == (name, reason)
 
 
+def test_driver_that_says_no_version(machine):
+    name, reason = gpus.fitting_easyconfig(machine(None, ['NVIDIA H100 80GB HBM3']), machine='x86_64')
+    assert name is None and '/proc/driver/nvidia/version' in reason
+
+
 @pytest.mark.parametrize('simd,version,expected', [
     (440, '6.12.12', (ROCM, 'amdgpu 6.12.12')),
     (440, None, (ROCM, 'amdgpu')),

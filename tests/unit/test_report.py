@@ -83,6 +83,12 @@ def test_secret_goes_and_the_rest_stays(case):
         assert kept.replace('\r', '\n') in text
 
 
+@pytest.mark.parametrize('form', ['wandb.login(key="%s")', 'wandb login %s', 'wandb.login(key=\'%s\', relogin=True)'])
+def test_older_key_of_weights_and_biases(form):
+    key = '5ec0' + 36 * '7'
+    assert report.Redactor(ENVIRON)(form % key) == form % report.REMOVED
+
+
 @pytest.mark.parametrize('text', [
     'tokens/s: 10240, total tokens = 3.5e9, max_token=4096, num_tokens: 12',
     'TOKENIZERS_PARALLELISM=false',
@@ -194,6 +200,13 @@ def test_file_that_is_not_there(job):
     done = run_report(job, job / 'slurm-2.out')
     assert done.returncode == 1 and 'slurm-2.out' in done.stderr
     assert not (job.parent / report.DEFAULT_NAME).exists()
+
+
+def test_log_of_a_node_that_crashed(job):
+    """The end of such a file is often zeros."""
+    (job / 'slurm-1.out').write_bytes(b'rank 3 died\n' + 5000 * b'\0' + b'and this\n')
+    assert run_report(job, job / 'slurm-1.out').returncode == 0
+    assert 'rank 3 died\nand this\n' in (job.parent / report.DEFAULT_NAME).read_text()
 
 
 def test_pipe_and_key_that_are_named(job):
