@@ -120,7 +120,8 @@ def test_module_of_another_cuda_than_the_driver(job, image_env, tmp_path, cuda, 
     driver.write_text('NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed Jul 14 19:13:55 UTC 2021\n')
     scripts = runscripts_of_another_machine(image_env.runscripts, tmp_path / 'runscripts', {
         '_nvidia_driver': driver, '_machine': 'x86_64'})
-    module.write_text(f'{own}\nsetenv("SLINGTORCH_CUDA_VERSION", "{cuda}")\nprepend_path("PATH", "{scripts}")\n')
+    module.write_text(f'{own}\nsetenv("SLINGTORCH_CUDA_VERSION", "{cuda}")\nsetenv("RUNSCRIPTS", "{scripts}")\n'
+                      f'prepend_path("PATH", "{scripts}")\n')
     done = job('--gpus-per-node=2', MODULE=f'PyTorch/2.15.0-cuda-{cuda}',
                EASYBUILD_INSTALLPATH_MODULES=tmp_path / 'modules')
     assert done.returncode == 0, done.output

@@ -24,9 +24,9 @@ def choose(tmp_path, modulestool):
         shutil.copy(ROOT / name, bundle / name)
     shutil.copytree(ROOT / 'easyconfigs', bundle / 'easyconfigs')
     text = (bundle / 'slingtorch/gpus.py').read_text()
-    assert "def fitting_easyconfig(root='/'," in text
+    assert "def fitting_easyconfig(root: str = '/'," in text
     (bundle / 'slingtorch/gpus.py').write_text(text.replace(
-        "def fitting_easyconfig(root='/',", f"def fitting_easyconfig(root='{tmp_path}/node',"))
+        "def fitting_easyconfig(root: str = '/',", f"def fitting_easyconfig(root: str = '{tmp_path}/node',"))
 
     def call(driver, modules, model='NVIDIA A100-SXM4-40GB', **variables):
         if driver:
