@@ -20,6 +20,7 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, 'hooks')]
 
 import slingshot_sites as sites  # noqa: E402
 from slingtorch import bench  # noqa: E402
+from slingtorch.job import records  # noqa: E402
 
 CONTAINER = 'slingtorch_container'
 SETTINGS = ('nodes', 'ranks_per_node', 'site', 'network')
@@ -245,16 +246,15 @@ class Bench(Slingtorch):
         return ['--bench', '--json', 'bench.json'] + self.bench_options
 
     def measured(self):
-        """(the record, the module that measured it); fails unless it is whole and right."""
+        """The record; fails unless it is whole and right."""
         self.json('bench.json')
-        measuring = bench.program(ROOT)
-        record = bench.read(os.path.join(self.stagedir, 'bench.json'), measuring)
+        record = records.read(os.path.join(self.stagedir, 'bench.json'))
         self.expect(record['complete'] and record['results'], "the measurement is not complete")
         self.expect((record['nodes'], record['ranks_per_node']) == self.size(), "measured were %d x %d ranks" % (
             record['nodes'], record['ranks_per_node']))
-        wrong = measuring.wrong_values(record)
+        wrong = records.wrong_values(record)
         self.expect(not wrong, '; '.join(wrong))
-        return record, measuring
+        return record
 
 
 @rfm.simple_test
@@ -268,17 +268,17 @@ class BandwidthCheck(Bench):
 
     @run_before('performance')
     def compare(self):
-        record, measuring = self.measured()
+        record = self.measured()
         rows = {row[:2]: row for row in sorted(bench.index(record))}
         chosen, references = set(rows.values()), {}
         for each in sites.load(self.site).references if self.site else []:
-            key = each.backend, each.operation, measuring.parse_size(each.size)
+            key = each.backend, each.operation, records.parse_size(each.size)
             if (int(each.nodes), int(each.ranks_per_node)) == self.size() and key in bench.index(record):
                 chosen.add(key)
-                references[self.figure(key, measuring)] = (
+                references[self.figure(key)] = (
                     float(each.bus_bandwidth), -float(each.tolerance), None, 'GB/s')
         self.perf_variables = {
-            self.figure(key, measuring): sn.make_performance_function(
+            self.figure(key): sn.make_performance_function(
                 lambda key=key: bench.index(record)[key]['bus_bandwidth'], 'GB/s') for key in sorted(chosen)}
         self.reference = {self.current_partition.fullname: references}
         if not references:
@@ -286,9 +286,9 @@ class BandwidthCheck(Bench):
                      "it is fast enough. See docs/bench.md" % ((self.site or '(none named)',) + self.size()))
 
     @staticmethod
-    def figure(key, measuring):
+    def figure(key):
         """Name of a performance variable."""
-        return '%s_%s_%s' % (key[0].replace('-', '_'), key[1], measuring.show_size(key[2]).replace(' ', ''))
+        return '%s_%s_%s' % (key[0].replace('-', '_'), key[1], records.show_size(key[2]).replace(' ', ''))
 
 
 @rfm.simple_test
@@ -301,7 +301,7 @@ class PluginCheck(Bench):
     @sanity_function
     def is_used(self):
         wanted = self.current_partition.extras['slingtorch'].get('network', 'OFI|Libfabric')
-        wrong = other_network(self.measured()[0]['providers'], wanted)
+        wrong = other_network(self.measured()['providers'], wanted)
         self.expect(not wrong, wrong)
         return True
 
