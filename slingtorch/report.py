@@ -176,7 +176,8 @@ def job_files(paths: Iterable[str]) -> Tuple[List[str], List[str]]:
             try:
                 os.stat(path)
             except OSError as err:
-                raise RuntimeError("%s: %s. Name a job's directory, its log, or its check's JSON" % (path, err.strerror))
+                raise RuntimeError("%s: %s. Name a job's directory, its log, or its check's JSON"
+                                   % (path, err.strerror))
             taken.append(path)
             continue
         entries = [entry for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)]
