@@ -11,6 +11,7 @@ import tempfile
 
 from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
+from easybuild.easyblocks.generic._lockfile import wheel_dir
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
@@ -109,8 +110,9 @@ class PythonEnvironment(EasyBlock):
         :param fetch: download the packages, unless they are there
         """
         packages = ' '.join(shlex.quote(pkg) for pkg in self.cfg['python_packages'] + self.cfg['extra_packages'])
-        store = os.path.join(source_paths()[0], self.name[0].lower(), self.name,
-                             'conda' if self.uses_conda else 'wheels')
+        store = wheel_dir(source_paths()[0], self.name)
+        if self.uses_conda:
+            store = os.path.join(os.path.dirname(store), 'conda')
         mkdir(store, parents=True)
         if self.uses_conda:
             conda = os.environ.get('CONDA_EXE') or which('conda', on_error=IGNORE)

@@ -212,11 +212,12 @@ class PythonVenv(RunScripts):
         if build_option('force') or not os.path.isfile(path):
             return False
         try:
-            before = json.loads(read_file(path))
-        except ValueError:
-            before = {'files': {}}    # the disk was full, or it was edited
+            before = dict(json.loads(read_file(path)))
+            files = dict(before['files'])
+        except (KeyError, TypeError, ValueError):
+            before, files = {}, {}    # the disk was full, or it was edited
         differing = [what for what in self.made_from if before.get(what) != self.made_from[what]]
-        files, found = before['files'], {} if differing else self.contents()
+        found = {} if differing else self.contents()
         if not differing:
             # Python compiles what it imports; files of users that no Python imports do no harm
             differing = sorted(name for name in set(files) | set(found) if files.get(name) != found.get(name) and (
@@ -419,10 +420,10 @@ class PythonVenv(RunScripts):
             raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s): %s",
                                  self.lock_file, changed, remedy)
         # one that was cut off or edited has no head to compare
-        pinned = [normalised(name) for name in re.findall(r'^([\w.-]+)\s*(?:==|@)', text, re.M)]
+        named = [normalised(name) for name in re.findall(r'^([\w.-]+)', text, re.M)]
         missing = [word for word in wanted if not re.search('^-|;', word)
-                   and normalised(re.split(r'[^\w.-]', word)[0]) not in pinned]
-        if missing or not pinned:
+                   and normalised(re.split(r'[^\w.-]', word)[0]) not in named]
+        if missing or not named:
             raise EasyBuildError("The lock file %s does not pin %s: %s", self.lock_file,
                                  ', '.join(missing) or 'any package', remedy)
 

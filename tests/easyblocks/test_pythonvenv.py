@@ -343,6 +343,8 @@ CHANGES = [
     (lambda site: [path.unlink() for path in site.alpha.parent.glob('__pycache__/alpha.*')], '__pycache__/alpha.'),
     (lambda site: (site.root / 'bin/activate').unlink(), 'bin/activate'),
     (lambda site: os.truncate(site.root / 'made-from.json', 1000), 'another Python, and 5 more'),
+    (lambda site: (site.root / 'made-from.json').write_text('{}'), 'another Python, and 5 more'),
+    (lambda site: (site.root / 'made-from.json').write_text('1'), 'another Python, and 5 more'),
     (lambda site: site.write(lock=wheels.lock_text(site.wheels) + '# another\n'), 'another lock file'),
     (lambda site: site.write(options=f"python_command = '{quickvenv.python3('/usr/bin/python3')}/python3'"), 'another Python'),
     (lambda site: site.write(options='system_site_packages = True'), 'another Python, and 1 more'),

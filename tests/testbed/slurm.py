@@ -137,6 +137,7 @@ class Cluster:
         key.chmod(0o400)
         ports = f'{daemon}-{daemon + len(self.nodes) - 1}'
         # FirstJobId: ranks of two clusters of this machine, in jobs of the same number, would meet at the same port
+        # TmpFS: Slurm's PMIx makes a directory there, and the nodes of one step would make the same one
         nodes = f'nid[{self.nodes[0][3:]}-{self.nodes[-1][3:]}]'
         (self.dir / 'cgroup.conf').write_text('CgroupPlugin=disabled\n' if self.root not in (None, '/') else '')
         (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
@@ -152,6 +153,7 @@ AuthInfo=socket={self.dir}/munge.socket
 CredType=cred/munge
 StateSaveLocation={self.dir}/state
 SlurmdSpoolDir={self.dir}/spool.%n
+TmpFS={self.dir}/local.%n
 SlurmctldPidFile={self.dir}/slurmctld.pid
 SlurmdPidFile={self.dir}/%n.pid
 SlurmctldLogFile={self.dir}/slurmctld.log
