@@ -19,14 +19,14 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-from . import look, nccl, node, records, star, variables
+from . import look, nccl, network, node, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
-from .wire import QUIET, PeerLost, receive_message, send_message, tell_all
+from .probe import scratch_file
+from .wire import PeerLost, receive_message, send_message, tell_all
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -61,22 +61,49 @@ CLOCK_SECONDS = 1
 class Probe:
     """probe.py as a child, so that a crash or a hang in a library is a finding."""
 
-    def __init__(self, environ: dict, plugin: list, seconds: float) -> None:
-        self.begin, self.seconds, self.asked = time.time(), seconds, False
+    def __init__(self, environ: dict, plugin: list, seconds: float, local_ranks: int = 1) -> None:
+        self.begin, self.seconds, self.asked, self.end_time = time.time(), seconds, False, time.time() + seconds
+        self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
-        self.errors = tempfile.TemporaryFile()
+        self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)  # type: Any
+        self.changed = threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        self.write('local %d %d' % (local_ranks, min(seconds, network.RENDEZVOUS)))
 
-    def go(self, words: str = '') -> None:
-        """Let it take part in the collective, or end."""
-        self.asked = bool(words)
+    def read(self) -> None:
+        """Take its answers until it ends."""
+        for line in self.process.stdout:
+            try:
+                self.found = json.loads(line.decode())
+            except ValueError:
+                continue
+            if 'ready' in self.found:
+                self.changed.set()
+        self.changed.set()
+
+    def write(self, words: str) -> None:
+        """Tell it something."""
         try:
             self.process.stdin.write(words.encode() + b'\n')
             self.process.stdin.flush()
         except OSError:
             pass    # it has ended: result() says so
+
+    def ready(self) -> bool:
+        """Whether it has imported PyTorch, and is ready for all nodes; waits for that."""
+        self.changed.wait(max(0, self.end_time - time.time()))
+        return bool(self.found.get('ready'))
+
+    def go(self, words: str = '') -> None:
+        """Let it take part in the collective, or end."""
+        self.asked = bool(words)
+        if self.asked:      # it ends itself when it has to wait for too long
+            self.end_time = time.time() + min(self.seconds, (network.ASIDE + 3) * max(1, self.seconds / 120))
+        self.write(words)
 
     def end(self) -> None:
         """Nobody wants its result any more."""
@@ -84,25 +111,19 @@ class Probe:
 
     def result(self) -> dict:
         """Its dictionary; 'error' in it says what went wrong."""
-        killed = False
-        try:
-            answers = self.process.communicate(timeout=max(0.1, self.begin + self.seconds - time.time()))[0]
-        except subprocess.TimeoutExpired:
-            killed = True
+        self.reader.join(max(0.1, self.end_time - time.time()))
+        killed = self.reader.is_alive()
+        if killed:
             self.process.kill()
-            answers = self.process.communicate()[0]
-        found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-        for line in answers.splitlines():
-            try:
-                found = json.loads(line.decode())
-            except ValueError:
-                pass
+            self.reader.join()
+        self.process.wait()
+        found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
             found['phase'] = 'rendezvous'       # it waited for its turn
             killed = self.asked
-        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'the first all_reduce')
+        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
-            found['error'] = "%s did not end within %d s" % (what, self.seconds)
+            found['error'] = "%s did not end within %d s" % (what, self.end_time - self.begin)
             found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
                                "waits longer")
             if what == 'import torch':
@@ -255,9 +276,24 @@ def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> N
         text += ". Nothing came from %s" % ', '.join(never[:20])
     if silent:
         text += ". %s called first and fell silent" % ', '.join(silent[:20])
+    sent, again = (now - then for now, then in zip(network.segments(), root.sent))
+    if again >= 3 and 10 * again > sent:
+        text += (". Packets get lost between the nodes, or nobody acknowledges them: of the %d segments of TCP that %s "
+                 "sent meanwhile, %d were sent again" % (sent, own, again))
     report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s, port %s, and whether so many "
                "ranks were started; start without the nodes (srun --exclude)"
                % (environ['MASTER_ADDR'], environ['MASTER_PORT']), missing)
+
+
+def one_cause(report: Report) -> None:
+    """What a broken network does on the nodes is one line: that which names the cause, or says most."""
+    found = report.having('red', 'rendezvous') + report.having('red', 'collective')
+    best = ([finding for finding in found if finding.remedy] or
+            [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
+    for finding in set(found) - set(best):
+        ranks = report.findings.pop(finding)
+        if len(best) == 1:
+            report.findings[best[0]] |= ranks
 
 
 def check_job(report: Report, machine: Machine, root: star.Root) -> None:
@@ -267,6 +303,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
+    one_cause(report)
     check_same(report)
     check_times(report)
     if root.nodes and not report.having(name='clock'):
@@ -292,7 +329,7 @@ def header(report: Report, seconds: float) -> str:
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())]
     lines.append('nodes:  %s' % '; '.join(places[:6] + ['...'] * (len(places) > 6)))
     times = []
-    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'first all_reduce')):
+    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces')):
         values = sorted(map(float, report.facts.get('seconds ' + name, {})))
         if values:
             times.append('%s %.2g s' % (title, values[-1]))
@@ -342,7 +379,9 @@ class Rank:
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
         names = nccl.plugin_names(self.machine)
-        return self.start(self.environ, names, self.seconds) if self.torch else None
+        # with GPUs NCCL would be tried, which forks of one process cannot
+        ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
+        return self.start(self.environ, names, self.seconds, ranks) if self.torch else None
 
     def look(self) -> dict:
         """look.look()"""
@@ -410,7 +449,8 @@ def first_rank(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]') -> 
     if abs(branch.ahead) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, branch.ahead), "tell the centre: time is wrong there")
-    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes))
+    go = branch.meet(bool(probe and probe.ready()), rank.begin + rank.seconds)
+    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes) if go else None)
     branch.deliver(rank.report)
     return branch.verdict(2 * rank.seconds + 60)
 
@@ -420,13 +460,14 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
     machine, report, environ = rank.machine, rank.report, rank.environ
     check_master(environ, report, machine.node)
-    root = star.Root(environ, rank.world - rank.local_world, min(rank.seconds, QUIET), machine.clock)
+    root = star.Root(environ, rank.world - rank.local_world, star.patience(rank.seconds), machine.clock)
     # torchrun's agent listens there, for its workers
     if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
         port = int(environ['MASTER_PORT'])
         report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
             port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
-    threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
+    port_of_all = free_port if root.refused else lambda: environ['MASTER_PORT']
+    threading.Thread(target=root.gather, args=(port_of_all,), daemon=True).start()
     details = rank.look()
     root.known.wait()
     first = min([rank.begin] + [other.called for other in root.nodes])
@@ -434,7 +475,8 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
         report.fact('seconds starting the node', '%.2g' % node.round_up(called - first), mask)
     # a world without some of its nodes would wait for them
     whole = sum(other.ranks for other in root.nodes) + rank.local_world >= rank.world
-    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1 if whole else 1))
+    go = root.meet(bool(probe and probe.ready()) and whole, rank.begin + rank.seconds)
+    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1) if go else None)
     root.collect(report, end)
     check_job(report, machine, root)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
@@ -448,19 +490,22 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     return word
 
 
-def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict, meeting: tuple) -> float:
+def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict,
+                meeting: 'Optional[tuple]') -> float:
     """
     What all ranks of the node found becomes part of the first one's report.
 
     :param details: of the first rank (look.look())
-    :param meeting: for the collective: host and port of rank 0's, number of this node, how many there are
-    :return: the time until which was waited for ranks
+    :param meeting: for the collective, if there is one: host and port of rank 0's, number of this node, how many there
+        are
+    :return: the time until which other nodes are waited for
     """
     report, machine = rank.report, rank.machine
     if probe:
-        host, port, number, nodes = meeting
-        probe.go('go %s %s %d %d %d' % (host, port, number, nodes, rank.seconds) if nodes > 1 and port != '0' else '')
-    end = time.time() + rank.seconds
+        probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
+    # others of this node need little time, or import PyTorch too
+    imported = probe.found['seconds'].get('import', 0) if probe else 0
+    end = time.time() + min(rank.seconds, star.patience(rank.seconds) + 3 * imported)
     local.wait(end)
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)

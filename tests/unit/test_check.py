@@ -34,6 +34,11 @@ class NoTorch:
     def __init__(self, *_):
         pass
 
+    found = {'seconds': {}}
+
+    def ready(self):
+        return True
+
     def go(self, words=''):
         pass
 
