@@ -144,7 +144,12 @@ def test_separate_nodes_have_everything_of_their_own_and_share_one_directory(sep
     assert len(boot_ids) == 3
     assert {path.name for path in cluster.shared.iterdir()} >= set(testbed.NODES)
     assert (cluster.dir / 'local.nid000002/nid000002').exists(), 'not seen from outside'
-    assert run(cluster.on('nid000002', 'hostname')).stdout == 'nid000002\n'
+    # what is done on a node is seen by its jobs
+    run(cluster.on('nid000002', 'mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', '/dev/shm'))
+    sizes = [cluster.srun('-n1', '-w', node, 'df', '--output=size', '/dev/shm').stdout.split()[1]
+             for node in testbed.NODES]
+    run(cluster.on('nid000002', 'umount', '/dev/shm'))
+    assert run(cluster.on('nid000002', 'hostname')).stdout == 'nid000002\n' and int(sizes[0]) > 64 == int(sizes[1])
 
 
 def test_two_clusters_of_separate_nodes_do_not_meet(separate_nodes):

@@ -174,7 +174,7 @@ class Cluster:
 
     def on(self, node, *command):
         """The command line that runs this command as root on a separate node, with what that has for itself."""
-        return ['nsenter', f'--target={self.pids[node]}', '--net', '--uts', '--mount', *map(str, command)]
+        return ['nsenter', f'--target={self.pids[node]}', '--net', '--uts', '--mount', '--root', *map(str, command)]
 
     def write_configuration(self):
         """slurm.conf, gres.conf, the munge key and the GPUs."""
