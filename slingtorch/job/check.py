@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 
-from . import look, nccl, network, node, records, star, variables
+from . import limits, look, nccl, network, node, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
 from .probe import scratch_file
@@ -30,7 +30,7 @@ from .wire import PeerLost, receive_message, send_message, tell_all
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable, Iterable, Optional
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
@@ -276,6 +276,8 @@ def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> N
         text += ". Nothing came from %s" % ', '.join(never[:20])
     if silent:
         text += ". %s called first and fell silent" % ', '.join(silent[:20])
+    if set(report.facts.get('node', {})) == {own}:
+        text += network.own_address(environ['MASTER_ADDR'])
     sent, again = (now - then for now, then in zip(network.segments(), root.sent))
     if again >= 3 and 10 * again > sent:
         text += (". Packets get lost between the nodes, or nobody acknowledges them: of the %d segments of TCP that %s "
@@ -304,6 +306,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
+    limits.compare_programs(report)
     check_same(report)
     check_times(report)
     if root.nodes and not report.having(name='clock'):
@@ -344,6 +347,7 @@ def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
     """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
     parts = [sys.executable, torch or '']
     parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
+    parts.append(str(sorted(limits.of_shell().items())))    # PyTorch may not be imported within them
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
@@ -367,9 +371,11 @@ class Rank:
 
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
+    :param program: what Python will run, its options too
     """
 
-    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable') -> None:
+    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', program: list) -> None:
+        self.program = program
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
@@ -384,22 +390,31 @@ class Rank:
         return self.start(self.environ, names, self.seconds, ranks) if self.torch else None
 
     def look(self) -> dict:
-        """look.look()"""
-        return look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+        """look.look(), and limits.py"""
+        details = look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+        limits.look(self.machine, self.report, details)
+        if not self.local_rank:     # directories and files are those of the node
+            for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
+                                        (limits.look_at_program, (self.report, self.program))):
+                if not limits.in_time(function, *arguments):
+                    self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
+                                    "HF_HOME, /dev/shm or the script" % limits.WAIT, "see df on this node")
+        return details
 
 
 def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
-        start: 'Callable' = Probe) -> int:
+        start: 'Callable' = Probe, program: 'Iterable[str]' = ()) -> int:
     """
     The whole check, in one rank.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
+    :param program: what Python will run, its options too
     :return: exit status
     """
     star.read_ranks(machine.environ)
-    rank = Rank(machine, torch, start)
+    rank = Rank(machine, torch, start, list(program))
     if rank.local_rank:
         word = other_rank(rank)
     elif rank.rank:
@@ -505,10 +520,13 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
     # others of this node need little time, or import PyTorch too
     imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = time.time() + min(rank.seconds, star.patience(rank.seconds) + 3 * imported)
-    local.wait(end)
+    end = max(rank.begin + star.patience(rank.seconds), time.time() + min(4, rank.seconds))
+    local.wait(end, rank.begin + rank.seconds)
+    end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
+    took = probe.found.get('took', {}) if probe else {}
+    limits.check(report, ranks, took, rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
     return end
@@ -534,6 +552,8 @@ def main(argv: list) -> int:
     parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
                         help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
+    parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")
     args = parser.parse_args(argv)
     machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
-    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch()))
+    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch(),
+                                                      program=args.program[args.program[:1] == ['--']:]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The network as a training uses it, tried by the process with PyTorch: all_reduces that rise from one float to 8 MB, among
-the ranks of the node and over one rank of each node. Each step has its own limit, and what the kernel says of the
+The network as a training uses it, tried by the process with PyTorch: all_reduces among the ranks of the node and over
+one rank of each node, which rise from one float to 8 MB. Each step has its own limit, and what the kernel says of the
 connections meanwhile (TCP_INFO of tcp(7)) tells packets that are lost from somebody who is late.
 """
 import os
@@ -29,7 +29,7 @@ CONNECTING, LISTENING = 2, 10
 # what the others see when one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end within'
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
-LOSS, RESENT = 0.02, 5
+LOSS, RESENT = 0.1, 5
 
 
 def connections() -> list:
@@ -168,7 +168,9 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
 
     import torch.distributed as dist
     try:
-        with socket.create_server(('127.0.0.1', 0)) as there:
+        with socket.socket() as there:
+            there.bind(('127.0.0.1', 0))
+            there.listen(1)
             socket.create_connection(there.getsockname(), 2).close()
     except OSError as err:
         return "no connection to 127.0.0.1 (%s)" % err
@@ -199,7 +201,9 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
         wrong = str(err).encode()
     os.close(answer)
     end, texts = time.monotonic() + seconds, b''
-    while not wrong and texts.count(b'\n') < ranks - 1 and select.select([answers], [], [], max(0, end - time.monotonic()))[0]:
+    while not wrong and texts.count(b'\n') < ranks - 1:
+        if not select.select([answers], [], [], max(0, end - time.monotonic()))[0]:
+            break
         more = os.read(answers, 4096)
         texts += more
         if not more:
@@ -219,7 +223,8 @@ def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, 
     group = dist.ProcessGroupGloo(store, rank, ranks, limit)
     tensor = torch.ones(1)
     group.allreduce([tensor]).wait()
-    return b'' if int(tensor.item()) == ranks else b'an all_reduce of ones over %d ranks gave %d' % (ranks, tensor.item())
+    total = int(tensor.item())
+    return b'' if total == ranks else b'an all_reduce of ones over %d ranks gave %d' % (ranks, total)
 
 
 def explained(text: str, told: dict) -> tuple:

@@ -3,7 +3,7 @@
 import os
 import re
 
-from . import elf, look, nccl, network, variables
+from . import elf, limits, look, nccl, network, variables
 from .machine import library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # The share of the line rate below which a network is said to be slow: gloo over TCP reaches a tenth of a fast one's.
 SLOW_LINK = 0.02
+# ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
+DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
@@ -177,6 +179,7 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
             look.look_for_plugin(machine, report, False)
         return []
     mapped = probe.get('maps', [])
+    variables.check_torch(report, report.value('torch is in', ''), machine)
     for name in ('import', 'rendezvous', 'collective'):
         if name in probe.get('seconds', {}):
             # steps of a quarter, so that ranks that took about as long are counted together
@@ -185,6 +188,11 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
         report.fact(name, value)
     if probe.get('error'):
         text, remedy = network.explained(probe['error'], probe['told']) if 'told' in probe else ('', '')
+        limit = limits.cause_of(probe['error'], limits.of_shell())
+        if limit:
+            text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
+        elif probe['phase'] == 'import' and re.search(DAMAGED, probe['error']):
+            remedy = "a file of the environment is damaged on this node: install it again, or its copy there"
         report.add(probe.get('level', 'red'), probe['phase'], text or probe['error'], remedy or probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
@@ -234,9 +242,9 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
                    "%s of the node has %g GB/s" % (round_up(speed), best, rates[best]),
                    "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
     if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
-        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was sent "
-                   "again" % (2 if 2 * told['resent'] > told['sent'] else 10 if 10 * told['resent'] > told['sent']
-                              else 50), "have the centre look at cables, ports and switches; vet finds the node")
+        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
+                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 10),
+                   "have the centre look at cables, ports and switches; vet finds the node")
 
 
 def round_up(seconds: float) -> float:

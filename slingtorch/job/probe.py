@@ -61,6 +61,7 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
         network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch,
                      times)
         result['seconds']['collective'] = time.time() - begin
+        result['took'] = taken(ranks)
         result['told'] = network.state(network.connections())
     except Exception as err:
         result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
@@ -69,6 +70,14 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
     if gpu and log:
         log.seek(0)
         result['network'], result['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+
+
+def taken(nodes: int) -> dict:
+    """What this process has taken of what limits.py knows; the kernel's own figures: proc(5)."""
+    with open('/proc/self/status') as stream:
+        sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
+    return {'fds': len(os.listdir('/proc/self/fd')), 'nodes': nodes, 'v': int(sizes.get('VmPeak', 0)) << 10,
+            'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
 def first_lines(err: BaseException) -> str:
@@ -118,7 +127,7 @@ def main(plugins: list) -> None:
         for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
             if value:
                 result['facts'][fact] = value
-        result['maps'] = mapped_libraries()
+        result['maps'], result['took'] = mapped_libraries(), taken(1)
         if plugins:
             load(plugins, result)
         say(descriptor, result)

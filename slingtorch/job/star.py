@@ -86,7 +86,7 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     except Usage as err:
         sys.stderr.write("slingtorch %s: %s\n" % (name, err))
         return 2
-    except (PeerLost, OSError) as err:
+    except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
         rank = machine.environ.get('RANK', '?')
         sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, err))
         return verdict(LOST, machine.environ)
@@ -150,11 +150,19 @@ class LocalRanks:
             self.connections.append(connection)
             self.changed.notify_all()
 
-    def wait(self, end: float) -> None:
-        """Until all others of the node have reported or ended, or until that time."""
+    def wait(self, silent: float, end: float) -> None:
+        """
+        Until all others of the node have reported or ended.
+
+        :param silent: the time until which those are waited for that have not said hello
+        :param end: and the others
+        """
+        def all_of(count: int) -> bool:
+            return len(self.reports) + len(self.ended) >= count
+
         with self.changed:
-            self.changed.wait_for(lambda: len(self.reports) + len(self.ended) >= self.count - 1,
-                                  max(0, end - time.time()))
+            self.changed.wait_for(lambda: all_of(self.count - 1), max(0, silent - time.time()))
+            self.changed.wait_for(lambda: all_of(len(self.late)), max(0, end - time.time()))
 
 
 def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
