@@ -290,14 +290,9 @@ _copy_by_tree() {  # SHA256
     status=$?
     ((status)) || return 0
     IFS= read -r words 2> /dev/null < "$_node_dir/words"
-    if ((rank == 0)); then
-        _say_node "sending the image to the other nodes failed (${words:-status $status}): each copies it from the" \
-            "shared file system"
-    else
-        _say_node "the image did not come from another node (${words:-status $status}): copying it from the shared" \
-            "file system"
-        return 1
-    fi
+    _say_node "handing the image on from node to node failed (${words:-status $status}): who lacks it copies it from" \
+        "the shared file system"
+    ((rank == 0))
 }
 
 # The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space

@@ -49,9 +49,6 @@ VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'T
 """What of the environment is kept in the file: the network's settings, and nobody's secrets."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# figures
-
 def bus_factor(operation: str, ranks: int) -> float:
     """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
     if operation == 'all_reduce':
@@ -111,9 +108,6 @@ def open_devices() -> set:
     files = [os.path.realpath(link) for link in glob.glob('/proc/self/fd/*')]
     return {name for start, name in devices.items() if any(file.startswith(start) for file in files)}
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# what is measured
 
 class TorchBackend:
     """A backend of torch.distributed: the operations on tensors of its device."""
@@ -324,9 +318,6 @@ def at_hand() -> dict:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# measuring
-
 class Measurement:
     """One kind of communication in this job: measures operations, and says what could not be measured."""
 
@@ -488,9 +479,6 @@ class Measurement:
                 say('no size above %s, one of which took %s (--longest)' % (show_size(size), show_time(estimate)))
                 return
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# the job
 
 def versions(torch: 'Any', kinds: list) -> dict:
     """What of the software decides about the figures."""

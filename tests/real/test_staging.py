@@ -317,8 +317,8 @@ def test_where_no_node_can_send_each_copies(alone):
         done = pbs_nodes(alone, 2, {'MASTER_PORT': str(listener.getsockname()[1] - 16)})
     for rank, node in enumerate(done):
         assert prefixes(node)[rank].startswith(f'{alone.dir}/node{rank}/'), node.stderr
-    assert 'sending the image to the other nodes failed (' in done[0].stderr and 'in use' in done[0].stderr
-    assert 'the image did not come from another node (' in done[1].stderr
+    assert 'handing the image on from node to node failed (' in done[0].stderr and 'in use' in done[0].stderr
+    assert 'handing the image on from node to node failed (' in done[1].stderr
 
 
 @contextlib.contextmanager
