@@ -128,6 +128,9 @@ class TorchBackend:
         """A function that does it once."""
         dist, size = self.dist, self.size
         following, previous = (self.rank + 1) % size, (self.rank - 1) % size
+        # 2.13 renamed them, and warns of the older names
+        gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
 
         def exchange():
             work = dist.batch_isend_irecv([dist.P2POp(dist.isend, send, following),
@@ -137,16 +140,12 @@ class TorchBackend:
 
         return {
             'all_reduce': lambda: dist.all_reduce(send),
-            'all_gather': lambda: self.newest('all_gather_single', 'all_gather_into_tensor')(receive, send),
-            'reduce_scatter': lambda: self.newest('reduce_scatter_single', 'reduce_scatter_tensor')(receive, send),
+            'all_gather': lambda: gather(receive, send),
+            'reduce_scatter': lambda: scatter(receive, send),
             'broadcast': lambda: dist.broadcast(send, 0),
             'all_to_all': lambda: dist.all_to_all_single(receive, send),
             'send_receive': exchange,
         }[name]
-
-    def newest(self, *names: str) -> 'Callable':
-        """The first of these functions that there is: 2.13 renamed some, and warns of the older names."""
-        return next(getattr(self.dist, name) for name in names if hasattr(self.dist, name))
 
     def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """The same on a list of tensors, for a backend that has no other form of it; None if there is none."""

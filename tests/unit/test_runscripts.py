@@ -828,13 +828,13 @@ def test_ranks_started_by_hand(job):
         ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
         (
             {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            ("rank 2 is not below the world size 2",),
+            ("rank=2 is not below world_size=2",),
         ),
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local rank 2 is not below",)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local_rank=2 is not below",)),
         ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
         ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
-        ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local rank 4 is not below",)),
-        ({**hydra(4, 4, 0, 4)}, ("rank 4 is not below",)),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local_rank=4 is not below",)),
+        ({**hydra(4, 4, 0, 4)}, ("rank=4 is not below",)),
         ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
     ],
 )
