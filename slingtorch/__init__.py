@@ -2,6 +2,7 @@
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
 import importlib.machinery
 import os
+import textwrap
 import types
 from typing import Any
 
@@ -23,6 +24,12 @@ def bundle_root() -> str:
             return candidate
     raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a whole "
                        "checkout" % tuple(candidates))
+
+
+def wrapped(text: str, first: str = '', rest: str = '', width: int = 118) -> str:
+    """Text in lines with these indents; a word, which may be a path or an option, stays whole."""
+    return textwrap.fill(text, width=width, initial_indent=first, subsequent_indent=rest, break_long_words=False,
+                         break_on_hyphens=False)
 
 
 def bundle_module(path: str) -> Any:
