@@ -5,8 +5,9 @@ files, draws them, and judges them by the reference figures of a site. The measu
 """
 import argparse
 import sys
-from typing import Any, Callable, List
+from typing import Any, List
 
+from slingtorch import slingshot_sites
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
 
@@ -174,12 +175,8 @@ def draw(records: List[dict], names: list, path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def run(args: argparse.Namespace, sites: Callable) -> int:
-    """
-    Do what was asked for; the exit status.
-
-    :param sites: function that returns the module slingshot_sites
-    """
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; the exit status."""
     names = args.compare or ([args.result] if args.result else [])
     if not names:
         if args.plot or args.site:
@@ -195,7 +192,8 @@ def run(args: argparse.Namespace, sites: Callable) -> int:
         print("drawn: %s" % args.plot)
     status = 1 if any(wrong_values(record) or not record['complete'] for record in records) else 0
     if not args.compare:
-        chosen = sites().load(args.site) if args.site else own_site(records[0], sites())
+        sites = slingshot_sites()
+        chosen = sites.load(args.site) if args.site else own_site(records[0], sites)
         if chosen:
             lines, well = judge(records[0], chosen)
             print('\n'.join([''] + lines))
@@ -213,7 +211,7 @@ def own_site(record: dict, sites: Any) -> Any:
     return site if site and site.rules else None
 
 
-def add_parser(commands: Any, function: Callable) -> None:
+def add_parser(commands: Any) -> None:
     """Add 'bench' to the command line."""
     parser = commands.add_parser('bench', help="read, compare, draw and judge what --bench measured in a job",
                                  description="Reads what 'conda-python-distributed --bench' measured in a job. "
@@ -224,4 +222,4 @@ def add_parser(commands: Any, function: Callable) -> None:
     parser.add_argument('--compare', nargs=2, metavar=('A', 'B'), help="two such files side by side")
     parser.add_argument('--plot', metavar='PNG', help="draw bus bandwidth by size (needs matplotlib)")
     parser.add_argument('--site', metavar='NAME', help="judge by the reference figures of this site")
-    parser.set_defaults(function=function)
+    parser.set_defaults(function=run)

@@ -33,7 +33,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, NoReturn, Opt
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # started as a file
 sys.path.insert(0, BUNDLE)
-from slingtorch import gpus  # noqa: E402
+from slingtorch import discard, gpus  # noqa: E402
 from slingtorch.job.machine import Machine, read_mounts  # noqa: E402
 COMMAND = shlex.quote(os.path.join(BUNDLE, 'quickstart'))
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
@@ -1041,8 +1041,7 @@ def flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
