@@ -31,12 +31,11 @@ One rank for each GPU. Then, anywhere:
 
 def show(record: dict) -> list:
     """Lines: everything, as the job printed it."""
-    lines = head(record)
-    found = [(row['kind'], row['operation']) for row in record['results']]
-    for kind, operation in dict.fromkeys(found):
-        lines += table_head(record, kind, operation)
-        lines += [table_row(record, row) for row in record['results']
-                  if (row['kind'], row['operation']) == (kind, operation)]
+    lines, rows = head(record), {}  # type: list, dict
+    for row in record['results']:
+        rows.setdefault((row['kind'], row['operation']), []).append(table_row(record, row))
+    for (kind, operation), found in rows.items():
+        lines += table_head(record, kind, operation) + found
     lines += summary(record)
     if not record['complete']:
         lines.append("INCOMPLETE: the job ended before everything was measured")
@@ -129,16 +128,14 @@ def draw(records: List[dict], names: list, path: str) -> None:
                          % (sys.executable, sys.executable))
     matplotlib.use('Agg')
     from matplotlib import pyplot, ticker
-    operations = [name for name in OPERATIONS
-                  if any(row['operation'] == name for record in records for row in record['results'])]
+    rows = [row for record in records for row in record['results']]
+    operations, kinds = ([name for name in names if any(row[key] == name for row in rows)]
+                         for key, names in (('operation', OPERATIONS), ('kind', KINDS)))
     if not operations:
         raise BenchError("there is nothing to draw: no result in %s" % ', '.join(names))
-    columns = min(3, len(operations))
-    height = -(-len(operations) // columns)
+    columns, height = min(3, len(operations)), -(-len(operations) // 3)
     figure, grid = pyplot.subplots(height, columns, figsize=(4.2 * columns + 0.6, 3.3 * height + 1.1), squeeze=False,
                                    sharex=True)
-    kinds = [kind for kind in KINDS
-             if any(row['kind'] == kind for record in records for row in record['results'])]
     handles = {}
     rates = [sum(record['line_rates'].values()) if record['nodes'] > 1 else 0 for record in records]
     for axes, operation in zip(grid.flat, operations):
@@ -192,23 +189,20 @@ def run(args: argparse.Namespace) -> int:
         print("drawn: %s" % args.plot)
     status = 1 if any(wrong_values(record) or not record['complete'] for record in records) else 0
     if not args.compare:
-        sites = slingshot_sites()
-        chosen = sites.load(args.site) if args.site else own_site(records[0], sites)
-        if chosen:
+        sites, chosen = slingshot_sites(), None
+        try:
+            # of a job's own site, if it is a system by itself that is known here
+            name = args.site or records[0]['site']
+            chosen = sites.load(name) if name else None
+        except sites.SiteError:
+            if args.site:
+                raise
+        if chosen and (args.site or chosen.rules):
             lines, well = judge(records[0], chosen)
             print('\n'.join([''] + lines))
             if args.site:
                 status = status or {True: 0, False: 1, None: NOTHING_COMPARED}[well]
     return status
-
-
-def own_site(record: dict, sites: Any) -> Any:
-    """The site where the job ran, if its environment said so and it is known here and is a system of its own."""
-    try:
-        site = sites.load(record['site']) if record['site'] else None
-    except sites.SiteError:
-        return None
-    return site if site and site.rules else None
 
 
 def add_parser(commands: Any) -> None:
