@@ -38,7 +38,7 @@ def read_easyconfig(path: str) -> dict:
     try:
         init_build_options()
         params = EasyConfigParser(path).get_config_dict()
-        strings = {key: value for key, value in params.items() if isinstance(value, str)}
+        strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
 
         def texts(key, default=()):
