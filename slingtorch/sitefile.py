@@ -115,9 +115,11 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
     :param replace: whether it takes the place of the one that is there; else that one stays, and this is beside it
     :return: path of the file
     """
-    temporary = '%s.%d.tmp' % (os.path.join(os.path.dirname(path), '.site'), os.getpid())
+    temporary = ''
     try:
-        pathlib.Path(temporary).write_text(text, encoding='utf-8')
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
+        with os.fdopen(handle, 'w', encoding='utf-8') as stream:
+            stream.write(text)
         sites.read_site(os.path.basename(path)[:-len(sites.SITE)], temporary, environ)
         os.chmod(temporary, 0o644)
         target, number = path, 0
