@@ -309,11 +309,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return options
 
     def rocm_options(self, prefixes):
-        """
-        Options for ROCm and RCCL; turns the CUDA sources into HIP.
-
-        :param prefixes: list of directories for CMake to look in; RCCL's is added
-        """
+        """Options for ROCm and RCCL, whose directory is added to those for CMake; turns the CUDA sources into HIP."""
         rocm = self.root('ROCm')
         if not rocm:
             return []
@@ -332,9 +328,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def gtl_library(self):
         """
-        The GPU Transport Layer: Cray MPICH does not move GPU buffers without it, and its mpicc does not link it.
-
-        :return: full path of the library, or None where none is wanted
+        Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without
+        it, and its mpicc does not link it.
         """
         kind = self.cfg['mpi_gtl']
         if not kind:
@@ -539,11 +534,8 @@ def library_dir(root, name):
 
 def check_cudnn(root, lib_dir, cuda_version):
     """
-    Check that cuDNN was made for the CUDA in use.
-
-    :param root: prefix of cuDNN; NCAR's ends in '-<version of CUDA>'
-    :param lib_dir: directory of its libraries, which name those of CUDA with their major version
-    :param cuda_version: version of CUDA
+    Check that cuDNN was made for the CUDA in use: its prefix (NCAR's) ends in '-<version of CUDA>', and its libraries
+    in lib_dir name those of CUDA with their major version.
     """
     text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
     majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))

@@ -57,12 +57,7 @@ def make_image(installdir, parallel=1, imports=()):
     Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
 
     The image is a Python that finds itself wherever it lies. It is tried in another place than the environment's before
-    it is packed.
-
-    :param installdir: directory of the virtual or conda environment
-    :param parallel: number of processors to use
-    :param imports: names of modules that must be importable
-    :return: path of the image; EasyBuildError if it cannot be made
+    it is packed: these modules must be importable there.
     """
     require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)

@@ -97,7 +97,6 @@ def runtime_for(doing, directories=None):
     """
     Provide the command of the runtime that is there, without the user's bind mounts: these must not get into an image.
 
-    :param doing: what it is needed for, for the error when there is none
     :param directories: {'CACHEDIR': path or None, 'TMPDIR': path or None} for what it downloads and unpacks
     """
     saved = dict(os.environ)
@@ -192,9 +191,7 @@ def verify_signature(path, key, find_file):
 
 def signers(output):
     """
-    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'.
-
-    :param output: what 'verify --json' printed, {"SignerKeys": [{"Signer": {"Partition": "FS", ...}}, ...]}
+    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'; from what 'verify --json' printed.
     """
     try:
         keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]

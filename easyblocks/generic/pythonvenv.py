@@ -184,11 +184,7 @@ class PythonVenv(RunScripts):
                     self.download_wheels(python)
 
     def describe_recipe(self, python):
-        """
-        What the environment is made from: from the same come the same files.
-
-        :param python: path of the Python interpreter to make it with
-        """
+        """What the environment is made from: from the same come the same files."""
         command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
         system_nccl = self.cfg['system_nccl']
         return {
@@ -262,8 +258,7 @@ class PythonVenv(RunScripts):
 
     def named_easyconfigs(self):
         """
-        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend').
-
+        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend'):
         EasyBuild keeps no record of the file that an amended easyconfig was made from.
         """
         if 'tweaked_easyconfigs' not in self.cfg.path.split(os.sep):
@@ -272,10 +267,7 @@ class PythonVenv(RunScripts):
 
     def need_lock_file(self, name, for_checksums):
         """
-        See to it that there is a lock file, and say so where it is not safe.
-
-        :param name: of the lock file
-        :param for_checksums: whether eb runs for nothing but the checksum of the lock file
+        See to it that there is a lock file, or that eb runs for nothing but its checksum, and say where it is not safe.
         """
         path = self.obtain_file(name, no_download=True, warning_only=True)
         checksum = self.get_checksum_for(self.cfg['checksums'], filename=name, index=0)
@@ -349,18 +341,12 @@ class PythonVenv(RunScripts):
 
     def wheel_dirs(self):
         """
-        Directories with downloaded packages: one for each source path.
-
-        The first one is where downloads go, shared by all versions of the software.
+        Directories with downloaded packages, one for each source path: the first, for all versions, gets downloads.
         """
         return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
-        """
-        Find the Python to make the environment with.
-
-        :return: full path of the interpreter; EasyBuildError if there is none or its version is not covered
-        """
+        """Full path of the Python to make the environment with; EasyBuildError for none, or one that is not covered."""
         root = get_software_root('Python')
         command = os.path.join(root, 'bin', 'python3') if root else self.cfg['python_command']
         python = which(command)
@@ -388,11 +374,7 @@ class PythonVenv(RunScripts):
                              in_dry_run=True).output.strip()
 
     def check_lock_file(self, python_version):
-        """
-        Compare the head that 'slingtorch lock' wrote with the easyconfig, the Python and the machine.
-
-        :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
-        """
+        """Compare the head that 'slingtorch lock' wrote with the easyconfig, this version of Python and the machine."""
         text = read_file(self.lock_file)
         pythons, platforms, locked = read_head(text)
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
@@ -428,14 +410,7 @@ class PythonVenv(RunScripts):
                                  ', '.join(missing) or 'any package', remedy)
 
     def make_venv(self, python, path, options=''):
-        """
-        Make a virtual environment.
-
-        :param python: path of the Python interpreter to make it with
-        :param path: directory to make
-        :param options: more options for 'python -m venv'
-        :return: path of the Python interpreter of the new environment
-        """
+        """Make a virtual environment; path of its Python."""
         cmd = ' '.join(part for part in [shlex.quote(python), '-m', 'venv', options, shlex.quote(path)] if part)
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
         if res.exit_code != EasyBuildExit.SUCCESS:
@@ -446,11 +421,7 @@ class PythonVenv(RunScripts):
         return os.path.join(path, 'bin', 'python')
 
     def download_wheels(self, python):
-        """
-        Download what the lock file names and is not there yet; every file is verified against its hash.
-
-        :param python: path of the Python interpreter for which to download
-        """
+        """Download what the lock file names and is not there yet; every file is verified against its hash."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
@@ -502,14 +473,7 @@ class PythonVenv(RunScripts):
             shutil.rmtree(work_dir, ignore_errors=True)
 
     def missing_files(self, python, settings, work_dir):
-        """
-        What is to be downloaded; without uv nothing is known.
-
-        :param python: path of the Python interpreter
-        :param settings: of pip
-        :param work_dir: directory for a copy of the lock file
-        :return: {file name: bytes, 0 where the index does not say}
-        """
+        """What is to be downloaded, {file name: bytes, 0 where the index does not say}; without uv nothing is known."""
         sizes = download_sizes(self.uv_for(python), self.names(work_dir), self.python_version(python), settings)
         there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
         return {name: size for name, size in sizes.items() if name not in there}
@@ -531,12 +495,7 @@ class PythonVenv(RunScripts):
         return path
 
     def has_wheels(self, python, work_dir):
-        """
-        Whether there is a wheel of each package in the directories for them, for that Python, by name and version.
-
-        :param python: path of the Python interpreter
-        :param work_dir: directory for a copy of the lock file
-        """
+        """Whether a wheel of each package is in the directories for them, for that Python, by name and version."""
         uv, env = self.uv_for(python), None
         if uv:
             cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
@@ -552,13 +511,7 @@ class PythonVenv(RunScripts):
         return res.exit_code == EasyBuildExit.SUCCESS
 
     def run_download(self, command, env):
-        """
-        Run pip, and say of each large file that it begins with how large it is.
-
-        :param command: list of words, ready for the shell
-        :param env: environment, or None for the present one
-        :return: exit status and what pip printed
-        """
+        """Run pip, and say of each large file that it begins with how large it is; exit status and what pip printed."""
         self.log.info("Running: %s", ' '.join(command))
         lines = []
         with subprocess.Popen(['/bin/bash', '-c', ' '.join(command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -576,7 +529,6 @@ class PythonVenv(RunScripts):
         """
         Look once whether each package index can be reached: pip would try it again and again for every package.
 
-        :param settings: of pip
         :return: list of addresses that can be reached, list of texts that name the others, with the reason
         """
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
@@ -609,10 +561,8 @@ class PythonVenv(RunScripts):
 
     def offline_options(self, directory):
         """
-        Options for pip that keep it off the network.
-
-        :param directory: directory for a copy of the lock file (pip asks the addresses in one even with --no-index)
-        :return: list of options, ready for the shell
+        Options for pip that keep it off the network: in a copy of the lock file there (it asks addresses even with
+        --no-index).
         """
         return ['--isolated', '--no-index', '--requirement',
                 shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
@@ -624,13 +574,10 @@ class PythonVenv(RunScripts):
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
         """
-        Raise an error with pip's own words and with what to do.
+        Raise an error with what pip, or another program, printed last and with what to do.
 
-        :param output: what pip printed
-        :param doing: what was being done: 'Downloading' or 'Installing'
-        :param path: directory that was being written to
+        :param doing: what was being done: 'Downloading' or 'Installing', to that path
         :param silent: texts that name package indexes that do not answer
-        :param program: whose output it is
         """
         problem, remedy = pip_problem(output) or ('', '')
         if (problem, remedy) in PIP_PROBLEMS[:2]:
