@@ -96,6 +96,10 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
+    def archs(self, parameter):
+        """Architectures of GPUs to build for, as the option of eb or the easyconfig parameter of that name says."""
+        return build_option(parameter) or self.cfg[parameter]
+
     def check_parameters(self):
         """Check the values of easyconfig parameters that only have an effect later."""
         memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
@@ -313,7 +317,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         rocm = self.root('ROCm')
         if not rocm:
             return []
-        archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
+        archs = self.archs('amdgcn_capabilities')
         if not archs:
             raise EasyBuildError("List of AMD GPU architectures must be specified, either via amdgcn_capabilities "
                                  "(for example ['gfx90a']) or via --amdgcn-capabilities")
@@ -338,17 +342,12 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
         path = self.cfg['mpi_gtl_dir']
         if not path:
-            if kind == 'cuda':
-                archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
-                targets = ['nvidia' + arch.replace('.', '') for arch in archs]
-            else:
-                targets = ['amd_' + arch for arch in
-                           build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']]
-            if not targets:
-                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb",
-                                     *{'cuda': ('CUDA compute capabilities', 'cuda_compute_capabilities'),
-                                       'hsa': ('AMD GPU architectures', 'amdgcn_capabilities')}[kind])
-            variables = ['PE_MPICH_GTL_DIR_' + target for target in targets]
+            maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                                      'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+            variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in self.archs(parameter)]
+            if not variables:
+                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb", what,
+                                     parameter)
             values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
             if not values:
                 raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says "
@@ -433,11 +432,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         variables = {'LDFLAGS': self.ldflags, 'MPICC': self.mpi_compilers[0]}
         # build nodes have no GPU from which setup.py could tell that it is wanted
         if self.root('CUDA'):
-            archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
-            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(archs))
+            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(self.archs('cuda_compute_capabilities')))
         elif self.root('ROCm'):
-            archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
-            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(archs))
+            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(self.archs('amdgcn_capabilities')))
         return variables
 
     def environment_variables(self):
@@ -512,14 +509,11 @@ def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
     for controller, group in re.findall(r'^\d+:(memory|):(/.*)$', own, re.M):
         top, name = (os.path.join(cgroup, 'memory'), 'memory.limit_in_bytes') if controller else (cgroup, 'memory.max')
         # a limit of a group is one of all groups in it
-        while True:
-            path = os.path.join(top, group.strip('/'), name)
+        parts = group.strip('/').split('/')
+        for path in [os.path.join(top, *(parts[:depth] + [name])) for depth in range(len(parts) + 1)]:
             text = read_file(path).strip() if os.path.exists(path) else ''
             if text.isdigit():
                 limits.append(int(text))
-            if group in ['/', '']:
-                break
-            group = os.path.dirname(group)
     return min(limits) / 2.0 ** 30
 
 

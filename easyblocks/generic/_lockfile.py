@@ -34,6 +34,28 @@ UV_VARIABLES = ('UV_CACHE_DIR', 'UV_HTTP_TIMEOUT', 'UV_HTTP_CONNECT_TIMEOUT', 'U
 # how long asking for the sizes of downloads may take (seconds)
 SIZES_TIMEOUT = 15
 
+NOT_FOUND = (
+    "No index has it for this Python and platform: compare version, python_versions and wheel_platform of the "
+    "easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, besides "
+    "index_urls).")
+# what pip or uv prints, and what to do then
+PROXY_PROBLEM = (
+    'InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy',
+    "The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
+    "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed.")
+REMEDIES = [
+    ('HASHES|Hash mismatch', "An index has answered with another file than its own page announces. Nothing was "
+     "written. Try again; if it stays so, do not install that file, and tell those who run the index."),
+    PROXY_PROBLEM,
+    ('No matching distribution', NOT_FOUND),
+    # uv says 'No solution found' of these as well
+    ('conflicting dependencies|are incompatible',
+     "The packages do not fit together: change python_packages or extra_packages of the easyconfig."),
+    ('No solution found', NOT_FOUND),
+    ('Failed to fetch|Request failed|error sending request', "The index does not answer. Run eb --fetch where it does, "
+     "if need be through a proxy ($https_proxy): the installation itself needs no network."),
+]
+
 Target = collections.namedtuple('Target', 'python platform')
 Package = collections.namedtuple('Package', 'name version hashes')
 
@@ -138,23 +160,7 @@ def uv_settings(settings, index_urls):
 
 def remedy(output):
     """What to do when pip or uv has said this."""
-    if 'HASHES' in output or 'Hash mismatch' in output:
-        return ("An index has answered with another file than its own page announces. Nothing was written. Try again; "
-                "if it stays so, do not install that file, and tell those who run the index.")
-    if re.search('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy', output):
-        return ("The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy must "
-                "have the form http://HOST:PORT ('env | grep -i proxy' shows them).")
-    # uv says 'No solution found' of packages that do not fit together as well
-    if 'No matching distribution' not in output and re.search('conflicting dependencies|are incompatible', output):
-        return "The packages do not fit together: change python_packages or extra_packages of the easyconfig."
-    if re.search('No matching distribution|No solution found', output):
-        return ("No index has it for this Python and platform: compare version, python_versions and wheel_platform of "
-                "the easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, "
-                "besides index_urls).")
-    if re.search('Failed to fetch|Request failed|error sending request', output):
-        return ("The index does not answer. Run eb --fetch where it does, if need be through a proxy ($https_proxy): "
-                "the installation itself needs no network.")
-    return ''
+    return next((text for regex, text in REMEDIES if re.search(regex, output)), '')
 
 
 def no_answer(address, reason):
@@ -318,28 +324,15 @@ def sha256(path):
 
 
 def marker(targets, among):
-    """
-    For which targets a package is: the marker of a requirement, empty for all of them.
-
-    :param among: list of all Target
-    """
-    if len(targets) == len(among):
-        return ''
-    by_machine = collections.OrderedDict()
-    for target in targets:
-        by_machine.setdefault(PLATFORM_REGEX.match(target.platform).group(2), []).append(target.python)
-    everything = len({target.python for target in among})
-    machines = len({target.platform for target in among})
-    parts = []
-    for machine, pythons in by_machine.items():
-        part = ' or '.join("python_version == '%s'" % python for python in pythons) if len(pythons) < everything else ''
-        if machines > 1:
-            part = "platform_machine == '%s'" % machine + (' and (%s)' % part if part else '')
-        parts.append(part)
-    if machines == len(parts) and len({tuple(pythons) for pythons in by_machine.values()}) == 1:
-        # the same for all machines
-        parts = [' or '.join("python_version == '%s'" % python for python in list(by_machine.values())[0])]
-    return ' ; ' + ' or '.join(parts)
+    """For which of all targets a package is: the marker of a requirement, empty for all of them."""
+    pythons, platforms = {target.python for target in among}, {target.platform for target in among}
+    # what does not matter is left out
+    by_python = any(Target(python, target.platform) not in targets for target in targets for python in pythons)
+    by_machine = any(Target(target.python, name) not in targets for target in targets for name in platforms)
+    parts = collections.OrderedDict.fromkeys(' and '.join(
+        ["platform_machine == '%s'" % PLATFORM_REGEX.match(target.platform).group(2)] * by_machine
+        + ["python_version == '%s'" % target.python] * by_python) for target in targets)
+    return ' ; ' + ' or '.join(parts) if by_python or by_machine else ''
 
 
 def lock_lines(found):

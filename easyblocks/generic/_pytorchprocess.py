@@ -254,8 +254,7 @@ def check_mpi(python, mpicc, name, code):
 
 def needed_libraries(path):
     """Names of the libraries that a library or program says it needs."""
-    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    return re.findall(r'\(NEEDED\).*\[(.+)\]', res.output)
+    return dynamic_entries(path, 'NEEDED')
 
 
 def mpi_library(mpicc):
@@ -277,14 +276,15 @@ def mpi_library(mpicc):
               if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
     # of those that the linker opened, the one that is really used
     needed = needed_libraries(library)
-    for path in sorted(linked):
-        if library_name(path) in needed:
-            return path
-    return None
+    return next((path for path in sorted(linked) if library_name(path) in needed), None)
 
 
 def library_name(path):
     """The name by which a shared library is asked for."""
+    return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
+
+
+def dynamic_entries(path, kind):
+    """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    name = re.search(r'\(SONAME\).*\[(.+)\]', res.output)
-    return name.group(1) if name else os.path.basename(path)
+    return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

@@ -69,15 +69,12 @@ def runtime_directory(kind, wanted):
     :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
     :raise EasyBuildError: it cannot be made or written
     """
-    for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind]:
+    path, origin, problem = (wanted or '').replace('%u', getpass.getuser()), "the site's directory for it", ''
+    for name in ['SINGULARITY_' + kind, 'APPTAINER_' + kind]:
         if os.environ.get(name):
             path, origin = os.environ[name], '$' + name
-            break
-    else:
-        if not wanted:
-            return None
-        path, origin = wanted.replace('%u', getpass.getuser()), "the site's directory for it"
-    problem = ''
+    if not path:
+        return None
     try:
         os.makedirs(path, 0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

@@ -167,10 +167,6 @@ class PythonEnvironment(EasyBlock):
         else:
             super().prepare_python()
 
-    def extension_variables(self):
-        """Variables with which extensions are compiled (EnvironmentPackage): {name: value}."""
-        return {}
-
     def prepare_for_extensions(self):
         """Take back what was for this software alone: extensions start with a copy of its parameters."""
         super().prepare_for_extensions()
