@@ -34,8 +34,7 @@ _find_host() {
         return
     fi
     if ! _several_nodes; then
-        # Always there, whatever the network and the name service are doing, and nobody outside the node can connect to
-        # it.
+        # always there, whatever network and name service are doing, and nobody outside the node can connect to it
         MASTER_ADDR=127.0.0.1
         return
     fi
