@@ -311,10 +311,15 @@ def larger_than_an_int():
     slingmpi._loaded.split_counts_above(1 << 30)
 
 
-def main():
+def ranks_from_launcher():
+    """RANK and WORLD_SIZE from Open MPI, MPICH or srun."""
     names = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID'), ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_NTASKS')
     for name, candidates in zip(('RANK', 'WORLD_SIZE'), names):
         os.environ.setdefault(name, next((os.environ[found] for found in candidates if found in os.environ), ''))
+
+
+def main():
+    ranks_from_launcher()
     dist.init_process_group('slingmpi', timeout=datetime.timedelta(seconds=120))
     for name in sys.argv[1:] or CASES:
         CASES[name]()
