@@ -12,6 +12,7 @@ import pytest
 
 import testbed
 from testbed import ROOT, run
+from testbed.slurm import free_ports
 
 HERE = pathlib.Path(__file__).parent
 COMPILERS = {'mpich': 'mpicxx.mpich', 'openmpi': 'mpicxx.openmpi'}
@@ -36,12 +37,12 @@ class Built:
         shutil.copytree(ROOT / 'torch-mpi', source, ignore=shutil.ignore_patterns('build', '*.so', '*.egg-info'))
         env = {**testbed.clean_environ(), 'MPICXX': COMPILERS[name], 'MAX_JOBS': '2'}
         pip = [self.python, '-m', 'pip', 'install', '--quiet']
-        run([*pip, 'setuptools>=64'], env=env)
+        run([*pip, 'setuptools>=70.1'], env=env)
         run([*pip, '--no-build-isolation', '--no-deps', source], env=env, timeout=900)
 
     def environ(self, **variables):
         # each test a rendezvous of its own
-        port = testbed.free_ports(1)[0]
+        port = free_ports(1)[0]
         return {**testbed.clean_environ(), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'OMP_NUM_THREADS': '1',
                 'PYTHONPATH': str(HERE), **variables}
 
