@@ -224,6 +224,20 @@ def other_layouts():
     dist.all_gather(found, torch.arange(6.).reshape(3, 2).t() + rank)
     for source in range(world):
         same(found[source], torch.arange(6.).reshape(3, 2).t() + source, 'all_gather of views')
+    # input and output share memory, as FSDP has it
+    whole = torch.zeros(world, 3)
+    whole[rank] = rank
+    dist.all_gather_into_tensor(whole, whole[rank])
+    same(whole, torch.arange(float(world)).repeat_interleave(3).reshape(world, 3), 'all_gather in place')
+    whole[0] = rank
+    dist.all_gather_into_tensor(whole, whole[0])
+    same(whole[:, 0], torch.arange(float(world)), 'all_gather from within')
+    whole = torch.ones(world, 3)
+    dist.reduce_scatter_tensor(whole[rank], whole)
+    same(whole[rank], torch.full((3,), float(world)), 'reduce_scatter in place')
+    whole = torch.full((world,), float(rank))
+    dist.all_to_all_single(whole, whole)
+    same(whole, torch.arange(float(world)), 'all_to_all in place')
     number = torch.tensor(float(rank))
     dist.all_reduce(number)
     same(number, torch.tensor(world * (world - 1) / 2), 'all_reduce of a number')

@@ -35,6 +35,13 @@ void* memory_of(const at::Tensor& tensor) {
   return tensor.numel() == 0 ? nothing : tensor.data_ptr();
 }
 
+// FSDP gathers into the buffer that its shard is in; MPI forbids that two arguments share memory.
+bool share_memory(const at::Tensor& left, const at::Tensor& right) {
+  const auto* one = static_cast<const char*>(memory_of(left));
+  const auto* other = static_cast<const char*>(memory_of(right));
+  return one < other + bytes_of(right) && other < one + bytes_of(left);
+}
+
 // Calls `function(offset, count)` for parts that MPI's int can count.
 template <typename Function>
 void in_parts(int64_t count, const Function& function) {
@@ -466,15 +473,22 @@ MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 namespace {
 
 template <typename Call>
-void add_allgather(Call& call, const char* name, const at::Tensor& output, const at::Tensor& input, MPI_Comm comm, int size) {
+void add_allgather(
+    Call& call, const char* name, const at::Tensor& output, const at::Tensor& input, MPI_Comm comm, int rank, int size) {
   need_same(name, input, output);
   need_numel(name, output, input.numel() * size);
-  const auto from = call.in(input), to = call.out(output);
+  auto from = call.in(input);
+  const auto to = call.out(output);
+  const bool in_place = memory_of(from) == static_cast<char*>(memory_of(to)) + rank * bytes_of(from);
+  if (!in_place && share_memory(from, to)) {
+    from = from.clone();
+  }
   call.stage([=](Requests& requests) {
     const Bytes bytes(bytes_of(from));
     requests.emplace_back();
     check(MPI_Iallgather(
-              memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, comm, &requests.back()),
+              in_place ? MPI_IN_PLACE : memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type,
+              comm, &requests.back()),
           "MPI_Iallgather");
   });
 }
@@ -544,7 +558,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
 MPIBackend::WorkPtr MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Call call(*this, OpType::_ALLGATHER_BASE, "slingmpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
-  add_allgather(call, "all_gather_into_tensor", output, input, communicator_->comm, size_);
+  add_allgather(call, "all_gather_into_tensor", output, input, communicator_->comm, rank_, size_);
   return call.go(somebody_waits(opts));
 }
 
@@ -554,7 +568,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
                     outputs.size(), " for results");
   Call call(*this, OpType::COALESCED, "slingmpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
   for (size_t number = 0; number < inputs.size(); ++number) {
-    add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], communicator_->comm, size_);
+    add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], communicator_->comm, rank_, size_);
   }
   return call.go(somebody_waits(opts));
 }
@@ -660,9 +674,10 @@ void add_reduce_scatter(
 }
 
 template <typename Call>
-at::Tensor own_copy(Call& call, const at::Tensor& input, const ReduceOp& op) {
+at::Tensor own_copy(Call& call, const at::Tensor& input, const at::Tensor& output, const ReduceOp& op) {
   auto memory = call.in(input);
-  return op.op_ == ReduceOp::PREMUL_SUM && memory.is_same(input) ? memory.clone() : memory;
+  const bool changes = op.op_ == ReduceOp::PREMUL_SUM && memory.is_same(input);
+  return changes || share_memory(memory, output) ? memory.clone() : memory;
 }
 
 } // namespace
@@ -692,7 +707,7 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
   for (size_t number = 0; number < inputs.size(); ++number) {
     need_same("reduce_scatter_tensor", inputs[number], outputs[number]);
     need_numel("reduce_scatter_tensor", inputs[number], outputs[number].numel() * size_);
-    const auto rows = own_copy(call, inputs[number], opts.reduceOp);
+    const auto rows = own_copy(call, inputs[number], outputs[number], opts.reduceOp);
     add_reduce_scatter(call, outputs[number], rows, opts.reduceOp, communicator_->comm, rank_, size_);
   }
   return call.go(somebody_waits(opts));
@@ -756,7 +771,11 @@ MPIBackend::WorkPtr MPIBackend::alltoall_base(
   need_same(name, input, output);
   Call call(*this, OpType::ALLTOALL_BASE, "slingmpi:all_to_all_single", {input}, {output}, opts.timeout);
   const auto sent = shares(name, input, input_splits, size_), received = shares(name, output, output_splits, size_);
-  const auto from = call.in(input), to = call.out(output);
+  const auto to = call.out(output);
+  auto from = call.in(input);
+  if (share_memory(from, to)) {
+    from = from.clone();
+  }
   const auto comm = communicator_->comm;
   const bool alike = input_splits.empty() && output_splits.empty();
   if (alike) {
