@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Build slingmpi for the PyTorch that is there, with the MPI of $MPICXX (default: mpicxx, or CC in Cray's environment)."""
+"""Build slingmpi for the PyTorch that is there, with the MPI of $MPICXX (default: mpicxx; with Cray MPICH CC)."""
 import json
 import os
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""torch-mpi, built by pip for the installed PyTorch with MPICH and with Open MPI, on real ranks of each."""
+"""torch-mpi, built by pip for the installed PyTorch with MPICH, on real ranks."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from testbed import ROOT, run
 from testbed.slurm import free_ports
 
 HERE = pathlib.Path(__file__).parent
-COMPILERS = {'mpich': 'mpicxx.mpich', 'openmpi': 'mpicxx.openmpi'}
+COMPILERS = {'mpich': 'mpicxx.mpich'}
 
 
 class Built:

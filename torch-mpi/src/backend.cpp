@@ -64,7 +64,13 @@ bool somebody_waits(const Options& options) {
 // One operation while it is put together: what MPI gets of each tensor, and what comes back into it.
 class MPIBackend::Call {
  public:
-  Call(MPIBackend& group, OpType type, const char* name, Tensors inputs, Tensors outputs, std::chrono::milliseconds limit)
+  Call(
+      MPIBackend& group,
+      OpType type,
+      const char* name,
+      Tensors inputs,
+      Tensors outputs,
+      std::chrono::milliseconds limit)
       : group_(group), name_(name), inputs_(inputs), outputs_(outputs) {
     Engine::get().require_running();
     const bool own_limit = limit > std::chrono::milliseconds(0);
@@ -474,7 +480,13 @@ namespace {
 
 template <typename Call>
 void add_allgather(
-    Call& call, const char* name, const at::Tensor& output, const at::Tensor& input, MPI_Comm comm, int rank, int size) {
+    Call& call,
+    const char* name,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    MPI_Comm comm,
+    int rank,
+    int size) {
   need_same(name, input, output);
   need_numel(name, output, input.numel() * size);
   auto from = call.in(input);
@@ -487,8 +499,8 @@ void add_allgather(
     const Bytes bytes(bytes_of(from));
     requests.emplace_back();
     check(MPI_Iallgather(
-              in_place ? MPI_IN_PLACE : memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type,
-              comm, &requests.back()),
+              in_place ? MPI_IN_PLACE : memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count,
+              bytes.type, comm, &requests.back()),
           "MPI_Iallgather");
   });
 }
@@ -630,7 +642,13 @@ namespace {
 // `rows`: what this rank has for each rank, one row for each, in memory that is ours.
 template <typename Call>
 void add_reduce_scatter(
-    Call& call, const at::Tensor& output, const at::Tensor& rows, const ReduceOp& op, MPI_Comm comm, int rank, int size) {
+    Call& call,
+    const at::Tensor& output,
+    const at::Tensor& rows,
+    const ReduceOp& op,
+    MPI_Comm comm,
+    int rank,
+    int size) {
   const auto how = reduction(output.scalar_type(), op);
   if (op.op_ == ReduceOp::AVG) {
     call.after([output, size] { output.div_(size); });
