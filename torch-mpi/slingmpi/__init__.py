@@ -34,8 +34,8 @@ def _load():
         made = built()
         here = '.'.join(torch.__version__.split('.')[:2])
         if here != made['torch']:
-            raise RuntimeError(f"slingmpi was built for PyTorch {made['torch']}, and this is {torch.__version__}. Build "
-                               'it again: pip install --no-build-isolation --force-reinstall .../torch-mpi')
+            raise RuntimeError(f"slingmpi was built for PyTorch {made['torch']}, and this is {torch.__version__}. "
+                               'Build it again: pip install --no-build-isolation --force-reinstall .../torch-mpi')
         try:
             from slingmpi import _backend as extension
         except ImportError as err:
@@ -69,8 +69,8 @@ def _create(options, _=None):
     if world != (rank, size):
         raise RuntimeError(
             f'this process is rank {world[0]} of {world[1]} for torch.distributed (RANK and WORLD_SIZE), but rank '
-            f'{rank} of {size} for MPI ({_loaded.library_version().splitlines()[0]}). Start the ranks with the launcher of '
-            'that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
+            f'{rank} of {size} for MPI ({_loaded.library_version().splitlines()[0]}). Start the ranks with the '
+            'launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
     return _group(members, options.timeout, options.group_id or '0')
 
 
