@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Faults of foreign making, each planted on two nodes, what a training does with it, and what --check has to say.
+
+    cd tests && python -m faults [NAME ...]      as root: writes tests/records/faults.json and docs/faults.md
+
+A fault is a function of a Job, with a line that says what is wrong. `@fault('red', 'words')` says what --check must say:
+
+red      it stops, and a red line or the runscript's message has these words (a regular expression)
+yellow   it goes on, and a yellow line has them
+nothing  nothing red: the set-up is sound, or does no certain harm
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections import namedtuple
+
+import pytest
+
+from testbed import ROOT, run, slurm
+
+HERE = pathlib.Path(__file__).parent
+CHECK_SECONDS = 15
+"""What a rank of --check waits for others and for PyTorch."""
+CHECK_LIMIT, TRAINING_LIMIT = 70, 45
+"""Seconds after which the ranks are killed."""
+SLOW = 4
+"""A training that takes so many times as long as the sound one is slow."""
+
+Fault = namedtuple('Fault', 'name plant text colour words')
+Answer = namedtuple('Answer', 'status colour lines seconds left')
+"""Of --check: exit status; 'red' if it stopped, 'hangs' if it was killed, else 'goes on'; [(level, line)]; seconds; what
+it left in /tmp of the nodes."""
+FAULTS = {}
+
+
+def fault(colour, words=''):
+    """Add a function to FAULTS: its name, with blanks, is that of the fault, its docstring says what is wrong."""
+    def add(function):
+        add_fault(function.__name__.replace('_', ' '), function, function.__doc__, colour, words)
+        return function
+    return add
+
+
+def add_fault(name, plant, text, colour, words=''):
+    assert name not in FAULTS and colour in ('red', 'yellow', 'nothing') and (words or colour == 'nothing'), name
+    FAULTS[name] = Fault(name, plant, text, colour, words)
+
+
+class Lane:
+    """Two nodes of a cluster, and one allocation of both.
+
+    :ivar nodes: their names; rank 0 and 1 are on the first one, 2 and 3 on the second one
+    """
+
+    def __init__(self, cluster, nodes, installed):
+        self.cluster, self.nodes, self.installed = cluster, nodes, installed
+        self.shared = cluster.shared / nodes[0]
+        self.shared.mkdir(exist_ok=True)
+        said = cluster.run('salloc', '--no-shell', '-N2', '--ntasks-per-node=2', '-w', ','.join(nodes)).stderr
+        self.job = re.search(r'job allocation (\d+)', said).group(1)
+
+
+class Job:
+    """One fault on a lane, as its function sees it; what it does is undone in the end.
+
+    :ivar env: variables for all ranks
+    :ivar script: what Python runs
+    :ivar options: of srun
+    :ivar shared: a directory that all nodes see; `scratch` in it is empty at first
+    """
+
+    def __init__(self, lane, stack):
+        self.lane, self.stack, self.nodes, self.cluster = lane, stack, lane.nodes, lane.cluster
+        self.first, self.second = lane.nodes
+        self.shared, self.scratch, self.home = lane.shared, lane.shared / 'scratch', lane.shared / 'home'
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
+        for directory in (self.scratch, self.home):
+            directory.mkdir()
+        for path in self.left():
+            shutil.rmtree(path)
+        for name in ('train.py', 'shapes.py'):
+            shutil.copy(HERE / name, self.scratch)
+        self.script, self.options, self.before, self.python = self.scratch / 'train.py', [], [], lane.installed.python
+        self.start = ['conda-python-distributed']
+        self.env = {**lane.installed.env, 'HOME': self.home, 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1',
+                    'FIRST': self.first, 'SECOND': self.second}
+
+    def on(self, node, script, undo=''):
+        """Run lines of sh on the first or second node (1, 2), and others when all is over."""
+        name = self.nodes[node - 1]
+        run(self.cluster.on(name, 'sh', '-ec', script))
+        if undo:
+            self.stack.callback(run, self.cluster.on(name, 'sh', '-ec', undo))
+
+    def filter(self, node, rule):
+        """What nftables does with packets that reach this node from the other one."""
+        table = (f'table inet fault {{ chain in {{ type filter hook input priority 0;\n'
+                 f'ip saddr {self.address(3 - node)} {rule}\n}}\n}}')
+        self.on(node, f'nft {shlex.quote(table)}', 'nft delete table inet fault')
+
+    def address(self, node):
+        return self.cluster.address[self.nodes[node - 1]]
+
+    def hosts(self, node, change):
+        """Change /etc/hosts of a node: change(text) is the new one."""
+        path = self.cluster.dir / f'hosts.{self.nodes[node - 1]}'
+        text = path.read_text()
+        path.write_text(change(text))
+        self.stack.callback(path.write_text, text)
+
+    def own_name(self, node, address):
+        """The hosts file of a node gives its own name another address."""
+        self.hosts(node, lambda text: text.replace(self.address(node) + ' ', address + ' '))
+
+    def called(self, node, name):
+        """Another host name."""
+        own = self.nodes[node - 1]
+        self.on(node, f'echo {name} > /proc/sys/kernel/hostname', f'echo {own} > /proc/sys/kernel/hostname')
+
+    def mount(self, node, where, options, what='tmpfs', fill=False):
+        """Mount a file system, or with --bind a file or directory; `fill` it."""
+        self.on(node, f'mkdir -p {where}; mount {options} {what} {where}', f'umount -l {where}')
+        if fill:
+            self.on(node, f'dd if=/dev/zero of={where}/fill bs=4k 2> /dev/null || true')
+
+    def over(self, node, path, what):
+        """One node sees another file (or directory) in the place of this one."""
+        self.on(node, f'mount --bind {what} {path}', f'umount -l {path}')
+
+    def tmp(self, node, options, fill=False):
+        """Another /tmp on a node, in which the cluster's directory is there as before."""
+        directory, own = self.cluster.dir, self.cluster.dir / f'tmp.{self.nodes[node - 1]}'
+        self.on(node, f'mkdir -p {own}; mount -t tmpfs -o {options} tmpfs {own}; mkdir -p {own}{str(directory)[4:]}; '
+                      f'mount --rbind {directory} {own}{str(directory)[4:]}; mount --rbind {own} /tmp',
+                'umount -l /tmp')
+        if fill:
+            self.on(node, 'dd if=/dev/zero of=/tmp/fill bs=4k 2> /dev/null || true')
+
+    def rank(self, line, where='all'):
+        """A line of bash that ranks run first: of all nodes, of node 1 or 2, or of rank 'rank 3' alone."""
+        if where in (1, 2):
+            line = f'[[ $SLURMD_NODENAME != {self.nodes[where - 1]} ]] || {{ {line}; }}'
+        elif where != 'all':
+            line = f'[[ $SLURM_PROCID != {where.split()[1]} ]] || {{ {line}; }}'
+        self.before.append(line)
+
+    def group(self, node, where='all', **limits):
+        """Ranks of a node in a control group with limits, of version 1 or 2: quota=, memory=, pids=."""
+        for limit, value in limits.items():
+            old, key, new, line = {
+                'quota': ('cpu', 'cpu.cfs_quota_us', 'cpu.max', f'{value} 100000'),
+                'memory': ('memory', 'memory.limit_in_bytes', 'memory.max', value),
+                'pids': ('pids', 'pids.max', 'pids.max', value),
+            }[limit]
+            name = f'slingtorch-{os.getpid()}-{self.nodes[node - 1]}'
+            if pathlib.Path('/sys/fs/cgroup/cgroup.controllers').exists():
+                path, key, value = f'/sys/fs/cgroup/{name}', new, line
+            else:
+                path = f'/sys/fs/cgroup/{old}/{name}'
+            self.on(node, f'mkdir -p {path}; echo {value} > {path}/{key}', f'rmdir {path}')
+            self.rank(f'echo $$ > {path}/cgroup.procs', node if where == 'all' else where)
+
+    def library(self, name):
+        """Path of a library of the installed PyTorch."""
+        return next(self.lane.installed.root.glob(f'lib/python*/site-packages/torch/lib/{name}'))
+
+    def background(self, node, program):
+        """A program in Python on a node, until all is over; it must say 'there'."""
+        process = subprocess.Popen(self.cluster.on(self.nodes[node - 1], self.python, '-c', program), text=True,
+                                   stdout=subprocess.PIPE, env=self.env | {'SLURM_CONF': self.cluster.env['SLURM_CONF']})
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        assert process.stdout.readline() == 'there\n', program
+
+    def step(self, limit, *words, env=()):
+        """Start the script with these words of the runscript in front; (CompletedProcess, seconds)."""
+        ranks = ['timeout', '--signal=KILL', limit, 'bash', '-c', '\n'.join([*self.before, 'exec "$@"']), 'bash']
+        begin = time.monotonic()
+        done = self.cluster.srun(
+            f'--jobid={self.lane.job}', '--overlap', *(self.options or ['-N2', '--ntasks-per-node=2']), *ranks,
+            ROOT / 'runscripts' / self.start[0], *self.start[1:], *words, env={**self.env, **dict(env)},
+            check=False, timeout=limit + 60)
+        return done, time.monotonic() - begin
+
+    def check(self):
+        """Answer of --check, in front of a script that only says that it was started."""
+        found = self.shared / 'found.json'
+        found.unlink(missing_ok=True)
+        env = {'SLINGTORCH_CHECK_JSON': found, 'SLINGTORCH_CHECK_SECONDS': CHECK_SECONDS}
+        done, seconds = self.step(CHECK_LIMIT, '--check', self.script, self.scratch, '--only-start', env=env)
+        lines = []
+        if found.exists():
+            lines = [(entry['level'], f"{entry['name']}: {entry['text']} ({entry['remedy']})")
+                     for entry in json.loads(found.read_text())['findings']]
+        else:
+            lines = [('stderr', line) for line in dict.fromkeys(done.stderr.splitlines())
+                     if line and not line.startswith('srun:')]
+        colour = 'hangs' if seconds >= CHECK_LIMIT else 'red' if done.returncode else 'goes on'
+        return Answer(done.returncode, colour, lines, seconds, [path.name for path in self.left()])
+
+    def left(self):
+        """What --check left in /tmp."""
+        return [path for node in self.nodes
+                for path in (self.cluster.dir / f'local.{node}').glob('slingtorch-check-*')]
+
+    def train(self):
+        """What a training does: {'outcome': 'breaks', 'slow' or 'harmless', 'seconds', 'said'}."""
+        done, seconds = self.step(TRAINING_LIMIT, self.script, self.scratch)
+        steps = re.findall(r'^step (\d)', done.stdout, re.M)
+        loss = re.search(r'^loss (.*)', done.stdout, re.M)
+        said = [line for line in done.stderr.splitlines() if re.match(r'(\w+\.)*\w*(Error|Exception)\b|conda-python', line)]
+        said += [line for line in done.stderr.splitlines() if line.strip()]
+        outcome = 'breaks'
+        if seconds >= TRAINING_LIMIT:
+            outcome, said = ('slow' if steps else 'breaks'), [f'{len(steps)} of 8 steps in {TRAINING_LIMIT} s']
+        elif done.returncode == 0 and loss:
+            outcome, said = 'harmless', [loss.group(0)]
+        elif done.returncode == 0:
+            said = ['no rank says that it trained, and the status is 0']
+        text = re.sub(r'/\S*/', '', said[0]) if said else ''
+        return {'outcome': outcome, 'seconds': round(seconds), 'said': f'status {done.returncode}: {text}'[:200]}
+
+
+def verdict(wanted, answer):
+    """(whether --check said what it must, what it said)."""
+    levels = {'red': ('red', 'stderr'), 'yellow': ('yellow',), 'nothing': ()}[wanted.colour]
+    named = [line for level, line in answer.lines if level in levels and re.search(wanted.words, line)]
+    first = [line for level, line in answer.lines if level in ('red', 'stderr')]
+    if wanted.colour == 'red':
+        right = answer.colour == 'red' and bool(named)
+    else:
+        right = answer.colour == 'goes on' and bool(named or wanted.colour == 'nothing')
+    said = (named or first or ['nothing'])[0] if answer.colour != 'goes on' else (named or ['nothing'])[0]
+    return right, f'{answer.colour}: {said}'
+
+
+@contextlib.contextmanager
+def planted(lane, wanted):
+    """A Job with this fault, until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        job = Job(lane, stack)
+        wanted.plant(job)
+        yield job
+
+
+def run_all(wanted, installed, what, lanes=3):
+    """what(job) for each fault, on as many pairs of nodes at the same time; {name: its result, or the exception}.
+
+    The jobs that wait for something leave the processors to the others.
+    """
+    slurm.clean_up_killed_runs()
+    cluster = slurm.Cluster(nodes=tuple(f'nid{number:06}' for number in range(1, 2 * lanes + 1)), separate=True)
+    waiting, found = queue.SimpleQueue(), {}
+    for entry in wanted:
+        waiting.put(entry)
+
+    def work(number):
+        lane = Lane(cluster, cluster.nodes[2 * number:2 * number + 2], installed)
+        while not waiting.empty():
+            with contextlib.suppress(queue.Empty):
+                entry = waiting.get_nowait()
+                try:
+                    with planted(lane, entry) as job:
+                        found[entry.name] = what(job)
+                except (Exception, pytest.fail.Exception) as error:     # the others go on
+                    found[entry.name] = error
+
+    try:
+        cluster.start()
+        with concurrent.futures.ThreadPoolExecutor(lanes) as pool:
+            for done in [pool.submit(work, number) for number in range(lanes)]:
+                done.result()
+    finally:
+        cluster.stop()
+    return found
+
+
+from . import environment, machine, network  # noqa: E402,F401, they fill FAULTS
