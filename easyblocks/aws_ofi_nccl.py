@@ -193,9 +193,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
 
     def configure_options(self, known=None):
         """
-        Options of configure besides those in configopts; the run paths of what they name are put into $LDFLAGS.
-
-        :param known: names of options that this version knows; None: all (in a dry run there is no configure to ask)
+        Options of configure besides those in configopts, of those known (None: all, as in a dry run there is no
+        configure to ask); the run paths of what they name are put into $LDFLAGS.
         """
         gpu = self.gpu()
         if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):

@@ -183,11 +183,9 @@ class EB_Horovod(EnvironmentPackage):
 
 def compare_table(output, expected):
     """
-    Compare the table of 'horovodrun --check-build' with what was asked for.
+    What is wrong in the table that 'horovodrun --check-build' printed: list of sentences.
 
-    :param output: what it printed
     :param expected: {title of a part: set of the names that must be marked; all others must not}
-    :return: list of what is wrong, each a sentence
     """
     parts = dict(re.findall(r'^(Available [\w ]+):\n((?:\s+\[[X ]\] \w+ *\n?)+)', output, re.M))
     if set(parts) != set(expected):

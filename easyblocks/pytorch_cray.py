@@ -96,6 +96,10 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
+    def archs(self, parameter):
+        """Architectures of GPUs to build for, as the option of eb or the easyconfig parameter of that name says."""
+        return build_option(parameter) or self.cfg[parameter]
+
     def check_parameters(self):
         """Check the values of easyconfig parameters that only have an effect later."""
         memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
@@ -309,15 +313,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return options
 
     def rocm_options(self, prefixes):
-        """
-        Options for ROCm and RCCL; turns the CUDA sources into HIP.
-
-        :param prefixes: list of directories for CMake to look in; RCCL's is added
-        """
+        """Options for ROCm and RCCL, whose directory is added to those for CMake; turns the CUDA sources into HIP."""
         rocm = self.root('ROCm')
         if not rocm:
             return []
-        archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
+        archs = self.archs('amdgcn_capabilities')
         if not archs:
             raise EasyBuildError("List of AMD GPU architectures must be specified, either via amdgcn_capabilities "
                                  "(for example ['gfx90a']) or via --amdgcn-capabilities")
@@ -332,9 +332,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def gtl_library(self):
         """
-        The GPU Transport Layer: Cray MPICH does not move GPU buffers without it, and its mpicc does not link it.
-
-        :return: full path of the library, or None where none is wanted
+        Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without
+        it, and its mpicc does not link it.
         """
         kind = self.cfg['mpi_gtl']
         if not kind:
@@ -343,17 +342,12 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
         path = self.cfg['mpi_gtl_dir']
         if not path:
-            if kind == 'cuda':
-                archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
-                targets = ['nvidia' + arch.replace('.', '') for arch in archs]
-            else:
-                targets = ['amd_' + arch for arch in
-                           build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']]
-            if not targets:
-                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb",
-                                     *{'cuda': ('CUDA compute capabilities', 'cuda_compute_capabilities'),
-                                       'hsa': ('AMD GPU architectures', 'amdgcn_capabilities')}[kind])
-            variables = ['PE_MPICH_GTL_DIR_' + target for target in targets]
+            maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                                      'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+            variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in self.archs(parameter)]
+            if not variables:
+                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb", what,
+                                     parameter)
             values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
             if not values:
                 raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says "
@@ -438,11 +432,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         variables = {'LDFLAGS': self.ldflags, 'MPICC': self.mpi_compilers[0]}
         # build nodes have no GPU from which setup.py could tell that it is wanted
         if self.root('CUDA'):
-            archs = build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities']
-            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(archs))
+            variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(self.archs('cuda_compute_capabilities')))
         elif self.root('ROCm'):
-            archs = build_option('amdgcn_capabilities') or self.cfg['amdgcn_capabilities']
-            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(archs))
+            variables.update(FORCE_CUDA='1', PYTORCH_ROCM_ARCH=';'.join(self.archs('amdgcn_capabilities')))
         return variables
 
     def environment_variables(self):
@@ -517,14 +509,11 @@ def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
     for controller, group in re.findall(r'^\d+:(memory|):(/.*)$', own, re.M):
         top, name = (os.path.join(cgroup, 'memory'), 'memory.limit_in_bytes') if controller else (cgroup, 'memory.max')
         # a limit of a group is one of all groups in it
-        while True:
-            path = os.path.join(top, group.strip('/'), name)
+        parts = group.strip('/').split('/')
+        for path in [os.path.join(top, *(parts[:depth] + [name])) for depth in range(len(parts) + 1)]:
             text = read_file(path).strip() if os.path.exists(path) else ''
             if text.isdigit():
                 limits.append(int(text))
-            if group in ['/', '']:
-                break
-            group = os.path.dirname(group)
     return min(limits) / 2.0 ** 30
 
 
@@ -539,11 +528,8 @@ def library_dir(root, name):
 
 def check_cudnn(root, lib_dir, cuda_version):
     """
-    Check that cuDNN was made for the CUDA in use.
-
-    :param root: prefix of cuDNN; NCAR's ends in '-<version of CUDA>'
-    :param lib_dir: directory of its libraries, which name those of CUDA with their major version
-    :param cuda_version: version of CUDA
+    Check that cuDNN was made for the CUDA in use: its prefix (NCAR's) ends in '-<version of CUDA>', and its libraries
+    in lib_dir name those of CUDA with their major version.
     """
     text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
     majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))

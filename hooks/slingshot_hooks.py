@@ -68,12 +68,6 @@ def chosen_site() -> slingshot_sites.Site:
     return choice.site
 
 
-def easyblock_names(ec: Any) -> List[str]:
-    """Names of the easyblock's class and of those it is derived from."""
-    easyblock_class = get_easyblock_class(ec.easyblock, name=ec.name)
-    return [cls.__name__ for cls in easyblock_class.__mro__]
-
-
 def wanted_groups(ec: Any, site: slingshot_sites.Site) -> List[str]:
     """Names of the opt-in groups: those of the environment and those of the easyconfig parameter site_groups."""
     groups = slingshot_sites.chosen_groups()
@@ -117,7 +111,8 @@ def add_site_values(ec: Any) -> List[str]:
         raise EasyBuildError("slingtorch: %s", err)
 
     added = []
-    easyblocks = easyblock_names(ec)
+    # also those that it is derived from
+    easyblocks = [cls.__name__ for cls in get_easyblock_class(ec.easyblock, name=ec.name).__mro__]
     easyconfig_values = ec.parser.get_config_dict(validate=False)
     # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
     for parameter, word in [('site_name', site.name), ('site_gpu', site.gpu), ('site_digest', site.digest(groups))]:

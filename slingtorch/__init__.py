@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
-import importlib.machinery
+import importlib.util
 import os
-import types
-from typing import Any
+import textwrap
+from typing import IO, Any, Sequence
 
 __version__ = '0.1.0'
 
@@ -25,13 +25,36 @@ def bundle_root() -> str:
                        "checkout" % tuple(candidates))
 
 
+def wrapped(text: str, first: str = '', rest: str = '', width: int = 118) -> str:
+    """Text in lines with these indents; a word, which may be a path or an option, stays whole."""
+    return textwrap.fill(text, width=width, initial_indent=first, subsequent_indent=rest, break_long_words=False,
+                         break_on_hyphens=False)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of texts as lines with columns."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ''.join('  '.join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + '\n' for row in rows)
+
+
+def discard(stream: IO[str]) -> None:
+    """Send what is left to be written nowhere, since nobody can have it: Python would try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def bundle_module(path: str) -> Any:
     """
     A file of the bundle that is in no package, since EasyBuild loads it in its own way, as a module.
 
     :param path: below bundle_root()
     """
-    name = os.path.basename(path)[:-len('.py')]
-    module = types.ModuleType(name)
-    importlib.machinery.SourceFileLoader(name, os.path.join(bundle_root(), path)).exec_module(module)
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-len('.py')],
+                                                  os.path.join(bundle_root(), path))
+    module = importlib.util.module_from_spec(spec)  # type: ignore
+    spec.loader.exec_module(module)     # type: ignore  # a spec of a file has a loader
     return module
+
+
+def slingshot_sites() -> Any:
+    """The module that reads and detects sites."""
+    return bundle_module(os.path.join('hooks', 'slingshot_sites.py'))

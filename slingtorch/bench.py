@@ -5,8 +5,9 @@ files, draws them, and judges them by the reference figures of a site. The measu
 """
 import argparse
 import sys
-from typing import Any, Callable, List
+from typing import Any, List
 
+from slingtorch import slingshot_sites
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
 
@@ -30,12 +31,11 @@ One rank for each GPU. Then, anywhere:
 
 def show(record: dict) -> list:
     """Lines: everything, as the job printed it."""
-    lines = head(record)
-    found = [(row['kind'], row['operation']) for row in record['results']]
-    for kind, operation in dict.fromkeys(found):
-        lines += table_head(record, kind, operation)
-        lines += [table_row(record, row) for row in record['results']
-                  if (row['kind'], row['operation']) == (kind, operation)]
+    lines, rows = head(record), {}  # type: list, dict
+    for row in record['results']:
+        rows.setdefault((row['kind'], row['operation']), []).append(table_row(record, row))
+    for (kind, operation), found in rows.items():
+        lines += table_head(record, kind, operation) + found
     lines += summary(record)
     if not record['complete']:
         lines.append("INCOMPLETE: the job ended before everything was measured")
@@ -128,16 +128,14 @@ def draw(records: List[dict], names: list, path: str) -> None:
                          % (sys.executable, sys.executable))
     matplotlib.use('Agg')
     from matplotlib import pyplot, ticker
-    operations = [name for name in OPERATIONS
-                  if any(row['operation'] == name for record in records for row in record['results'])]
+    rows = [row for record in records for row in record['results']]
+    operations, kinds = ([name for name in names if any(row[key] == name for row in rows)]
+                         for key, names in (('operation', OPERATIONS), ('kind', KINDS)))
     if not operations:
         raise BenchError("there is nothing to draw: no result in %s" % ', '.join(names))
-    columns = min(3, len(operations))
-    height = -(-len(operations) // columns)
+    columns, height = min(3, len(operations)), -(-len(operations) // 3)
     figure, grid = pyplot.subplots(height, columns, figsize=(4.2 * columns + 0.6, 3.3 * height + 1.1), squeeze=False,
                                    sharex=True)
-    kinds = [kind for kind in KINDS
-             if any(row['kind'] == kind for record in records for row in record['results'])]
     handles = {}
     rates = [sum(record['line_rates'].values()) if record['nodes'] > 1 else 0 for record in records]
     for axes, operation in zip(grid.flat, operations):
@@ -174,12 +172,8 @@ def draw(records: List[dict], names: list, path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def run(args: argparse.Namespace, sites: Callable) -> int:
-    """
-    Do what was asked for; the exit status.
-
-    :param sites: function that returns the module slingshot_sites
-    """
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; the exit status."""
     names = args.compare or ([args.result] if args.result else [])
     if not names:
         if args.plot or args.site:
@@ -195,8 +189,15 @@ def run(args: argparse.Namespace, sites: Callable) -> int:
         print("drawn: %s" % args.plot)
     status = 1 if any(wrong_values(record) or not record['complete'] for record in records) else 0
     if not args.compare:
-        chosen = sites().load(args.site) if args.site else own_site(records[0], sites())
-        if chosen:
+        sites, chosen = slingshot_sites(), None
+        try:
+            # of a job's own site, if it is a system by itself that is known here
+            name = args.site or records[0]['site']
+            chosen = sites.load(name) if name else None
+        except sites.SiteError:
+            if args.site:
+                raise
+        if chosen and (args.site or chosen.rules):
             lines, well = judge(records[0], chosen)
             print('\n'.join([''] + lines))
             if args.site:
@@ -204,16 +205,7 @@ def run(args: argparse.Namespace, sites: Callable) -> int:
     return status
 
 
-def own_site(record: dict, sites: Any) -> Any:
-    """The site where the job ran, if its environment said so and it is known here and is a system of its own."""
-    try:
-        site = sites.load(record['site']) if record['site'] else None
-    except sites.SiteError:
-        return None
-    return site if site and site.rules else None
-
-
-def add_parser(commands: Any, function: Callable) -> None:
+def add_parser(commands: Any) -> None:
     """Add 'bench' to the command line."""
     parser = commands.add_parser('bench', help="read, compare, draw and judge what --bench measured in a job",
                                  description="Reads what 'conda-python-distributed --bench' measured in a job. "
@@ -224,4 +216,4 @@ def add_parser(commands: Any, function: Callable) -> None:
     parser.add_argument('--compare', nargs=2, metavar=('A', 'B'), help="two such files side by side")
     parser.add_argument('--plot', metavar='PNG', help="draw bus bandwidth by size (needs matplotlib)")
     parser.add_argument('--site', metavar='NAME', help="judge by the reference figures of this site")
-    parser.set_defaults(function=function)
+    parser.set_defaults(function=run)

@@ -27,33 +27,28 @@ def runscript(environ: Mapping[str, str]) -> str:
 
 def is_task(environ: Mapping[str, str]) -> bool:
     """Whether this process is one rank of a job step."""
-    step = environ.get('SLURM_STEP_ID') or environ.get('SLURM_STEPID')
-    if environ.get('SLURM_PROCID') and step and step not in NO_TASKS:
-        return True
-    return any(environ.get(name) for name in TASK_VARIABLES)
+    step = environ.get('SLURM_STEP_ID') or environ.get('SLURM_STEPID') or NO_TASKS[0]
+    return bool(environ.get('SLURM_PROCID')) and step not in NO_TASKS or any(map(environ.get, TASK_VARIABLES))
 
 
 def what_to_type(environ: Mapping[str, str], option: str) -> Optional[str]:
     """The line for a job script; None where there is no scheduler."""
     path = '$RUNSCRIPTS/conda-python-distributed' if environ.get('RUNSCRIPTS') else runscript(environ)
-    alone = option == '--vet'
     if environ.get('SLURM_JOB_ID') or not environ.get('PBS_JOBID') and shutil.which('srun'):
-        return 'srun -N NODES --ntasks-per-node=%s %s %s' % ('1' if alone else 'RANKS', path, option)
+        return 'srun -N NODES --ntasks-per-node=%s %s %s' % ('1' if option == '--vet' else 'RANKS', path, option)
     if environ.get('PBS_JOBID') or shutil.which('qsub'):
-        return 'mpiexec -n RANKS -ppn %s %s %s' % ('1' if alone else 'RANKS_PER_NODE', path, option)
+        return 'mpiexec -n RANKS -ppn %s %s %s' % ('1' if option == '--vet' else 'RANKS_PER_NODE', path, option)
     return None
 
 
 def run(args: argparse.Namespace) -> int:
     """slingtorch check, slingtorch vet"""
-    environ = os.environ
-    line = None if is_task(environ) else what_to_type(environ, args.option)
+    path, line = runscript(os.environ), None if is_task(os.environ) else what_to_type(os.environ, args.option)
     if line:
         sys.stderr.write("slingtorch: this is no rank of a job. In a job script, or in an allocation, with the module "
                          "of PyTorch loaded:\n    %s\n" % line)
         return 2
-    sys.stdout.flush()
-    os.execv(runscript(environ), [runscript(environ), args.option] + args.arguments)
+    os.execv(path, [path, args.option] + args.arguments)
 
 
 def add_parsers(commands: 'argparse._SubParsersAction') -> None:

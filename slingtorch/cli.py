@@ -10,7 +10,6 @@ What is printed for a shell goes to standard output, everything for a person to 
 import argparse
 import contextlib
 import glob
-import importlib.util
 import io
 import json
 import os
@@ -18,11 +17,10 @@ import shlex
 import shutil
 import sys
 import tempfile
-import textwrap
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slingtorch import (__version__, bench, bundle_root, check, explain, gpus, lock, report, sitefile, siteformats,
-                        status)
+from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
+                        siteformats, slingshot_sites, status, table, wrapped)
 from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
@@ -37,17 +35,8 @@ BUNDLE_DIRS = ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts')
 Variables = List[Tuple[str, Optional[str]]]
 
 
-class CliError(Exception):
+class CliError(RuntimeError):
     """Something that a person must decide or fix; the message says how."""
-
-
-def load_slingshot_sites(root: str) -> Any:
-    """The module slingshot_sites of the bundle, which is a file beside the hooks and in no package."""
-    path = os.path.join(root, 'hooks', 'slingshot_sites.py')
-    spec = importlib.util.spec_from_file_location('slingshot_sites', path)
-    module = importlib.util.module_from_spec(spec)  # type: ignore
-    spec.loader.exec_module(module)     # type: ignore  # a spec of a file has a loader
-    return module
 
 
 def note(message: str) -> None:
@@ -56,23 +45,11 @@ def note(message: str) -> None:
         sys.stderr.write("slingtorch: %s\n" % message)
         sys.stderr.flush()
     except OSError:
-        # Python would try once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        discard(sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # EasyBuild's configuration, which is continued
-
-def check_easybuild() -> None:
-    """Raise a CliError if the EasyBuild that this Python finds, and eb with it, is too old for the bundle."""
-    try:
-        from easybuild.tools import version
-    except ImportError:
-        return      # the next import says so
-    problem = load_slingshot_sites(bundle_root()).old_easybuild(version.VERSION, version.__file__)
-    if problem:
-        raise CliError(problem)
-
 
 def easybuild_configuration() -> Any:
     """
@@ -81,8 +58,11 @@ def easybuild_configuration() -> Any:
     :return: easybuild.tools.options.EasyBuildOptions
     :raises CliError: if EasyBuild is not there, is too old, or does not accept its configuration
     """
-    check_easybuild()
     try:
+        from easybuild.tools import version
+        problem = slingshot_sites().old_easybuild(version.VERSION, version.__file__)
+        if problem:
+            raise CliError(problem)
         from easybuild.tools.build_log import raise_easybuilderror
         from easybuild.tools.environment import restore_env
         from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
@@ -142,8 +122,9 @@ def modules_tool(config: Any) -> Optional[str]:
 
 
 def is_set(config: Any, option: str) -> bool:
-    """Whether an option of EasyBuild is set, by a variable or a file (as EasyBuildOptions itself asks)."""
-    return config.options._action_taken.get(option, False)  # pylint: disable=protected-access
+    """Whether an option of EasyBuild is set, by a variable or a file."""
+    files = config.configfile_parser.values()
+    return 'EASYBUILD_' + option.upper() in os.environ or any(option.replace('_', '-') in part for part in files)
 
 
 def modules_directory(options: Any) -> str:
@@ -177,8 +158,8 @@ def check_destination(options: Any, syntax: str) -> None:
     paths = [options.installpath_software or os.path.join(options.installpath, options.subdir_software),
              modules_directory(options), options.buildpath] + options.sourcepath.split(':') + options.repositorypath[:1]
     for path in filter(None, paths):
+        closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
         try:
-            closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
             os.stat(path)
         except OSError as err:
             closed = isinstance(err, PermissionError)
@@ -338,8 +319,7 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
 def run_env(args: argparse.Namespace) -> int:
     """slingtorch env"""
     environ = dict(os.environ)
-    root = bundle_root()
-    sites = load_slingshot_sites(root)
+    root, sites = bundle_root(), slingshot_sites()
     before = environ.get(sites.SITE_VARIABLE)
     if args.site:
         environ[sites.SITE_VARIABLE] = args.site
@@ -402,8 +382,7 @@ def print_values(values: Iterable[Any], group: Optional[str] = None) -> None:
             if value.when:
                 print("      when:   %s = %s" % value.when)
             for label, text in (('reason', value.reason), ('source', value.source)):
-                print(textwrap.fill(text, width=112, initial_indent='      %-7s ' % (label + ':'),
-                                    subsequent_indent=' ' * 14, break_long_words=False, break_on_hyphens=False))
+                print(wrapped(text, '      %-7s ' % (label + ':'), ' ' * 14, width=112))
 
 
 def print_site(site: Any) -> None:
@@ -437,7 +416,7 @@ def print_site(site: Any) -> None:
 
 def site_text() -> str:
     """Site of this machine with its values, or why there is none, for a report."""
-    sites = load_slingshot_sites(bundle_root())
+    sites = slingshot_sites()
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
             choice = sites.choose()
@@ -451,7 +430,7 @@ def site_text() -> str:
 
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
-    sites = load_slingshot_sites(bundle_root())
+    sites = slingshot_sites()
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs the name of a site, and --group a --format: slingtorch sites NAME --format "
                        "FORMAT")
@@ -481,21 +460,19 @@ def run_sites(args: argparse.Namespace) -> int:
         print(json.dumps({'chosen': chosen, 'sites': [site_data(site, sites.SITE_KEYS, found.get(site.name))
                                                       for site in known]}, indent=2, sort_keys=True))
     else:
-        widths = [max(len(text) for text in column) for column in
-                  zip(*[('site', 'network', 'gpu')] + [(site.name, site.network, site.gpu) for site in known])]
-        row = '  %%-%ds  %%-%ds  %%-%ds  %%s' % tuple(widths)
-        print(row % ('site', 'network', 'gpu', 'system and opt-in groups'))
+        rows = [('  site', 'network', 'gpu', 'system and opt-in groups')]
         for site in known:
-            print(('*' if site.name == chosen else ' ') + row[1:] % (site.name, site.network, site.gpu, site.title))
-            for group in site.groups.values():
-                print(row % ('', '', '', '  %s: %s; needs %s' % (group.name, group.title, group.needs)))
+            rows.append(('* '[site.name != chosen] + ' ' + site.name, site.network, site.gpu, site.title))
+            rows += [('', '', '', '  %s: %s; needs %s' % (group.name, group.title, group.needs))
+                     for group in site.groups.values()]
+        print(table(rows), end='')
         print("'slingtorch sites NAME' shows the values of a site, each with its reason and its source.")
     note(message)
     return 1 if failed else 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# slingtorch lock
+# the other commands
 
 def run_lock(args: argparse.Namespace) -> int:
     """slingtorch lock"""
@@ -504,12 +481,9 @@ def run_lock(args: argparse.Namespace) -> int:
     return 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# slingtorch explain
-
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
-    sites = load_slingshot_sites(bundle_root())
+    sites = slingshot_sites()
     try:
         network = sites.choose().site.network
     except sites.SiteError:
@@ -517,18 +491,12 @@ def run_explain(args: argparse.Namespace) -> int:
     return explain.run(args.logs, args.json, network)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# slingtorch status
-
 def run_status(args: argparse.Namespace) -> int:
     """slingtorch status"""
-    root = bundle_root()
     with contextlib.redirect_stdout(sys.stderr):
         directory = modules_directory(easybuild_configuration().options)
-    return status.run(args, directory, root, __version__, load_slingshot_sites(root), note)
+    return status.run(args, directory, note)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
@@ -594,8 +562,8 @@ def make_parser() -> argparse.ArgumentParser:
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
     new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
                                          "has GPUs, else the one with most")
-    new.set_defaults(function=lambda args: sitefile.run_new(args, load_slingshot_sites(bundle_root())))
-    bench.add_parser(commands, lambda args: bench.run(args, lambda: load_slingshot_sites(bundle_root())))
+    new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
+    bench.add_parser(commands)
     check.add_parsers(commands)
     report.add_parser(commands, site_text)
     return parser
@@ -617,34 +585,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         result = args.function(args)
         sys.stdout.flush()
         return result
-    except SystemExit as err:
-        if for_shell and err.code:
-            print('false')
-        raise
-    except BrokenPipeError:
-        # the reader, such as head, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        note("interrupted")
-        if for_shell:
-            print('false')
-        return 130
-    except Exception as err:  # pylint: disable=broad-except
-        expected = isinstance(err, (CliError, RuntimeError, OSError))
-        if expected:
-            note("error: %s" % err)
+    except BaseException as err:  # pylint: disable=broad-except
+        interrupted = isinstance(err, KeyboardInterrupt)
+        expected = interrupted or isinstance(err, (RuntimeError, OSError))
+        # the reader of a pipe, such as head, has gone
+        if expected and not isinstance(err, BrokenPipeError):
+            note("interrupted" if interrupted else "error: %s" % err)
         try:
-            if for_shell:
+            if for_shell and getattr(err, 'code', True):
                 # what a shell evaluates must fail there too: eval "$(slingtorch env ...)"
                 print('false')
             sys.stdout.flush()
         except OSError:
-            # a full disk; Python would try once more at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if expected:
-            return 1
-        raise
+            discard(sys.stdout)
+        if not expected:
+            raise
+        return 130 if interrupted else 1
 
 
 if __name__ == '__main__':

@@ -12,9 +12,11 @@ import os
 import pickle
 import re
 import sys
-import textwrap
 import zlib
-from typing import Any, BinaryIO, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+
+from slingtorch import wrapped
+from slingtorch.job.findings import ranks_text
 
 Calls = List[Tuple[Tuple[str, int], List[int]]]     # ((operation, number), ranks that called it)
 Entry = Dict[str, Any]      # of the flight recorder
@@ -92,8 +94,6 @@ class Rule:
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
-        if len(self.patterns) == 1:
-            return self.patterns[0].search(text)
         matches = [match for match in (pattern.search(text) for pattern in self.patterns) if match]
         return min(matches, key=lambda match: match.start()) if matches else None
 
@@ -167,29 +167,15 @@ def numbers(text: Optional[str]) -> List[int]:
             for number in range(int(first), min(int(last or first), int(first) + MAX_TRACKED) + 1)]
 
 
-def ranks_text(ranks: Collection[int]) -> str:
-    """'rank 3' or 'ranks 1,4-6'; what is long is cut."""
-    parts: List[List[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    shown = ['%d' % first if first == last else '%d-%d' % (first, last) for first, last in parts]
-    return 'rank%s %s' % ('s' if len(ranks) > 1 else '', ','.join(shown[:12])
-                          + (',... (%d in all)' % len(ranks) if len(shown) > 12 else ''))
-
-
 def who(text: str, groups: Dict[str, Optional[str]]) -> Tuple[List[int], List[str]]:
     """Ranks and nodes that a line is of, from the groups of the pattern or from what precedes the message."""
     ranks, nodes = numbers(groups.get('ranks')), [groups.get('node')]
-    match = RANK.search(text)
-    rank = next(filter(None, match.groups())) if match else groups.get('rank')
+    by_rank, by_node = RANK.search(text), NODE.search(text)
+    rank = next(filter(None, by_rank.groups())) if by_rank else groups.get('rank')
     if rank:
         ranks.append(int(rank))
-    match = NODE.search(text)
-    if match:
-        nodes.append(next(filter(None, match.groups())))
+    if by_node:
+        nodes.append(next(filter(None, by_node.groups())))
     return ranks, [node for node in nodes if node]
 
 
@@ -243,12 +229,10 @@ class Log:
             if error:
                 self.remarks.append("%s is cut off or damaged (%s): only what comes before was read" % (name, error))
             block = rest + data
-            # a line without an end, as of a progress bar, is cut at what looks like a boundary
-            end = len(block)
             last = data[-1:] or last
-            if data and not error:
-                end = next((place + 1 for place in (block.rfind(mark) for mark in (b'\n', b'\r', b' ')) if place >= 0),
-                           len(block))
+            # a line without an end, as of a progress bar, is cut at what looks like a boundary
+            ends = [block.rfind(mark) + 1 for mark in (b'\n', b'\r', b' ')] if data and not error else []
+            end = next(filter(None, ends), len(block))
             self.search(name, block[:end], number)
             self.before = block[max(0, end - TRACEBACK_WINDOW):end]
             number += block.count(b'\n', 0, end)
@@ -367,14 +351,13 @@ class Log:
                 if not rule.distinct or (different < int(size) if size else different >= rule.times):
                     found.append(finding)
         self.compare_ranks(found)
-        order, told = list(self.rules), set()
-        for finding in list(found):
+        order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
+        for finding in found:
             # where a special rule and a general one found the same lines, the special one stands first
-            if finding.rule.level in ('cause', 'unknown'):
-                if (finding.place, finding.count) in told:
-                    found.remove(finding)
-                told.add((finding.place, finding.count))
-        return sorted(found, key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
+            reason = finding.rule.level in ('cause', 'unknown')
+            told.setdefault((finding.place, finding.count) if reason else finding.rule.name, finding)
+        return sorted(told.values(),
+                      key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
 
     def choose_exception(self) -> None:
         """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
@@ -501,10 +484,9 @@ def read_dump(path: str) -> Optional[Entry]:
     :raises ExplainError: if it begins like one and cannot be read
     """
     with open(path, 'rb') as handle:
-        start = handle.read(1)
+        start = handle.peek(1)[:1]
         if start not in (b'\x80', b'{') or os.fstat(handle.fileno()).st_size > MAX_DUMP_BYTES:
             return None
-        handle.seek(0)
         try:
             data = json.loads(handle.read().decode()) if start == b'{' else PlainUnpickler(handle).load()
         except Exception as err:  # pylint: disable=broad-except
@@ -521,14 +503,13 @@ def find_dumps(directory: str) -> Tuple[Dict[str, Dict[int, Entry]], List[str]]:
     for name in sorted(os.listdir(directory)):
         match = DUMP_NAME.match(name)
         path = os.path.join(directory, name)
-        if match and os.path.isfile(path):
-            try:
-                dump = read_dump(path)
-            except (ExplainError, OSError) as err:
-                remarks.append(str(err))
-                continue
-            if dump:
-                dumps.setdefault(match.group(1), {})[int(match.group(2))] = dump
+        try:
+            dump = read_dump(path) if match and os.path.isfile(path) else None
+        except (ExplainError, OSError) as err:
+            remarks.append(str(err))
+            continue
+        if match and dump:
+            dumps.setdefault(match.group(1), {})[int(match.group(2))] = dump
     return dumps, remarks
 
 
@@ -621,17 +602,7 @@ def open_log(path: str) -> Tuple[str, Any]:
     if path == '-':
         return 'standard input', sys.stdin.buffer
     stream = open(path, 'rb')
-    if stream.read(2) == b'\x1f\x8b':
-        stream.close()
-        return path, gzip.open(path)
-    stream.seek(0)
-    return path, stream
-
-
-def wrapped(label: str, text: str) -> str:
-    """A labelled paragraph of the report."""
-    return textwrap.fill(text, width=118, initial_indent='   %-9s' % label, subsequent_indent=' ' * 12,
-                         break_long_words=False, break_on_hyphens=False)
+    return path, gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == b'\x1f\x8b' else stream
 
 
 def print_finding(number: int, finding: Finding) -> None:
@@ -648,12 +619,9 @@ def print_finding(number: int, finding: Finding) -> None:
         names = sorted(finding.nodes)
         seen.append('%s %s' % ('nodes' if len(names) > 1 else 'node', ','.join(names[:8])
                                + (',... (%d in all)' % len(names) if len(names) > 8 else '')))
-    if seen:
-        print(wrapped('seen', '; '.join(seen)))
-    for detail in finding.details:
-        print(wrapped('', detail))
-    print(wrapped('remedy', finding.rule.remedy))
-    print(wrapped('source', finding.rule.source))
+    paragraphs = [('seen', '; '.join(seen))] * bool(seen) + [('', detail) for detail in finding.details]
+    for label, text in paragraphs + [('remedy', finding.rule.remedy), ('source', finding.rule.source)]:
+        print(wrapped(text, '   %-9s' % label, ' ' * 12))
     print()
 
 
@@ -686,8 +654,7 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
     for prefix, files, said in dumps:
         print("flight recorder, %d files %s*:" % (files, prefix))
         for text in said or ["every collective that was begun ended, on all ranks with a file"]:
-            print(textwrap.fill(text, width=118, initial_indent='   ', subsequent_indent='      ',
-                                break_long_words=False, break_on_hyphens=False))
+            print(wrapped(text, '   ', '      '))
         print()
     for number, finding in enumerate(findings, 1):
         print_finding(number, finding)

@@ -28,12 +28,7 @@ Answer = Tuple[Optional[str], str]
 
 
 def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
-    """
-    The table of drivers.
-
-    :param table: path, by default of that in the bundle
-    :return: {major version of CUDA: oldest driver}
-    """
+    """The table of drivers, by default the bundle's: {major version of CUDA: oldest driver}."""
     path = table or os.path.join(bundle_root(), 'runscripts', 'lib', 'drivers.cfg')
     with open(path) as stream:
         rows = [line.split() for line in stream if not line.startswith('#')]
@@ -41,11 +36,7 @@ def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
 
 
 def wheels(easyconfigs: Optional[str] = None) -> List[Wheel]:
-    """
-    The easyconfigs of wheels for any cluster, as a list of Wheel, newest first.
-
-    :param easyconfigs: directory, by default that of the bundle
-    """
+    """The easyconfigs of wheels for any cluster in a directory, by default the bundle's, newest first."""
     found = []
     top = easyconfigs or os.path.join(bundle_root(), 'easyconfigs')
     for path in glob.glob(os.path.join(glob.escape(top), '**', 'PyTorch-*.eb'), recursive=True):
@@ -54,20 +45,14 @@ def wheels(easyconfigs: Optional[str] = None) -> List[Wheel]:
             continue
         version, kind, major, minor = match.groups()
         with open(path) as stream:
-            tree = ast.parse(stream.read())
-        values = {target.id: node.value for node in tree.body if isinstance(node, ast.Assign)
-                  for target in node.targets[:1] if isinstance(target, ast.Name)}
-
-        def texts(key, default=(), values=values):
-            value = ast.literal_eval(values[key]) if key in values else default
-            return [value] if isinstance(value, str) else list(value)
-
-        # manylinux_2_28_x86_64; the default is that of PythonVenv
-        platforms = texts('wheel_platform', 'manylinux_2_28_x86_64')
-        machines = [re.sub(r'^manylinux_\d+_\d+_', '', text) for text in platforms]
-        gpus = [numbers(text) for text in texts('cuda_compute_capabilities')]
+            text = stream.read()
+        # manylinux_2_28_x86_64, the default of PythonVenv, or a list of its like
+        values = {key: ast.literal_eval(value) for key, value in
+                  re.findall(r'^(wheel_platform|cuda_compute_capabilities) = (\[[^]]*\]|\S+)', text, re.M)}
+        machines = re.findall(r'manylinux_\d+_\d+_(\w+)', str(values.get('wheel_platform', 'manylinux_2_28_x86_64')))
+        gpus = map(numbers, values.get('cuda_compute_capabilities', ['0.0']))
         found.append(Wheel(os.path.basename(path), numbers(version), kind, (int(major), int(minor)), machines,
-                           min(gpus) if gpus else (0, 0)))
+                           min(gpus)))
     return sorted(found, key=lambda wheel: (wheel.version, wheel.toolkit), reverse=True)
 
 
@@ -152,9 +137,6 @@ def fitting_easyconfig(root: str = '/', easyconfigs: Optional[str] = None, machi
     """
     Which easyconfig of PyTorch's wheels fits the GPUs of this machine.
 
-    :param root: where /proc and /sys are
-    :param easyconfigs: directory, by default that of the bundle
-    :param machine: as 'uname -m' says; by default of this machine
     :param site_gpu: cuda or rocm, where the site says which GPUs it has: it decides where both or none are here
     :return: (name of the easyconfig or None, reason: what was compared, or why there is none)
     """

@@ -12,12 +12,7 @@ lockfile = bundle_module('easyblocks/generic/_lockfile.py')
 
 
 def find_easyconfig(name: str, root: str) -> str:
-    """
-    Path of an easyconfig: a file, or the name of one of the bundle's.
-
-    :param root: directory of the bundle
-    :raises RuntimeError: if there is none
-    """
+    """Path of an easyconfig: a file, or the name of one in the bundle with this root; a RuntimeError without one."""
     if os.path.isfile(name):
         return os.path.abspath(name)
     found = glob.glob(os.path.join(glob.escape(root), 'easyconfigs', '*', '*', glob.escape(os.path.basename(name))))
@@ -43,7 +38,7 @@ def read_easyconfig(path: str) -> dict:
     try:
         init_build_options()
         params = EasyConfigParser(path).get_config_dict()
-        strings = {key: value for key, value in params.items() if isinstance(value, str)}
+        strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
 
         def texts(key, default=()):
@@ -52,37 +47,30 @@ def read_easyconfig(path: str) -> dict:
                 raise RuntimeError("%s: %s is %r, and must be a list of strings" % (file_name, key, values))
             return list(values)
 
-        wanted = texts('python_packages') + texts('extra_packages')
-        found = {'name': params['name'], 'wanted': wanted, 'index_urls': texts('index_urls'),
-                 'python_versions': texts('python_versions'), 'sources': texts('sources')}
+        wanted, sources = texts('python_packages') + texts('extra_packages'), texts('sources')
         platforms = params.get('wheel_platform', 'manylinux_2_28_x86_64')
-        found['platforms'] = platforms if isinstance(platforms, list) else [platforms]
-        if not found['name']:
-            raise KeyError('name')
+        found = {'name': strings['name'], 'wanted': wanted, 'index_urls': texts('index_urls'),
+                 'python_versions': texts('python_versions'),
+                 'platforms': platforms if isinstance(platforms, list) else [platforms]}
     except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not wanted:
         raise RuntimeError("%s names no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
                            "'PythonVenv' and a list python_packages" % file_name)
-    if not found['sources'] or '%(' in found['sources'][0]:
-        raise RuntimeError("%s: the first of 'sources' must be the name of the lock file, such as "
-                           "'%%(name)s-%%(version)s%%(versionsuffix)s.lock'" % file_name)
-    lock_file = found['sources'][0]
-    if os.path.basename(lock_file) != lock_file or lock_file == file_name:
-        raise RuntimeError("%s: the first of 'sources' is %r, and must be the name of a lock file that lies beside the "
-                           "easyconfig" % (file_name, lock_file))
+    lock_file = sources[0] if sources else ''
+    if '%(' in lock_file or os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
+        raise RuntimeError("%s: the first of 'sources' is '%s', and must be the name of the lock file that lies beside "
+                           "the easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
+                           % (file_name, lock_file))
     lockfile.check_recipe(found, file_name)
-    found['lock_file'] = os.path.join(os.path.dirname(path), found['sources'][0])
-    return found
+    return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
 
 
 def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
     """
     Write the lock file of an easyconfig, beside it.
 
-    :param path: of the easyconfig
-    :param source_path: function that gives EasyBuild's first source path, where downloaded wheels go
-    :param say: function that shows a message
+    :param source_path: gives EasyBuild's first source path, where downloaded wheels go
     :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
     :raises RuntimeError: if it cannot be written, or the packages cannot be had
     """

@@ -11,10 +11,12 @@ It runs on any Python from 3.6 without packages, and looks for one that PyTorch 
 import argparse
 import ast
 import configparser
+import contextlib
 import errno
 import fcntl
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -31,9 +33,11 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, NoReturn, Opt
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # started as a file
 sys.path.insert(0, BUNDLE)
-from slingtorch import gpus  # noqa: E402
+from slingtorch import discard, gpus  # noqa: E402
+from slingtorch.job.machine import Machine, read_mounts  # noqa: E402
 COMMAND = shlex.quote(os.path.join(BUNDLE, 'quickstart'))
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
+BASH = ['bash', '--noprofile', '--norc', '-c']
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
 # the versions that the lock file of the easyconfig covers, in the order in which they are looked for
 PYTHON_COMMANDS = ('python3', 'python3.13', 'python3.12', 'python3.11', 'python3.14', '/usr/bin/python3')
@@ -85,13 +89,11 @@ Env = Mapping[str, str]
 Described = Dict[str, Any]      # what describe_python says of a Python
 Tool = Tuple[str, str, str]     # EasyBuild's name of a modules tool, file that defines 'module', syntax of modules
 
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 # Asks an environment's interpreter what it is; without pip there is nothing that could install into it. The mark is
 # for commands that print something themselves, as wrappers around a Python do.
 PYTHON_SAYS = 'slingtorch-python:'
 DESCRIBE_PYTHON = """
-import json, os, sys
+import importlib.util, json, os, sys
 try:
     from importlib import metadata
     packages = {dist.metadata['Name'].lower().replace('_', '-'): dist.version for dist in metadata.distributions()}
@@ -99,7 +101,7 @@ except ImportError:  # before Python 3.8
     packages = {}
 print('\\n@SAYS@' + json.dumps({
     'version': '%d.%d' % sys.version_info[:2], 'prefix': os.path.realpath(sys.prefix), 'packages': packages,
-    'executable': sys.executable,
+    'executable': sys.executable, 'venvs': all(map(importlib.util.find_spec, ('ensurepip', 'venv'))),
     'interpreter': os.path.realpath(getattr(sys, '_base_executable', sys.executable))}))
 """.replace('@SAYS@', PYTHON_SAYS)
 
@@ -121,15 +123,14 @@ def read_text(path: str) -> str:
         return handle.read()
 
 
-def write_text(path: str, text: str) -> None:
+def write_text(path: str, text: str, mode: int = 0o666) -> None:
     """Write a file: whole, or not at all."""
-    with open(path + '.new', 'w') as handle:
+    with open(path + '.new', 'w', opener=lambda name, flags: os.open(name, flags, mode)) as handle:
         handle.write(text)
     os.replace(path + '.new', path)
 
 
 def checksum(text: str) -> str:
-    """sha256 of a text."""
     return hashlib.sha256(text.encode(errors='replace')).hexdigest()
 
 
@@ -232,6 +233,11 @@ class Prefix:
         return self.easyconfig[:-len('.eb')].replace('-', '/', 1)
 
     @property
+    def software(self) -> str:
+        """Directory of PyTorch's installation."""
+        return self.file('easybuild', 'software', self.module)
+
+    @property
     def is_cpu(self) -> bool:
         """Whether PyTorch is the one for processors."""
         return self.easyconfig == CPU
@@ -286,7 +292,6 @@ class Prefix:
         self.check_noexec()
 
     def write_mark(self) -> None:
-        """Write the mark."""
         write_text(self.file(MARK), json.dumps(self.mark, indent=1, sort_keys=True) + '\n')
 
     def register(self, name: str) -> str:
@@ -297,7 +302,6 @@ class Prefix:
         return self.file(name)
 
     def make(self, name: str) -> None:
-        """Make a directory in the prefix."""
         os.makedirs(self.register(name), exist_ok=True)
 
     def write(self, name: str, text: str) -> None:
@@ -313,10 +317,8 @@ class Prefix:
 
     def set_aside(self, name: str, why: str) -> str:
         """Rename what cannot be used any more, since it may hold files of the user; return the new path."""
-        number = 1
-        while os.path.lexists(self.file('%s.old-%d' % (name, number))):
-            number += 1
-        old = self.file('%s.old-%d' % (name, number))
+        names = (self.file('%s.old-%d' % (name, number)) for number in itertools.count(1))
+        old = next(path for path in names if not os.path.lexists(path))
         shutil.move(self.file(name), old)
         print("%s is made anew: %s\n  what was there is kept as %s; remove it when you need nothing from it"
               % (self.file(name), why, old))
@@ -335,8 +337,7 @@ class Prefix:
     def check_noexec(self) -> None:
         """Programs are installed here: a file system mounted noexec is an error."""
         script = self.file('tmp', 'runs')
-        write_text(script, '#!/bin/sh\n')
-        os.chmod(script, 0o700)
+        write_text(script, '#!/bin/sh\n', 0o700)
         try:
             subprocess.check_call([script])
         except PermissionError:
@@ -358,14 +359,12 @@ class Prefix:
         """Environments and modules hold their own path: after a move they are made anew. Downloads stay good."""
         if self.mark['prefix'] == self.path:
             return
-        why = "it was made in %s" % self.mark['prefix']
-        if os.path.lexists(self.file('venv')):
-            self.set_aside('venv', why)
-        if os.path.lexists(self.file('easybuild')):
-            old = self.set_aside('easybuild', why)
-            if os.path.isdir(os.path.join(old, 'sources')):
-                self.make('easybuild')
-                os.rename(os.path.join(old, 'sources'), self.file('easybuild', 'sources'))
+        for name in TREES:
+            if os.path.lexists(self.file(name)):
+                old = self.set_aside(name, "it was made in %s" % self.mark['prefix'])
+                if os.path.isdir(os.path.join(old, 'sources')):
+                    self.make(name)
+                    os.rename(os.path.join(old, 'sources'), self.file(name, 'sources'))
         self.mark['prefix'] = self.path
         self.write_mark()
 
@@ -415,12 +414,10 @@ class Prefix:
 
     def check_mounts(self, names: Iterable[str]) -> None:
         """A file system that is mounted below one of these is nobody's to remove."""
-        with open('/proc/self/mountinfo', errors='replace') as handle:
-            mounted = [line.split()[4] for line in handle]
-        for name in names:
-            below = [path for path in mounted if (path + '/').startswith(self.file(name).rstrip('/') + '/')]
-            if below:
-                raise QuickstartError("a file system is mounted at %s, and what is on it may be yours" % below[0],
+        tops = tuple(self.file(name).rstrip('/') + '/' for name in names)
+        for path, _, _ in read_mounts(Machine().read('proc/self/mounts')):
+            if (path + '/').startswith(tops):
+                raise QuickstartError("a file system is mounted at %s, and what is on it may be yours" % path,
                                       "unmount it, then run the same command again; nothing was removed")
 
     def remove(self) -> None:
@@ -434,9 +431,8 @@ class Prefix:
             print("removed %s" % self.path)
             return
         # the mark stays: the same directory may be used again
-        left = [name for name in self.mark['entries'] if os.path.lexists(self.file(name))]
-        self.mark = {'made by': self.mark['made by'], 'prefix': self.mark['prefix'], 'entries': left,
-                     'written': {name: text for name, text in self.mark.get('written', {}).items() if name in left}}
+        self.mark['entries'] = [name for name in self.mark['entries'] if os.path.lexists(self.file(name))]
+        self.mark.pop('unfinished', None)
         self.write_mark()
         print("removed what quickstart made in %s; not made by it, or changed by you, and left there:" % self.path)
         print_paths(kept)
@@ -452,11 +448,8 @@ class Prefix:
             raise QuickstartError("--remove --all asks before it removes, and there is no terminal to ask at: nothing "
                                   "was removed", "run it in a terminal; or, if you need none of the above: rm -r %s"
                                   % self.path)
-        try:
-            answer = input("Remove all of %s? [y/N] " % self.path)
-        except EOFError:
-            answer = ''
-        if answer.strip().lower() not in ('y', 'yes'):
+        print("Remove all of %s? [y/N] " % self.path, end='', flush=True)
+        if sys.stdin.readline().strip().lower() not in ('y', 'yes'):
             raise QuickstartError("nothing was removed")
         shutil.rmtree(self.path)
         print("removed %s" % self.path)
@@ -469,11 +462,10 @@ def size_of(top: str) -> int:
 
 
 def changed(path: str, since: int) -> bool:
-    """Whether a file's status (st_ctime_ns) is of this time, or later."""
-    try:
+    """Whether a file's status (st_ctime_ns) is of this time, or later; what a process left behind removes is not."""
+    with contextlib.suppress(FileNotFoundError):
         return os.lstat(path).st_ctime_ns >= since
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def is_made(made: Mapping[str, Collection[str]], here: str, name: str) -> bool:
@@ -520,12 +512,10 @@ def report_left_out(environ: Env) -> None:
     """Say once which settings of the user have no say here."""
     names = sorted('$' + name for name in environ if name.startswith(LEFT_OUT_LOUDLY))
     # EasyBuild's configuration files of this user and machine: XDG_CONFIG_DIRS in easybuild/tools/options.py
-    files = []
     for directory in (environ.get('XDG_CONFIG_DIRS') or '/etc/xdg').split(':') + ['/etc']:
-        files.extend(sorted(glob.glob(os.path.join(glob.escape(directory), 'easybuild.d', '*.cfg'))))
-    home = environ.get('XDG_CONFIG_HOME') or os.path.join(os.path.expanduser('~'), '.config')
-    files.append(os.path.join(home, 'easybuild', 'config.cfg'))
-    names += [path for path in files if os.path.exists(path)]
+        names += sorted(glob.glob(os.path.join(glob.escape(directory), 'easybuild.d', '*.cfg')))
+    home = environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')
+    names += glob.glob(os.path.join(glob.escape(home), 'easybuild', 'config.cfg'))
     if names:
         print("not used, quickstart has a configuration of its own: " + ', '.join(names))
 
@@ -539,18 +529,16 @@ def pip_environment(python: str, environ: Env) -> Dict[str, str]:
     status, said, errors = ask([python, '-sE', '-m', 'pip', 'config', 'list'], dict(environ, PIP_USER='0'))
     if status != 0:
         raise QuickstartError("pip cannot read its configuration: " + last_lines(errors, 2), "correct that file")
-    settings, left_out = {}, []
-    # pip prints files before variables; what it would take for 'pip install' comes last here
-    order = {'global': 0, 'download': 1, 'install': 2, ':env:': 3}
-    found = re.findall(r"^([^.=\n]+)\.\.?([^=\n]+)=(.*)$", said, re.M)
-    for where, option, value in sorted(found, key=lambda found: order.get(found[0], -1)):
-        if option in PIP_NETWORK_OPTIONS and where in order:
-            settings['PIP_' + option.upper().replace('-', '_')] = ' '.join(ast.literal_eval(value).split())
-        elif option in PIP_PLACE_OPTIONS and (where, option) != (':env:', 'user'):
-            left_out.append(option)
+    settings, left_out = {'PIP_CONFIG_FILE': os.devnull}, set()
+    # what pip would take for 'pip install' comes last
+    for where in ('global', 'download', 'install', ':env:'):
+        for option, value in re.findall(r"^%s\.\.?([^=\n]+)=(.*)$" % where, said, re.M):
+            if option in PIP_NETWORK_OPTIONS:
+                settings['PIP_' + option.upper().replace('-', '_')] = ' '.join(ast.literal_eval(value).split())
+            elif option in PIP_PLACE_OPTIONS and (where, option) != (':env:', 'user'):
+                left_out.add(option)
     if left_out:
-        print("not used of pip's configuration: " + ', '.join(sorted(set(left_out))))
-    settings['PIP_CONFIG_FILE'] = os.devnull
+        print("not used of pip's configuration: " + ', '.join(sorted(left_out)))
     return settings
 
 
@@ -564,36 +552,19 @@ def run(command: List[str], env: Env, lock: Optional[int] = None, log: Optional[
     It gets a process group of its own, so that an interrupt ends it and all that it has started, in that order. The
     prefix's lock is held as long as anything of it runs. What it prints goes to the log, else to the screen.
     """
-    output = open(log, 'w') if log else None
-    # an interrupt between the start of the process and the moment it is known here would leave it running
-    signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
-    try:
-        process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output,
+    with open(log or os.devnull, 'w') as output:
+        process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output if log else None,
                                    stderr=subprocess.STDOUT if log else None, start_new_session=True,
-                                   preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS),
                                    pass_fds=[lock] if lock is not None else [])
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-            return process.wait(timeout=limit)
-        except BaseException:
-            end_group(process)
-            raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-        if output:
-            output.close()
-
-
-def end_group(process: 'subprocess.Popen[bytes]') -> None:
-    """End a process and all of its group: politely, then for good."""
-    for number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=seconds)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    try:
+        return process.wait(timeout=limit)
+    except BaseException:
+        # politely, then for good
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(timeout=20)
+        raise
 
 
 def ask(command: List[str], env: Optional[Env] = None, limit: Optional[float] = None) -> Tuple[Optional[int], str, str]:
@@ -669,19 +640,17 @@ def find_modules_tool(environ: Env, root: str = '/') -> Optional[Tool]:
 
 def install_packages(packages: List[str], log: str) -> None:
     """Install packages of the distribution, as root or through sudo; else a QuickstartError names the command."""
-    for manager, command, names in PACKAGE_MANAGERS:
-        if shutil.which(manager):
-            break
-    else:
-        raise QuickstartError("packages of the distribution are missing: " + ', '.join(packages),
-                              "no package manager is known here (apt-get, dnf, zypper): install them yourself")
-    command += ''.join(' ' + names.get(package, package) for package in packages)
+    missing = "packages of the distribution are missing: " + ', '.join(packages)
+    manager = next((manager for manager in PACKAGE_MANAGERS if shutil.which(manager[0])), None)
+    if not manager:
+        raise QuickstartError(missing, "no package manager is known here (apt-get, dnf, zypper): install them yourself")
+    command = ' '.join([manager[1]] + [manager[2].get(package, package) for package in packages])
     as_root = ['env', 'DEBIAN_FRONTEND=noninteractive', 'sh', '-c', command]
     if os.geteuid() != 0:
         as_root = ['sudo', '-n'] + as_root
-        if not shutil.which('sudo') or subprocess.call(['sudo', '-n', 'true'], stderr=subprocess.DEVNULL):
-            raise QuickstartError("packages of the distribution are missing: " + ', '.join(packages),
-                                  "ask an administrator of this machine for:", "    sudo sh -c '%s'" % command)
+        if ask(['sudo', '-n', 'true'])[0] != 0:
+            raise QuickstartError(missing, "ask an administrator of this machine for:",
+                                  "    sudo sh -c '%s'" % command)
     print("Packages of the distribution that are missing, installed now: " + ' '.join(packages))
     if run(as_root, env=dict(os.environ), log=log):
         raise QuickstartError("'%s' failed:" % command, last_lines(read_text(log)), "all of it: " + log)
@@ -692,38 +661,31 @@ def set_up_packages(wanted_python: Optional[str], venv_python: Optional[Describe
     if not wanted_python and venv_python:
         # a second Python on the machine is no reason to make everything anew
         wanted_python = venv_python['interpreter']
-    python, tool, missing = find_python(wanted_python), find_modules_tool(os.environ), []
-    if not tool:
-        missing.append('lmod')
+    python, tool = find_python(wanted_python), find_modules_tool(os.environ)
+    missing = [] if tool else ['lmod']
     if not python:
-        missing.extend(['python3', 'python3-venv'])
-    elif not makes_venvs(python):
+        missing += ['python3', 'python3-venv']
+    elif not python['venvs']:
         # Debian and Ubuntu keep this part of Python in a package of its own
-        missing.append('python%s-venv' % python['version'])
+        missing += ['python%s-venv' % python['version']]
     if missing:
         install_packages(missing, log)
         python, tool = find_python(wanted_python), find_modules_tool(os.environ)
     if not tool:
         raise QuickstartError("no modules tool was found, although the package lmod is installed",
                               "set LMOD_PKG to the directory that has libexec/lmod in it")
-    status, said, errors = ask(['bash', '--noprofile', '--norc', '-c', '. "$1" && module --version', 'bash', tool[1]],
-                               clean_environment(os.environ))
+    status, said, errors = ask(BASH + ['. "$1" && module --version', 'bash', tool[1]], clean_environment(os.environ))
     if status != 0 or not (said + errors).strip():
         raise QuickstartError("the modules tool %s does not work:" % tool[1],
                               last_lines(said + errors) or "'module --version' prints nothing",
                               "repair or remove it; quickstart installs one where none is")
-    if not python or not makes_venvs(python):
+    if not python or not python['venvs']:
         raise QuickstartError("%s makes no virtual environments: its module ensurepip is missing"
                               % (python['path'] if python else 'Python'),
                               "install the package that has it, or name another Python with --python")
     print("modules tool: %s (%s)" % tool[:2])
     print("Python:       %(path)s (%(version)s)" % python)
     return python, tool
-
-
-def makes_venvs(python: Described) -> bool:
-    """Whether a Python has what 'python -m venv' needs."""
-    return run_python(python['path'], 'import ensurepip, venv')[0] == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -755,8 +717,9 @@ def set_up_tools(prefix: Prefix, python: Described, env: Env) -> None:
     venv = prefix.file('venv')
     venv_python = os.path.join(venv, 'bin', 'python')
     mark, wanted, found = prefix.mark, requirements(), describe_python(venv_python)
-    why, recorded = why_not_usable(found, python, venv), mark.get('packages', {})
-    complete = not why and mark.get('requirements') == wanted and recorded.items() <= found['packages'].items()
+    why = why_not_usable(found, python, venv)
+    complete = (not why and mark.get('requirements') == wanted
+                and mark.get('packages', {}).items() <= found['packages'].items())
     if complete:
         # its packages are registered, and files of them may be gone
         mpiexec = [os.path.join(venv, 'bin', 'mpiexec'), '-n', '1', 'echo', 'starts']
@@ -764,12 +727,10 @@ def set_up_tools(prefix: Prefix, python: Described, env: Env) -> None:
             why = "its EasyBuild does not start"
         elif ask(mpiexec, clean_environment(os.environ))[1] != 'starts\n':
             why = "its mpiexec does not start"
-    if why and os.path.lexists(venv):
-        if mark.get('unfinished'):
-            shutil.rmtree(venv)     # left by an interrupted run: nobody has worked in it
-        else:
-            prefix.set_aside('venv', why)
     if why:
+        if os.path.lexists(venv):
+            # in what an interrupted run has left nobody has worked
+            shutil.rmtree(venv) if mark.get('unfinished') else prefix.set_aside('venv', why)
         mark['unfinished'] = True
         prefix.register('venv')
         prefix.write_mark()
@@ -787,17 +748,16 @@ def set_up_tools(prefix: Prefix, python: Described, env: Env) -> None:
     site_packages = os.path.join(venv, 'lib', 'python' + found['version'], 'site-packages')
     write_text(os.path.join(site_packages, 'slingtorch-checkout.pth'), BUNDLE + '\n')
     command = os.path.join(venv, 'bin', 'slingtorch')
-    write_text(command, '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % venv_python)
-    os.chmod(command, 0o755)
+    write_text(command, '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % venv_python, 0o755)
     version = subprocess.check_output([command, '--version'], env=env, universal_newlines=True).strip()
     print("%s, EasyBuild %s, MPICH %s" % (version, *map(found["packages"].get, ("easybuild-framework", "mpich"))))
 
 
 def pip_install(prefix: Prefix, python: str, wanted: List[str], env: Env) -> None:
     """Install packages with pip; its words go to a log, and to the screen only what matters of an error."""
-    print("installing with pip: " + ' '.join(wanted))
-    sys.stdout.flush()
-    env = dict(env, **pip_environment(python, os.environ))
+    print("installing with pip: " + ' '.join(wanted), flush=True)
+    network = pip_environment(python, os.environ)
+    env = dict(env, **network)
     log, screen = prefix.file('log', 'pip.log'), prefix.file('log', 'pip.screen')
     pip = [python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar', 'off',
            '--log', log]
@@ -814,13 +774,13 @@ def pip_install(prefix: Prefix, python: str, wanted: List[str], env: Env) -> Non
         address = re.search(r'Could not fetch URL (\S+): (?:connection|[Tt]imeout|.*(?:ssl|SSL))', read_text(log))
         if not address:
             break
-    errors = [line for line in read_text(screen).splitlines() if line.startswith('ERROR') or 'not a trusted' in line]
-    settings = sorted('%s=%s' % item for item in env.items() if item[0].startswith('PIP_') and item[0] not in
-                      ('PIP_CACHE_DIR', 'PIP_CONFIG_FILE', 'PIP_DEFAULT_TIMEOUT', 'PIP_CERT'))
     if address:
         raise QuickstartError("pip could not reach %s" % address.group(1),
                               "tell pip the way: PIP_INDEX_URL, or index-url in pip.conf, for a mirror; PIP_PROXY",
                               "all that pip said: " + log)
+    errors = [line for line in read_text(screen).splitlines() if line.startswith('ERROR') or 'not a trusted' in line]
+    settings = sorted('%s=%s' % item for item in network.items() if item[0] not in
+                      ('PIP_CONFIG_FILE', 'PIP_DEFAULT_TIMEOUT', 'PIP_CERT'))
     raise QuickstartError("pip could not install EasyBuild:", last_lines('\n'.join(errors) or read_text(screen), 4),
                           "settings that pip took from your configuration: %s" % (', '.join(settings) or "none"),
                           "all that pip said: " + log)
@@ -869,8 +829,7 @@ compgen -G '{prefix}/easybuild/modules/all/{module}*' >/dev/null || [ -n "${{QUI
 
 def write_configuration(prefix: Prefix, tool: Tool) -> None:
     """Write EasyBuild's configuration, and the file 'activate' that makes a shell use it."""
-    prefix.make('easybuild')
-    os.makedirs(prefix.file('easybuild', 'modules', 'all'), exist_ok=True)
+    os.makedirs(os.path.join(prefix.register('easybuild'), 'modules', 'all'), exist_ok=True)
     options = [('prefix', prefix.file('easybuild')), ('tmpdir', prefix.file('tmp')), ('modules-tool', tool[0]),
                ('module-syntax', tool[2])]
     if os.geteuid() == 0:
@@ -883,7 +842,7 @@ def write_configuration(prefix: Prefix, tool: Tool) -> None:
 
 def activated(prefix: Prefix, env: Env) -> Dict[str, str]:
     """The environment of a shell that has sourced 'activate'."""
-    command = ['bash', '--noprofile', '--norc', '-c', '. "$1" >&2 && env -0', 'bash', prefix.file('activate')]
+    command = BASH + ['. "$1" >&2 && env -0', 'bash', prefix.file('activate')]
     done = subprocess.run(command, env=dict(env, QUICKSTART_RUNS='1'), stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE)
     if done.returncode:
@@ -920,7 +879,7 @@ def ranks_for(prefix: Prefix, env: Env, asked: Optional[int]) -> int:
     """On how many ranks to train, `asked` by --ranks: with GPUs one on each, since NCCL refuses two."""
     if prefix.is_cpu:
         return asked or 2
-    python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
+    python = os.path.join(prefix.software, 'bin', 'python')
     code = 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)'
     status, said, errors = ask([python, '-s', '-c', code], env, TRAINING_LIMIT)
     if status != 0 or said.strip() == '0':
@@ -938,7 +897,7 @@ def ranks_for(prefix: Prefix, env: Env, asked: Optional[int]) -> int:
 def installed_pytorch(prefix: Prefix) -> Tuple[Optional[int], Optional[Described]]:
     """Time of PyTorch's module file (None: not there), and what its Python says of itself (None: it does not run)."""
     module = glob.glob(prefix.file('easybuild', 'modules', 'all', prefix.module + '*'))
-    python = prefix.file('easybuild', 'software', prefix.module, 'bin', 'python')
+    python = os.path.join(prefix.software, 'bin', 'python')
     return (os.stat(module[0]).st_mtime_ns if module else None), describe_python(python)
 
 
@@ -947,9 +906,8 @@ def install_pytorch(prefix: Prefix, env: Env, why: Optional[str] = None) -> None
     module = installed_pytorch(prefix)[0]
     if why:
         prefix.check_disk()
-        name = os.path.join('easybuild', 'software', prefix.module)
-        if os.path.lexists(prefix.file(name)):
-            prefix.set_aside(name, why)
+        if os.path.lexists(prefix.software):
+            prefix.set_aside(os.path.relpath(prefix.software, prefix.path), why)
     if os.geteuid() == 0 and not module:
         print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could then\n"
               "damage the machine. It is allowed here because nothing foreign is built: wheels whose hashes are\n"
@@ -968,19 +926,16 @@ def install_pytorch(prefix: Prefix, env: Env, why: Optional[str] = None) -> None
 def train(prefix: Prefix, env: Env, tool: Tool, ranks: int) -> Optional[str]:
     """Load the module and train; what is wrong then, None if the training was right."""
     result = prefix.register('quickstart.json')
-    if os.path.lexists(result):
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(result)
-    root = prefix.file('easybuild', 'software', prefix.module)
     script = ('. "$1" && module load "$2" && shift 2 && { [ "$EBROOTPYTORCH" -ef "$1" ] || '
               '{ echo "the module that was loaded is of $EBROOTPYTORCH and not of $1" >&2; exit 1; }; } && '
               'exec mpiexec -n "$2" conda-python-distributed "$3" --json "$4"')
-    print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
-    sys.stdout.flush()
-    command = ['bash', '--noprofile', '--norc', '-c', script, 'bash', tool[1], prefix.module, root, str(ranks),
-               EXAMPLE]
+    print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)), flush=True)
     env = dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1'))
     try:
-        status = run(command + [result], env, prefix.lock, cwd=prefix.path, limit=TRAINING_LIMIT)
+        status = run(BASH + [script, 'bash', tool[1], prefix.module, prefix.software, str(ranks), EXAMPLE, result],
+                     env, prefix.lock, cwd=prefix.path, limit=TRAINING_LIMIT)
     except subprocess.TimeoutExpired:
         return "training had not ended after %d minutes" % (TRAINING_LIMIT // 60)
     if status:
@@ -1006,10 +961,8 @@ class Phases:
         self.started: List[Tuple[str, float]] = []
 
     def begin(self, title: str) -> None:
-        """Say what begins."""
         self.started.append((title, time.time()))
-        print("\n==> " + title)
-        sys.stdout.flush()
+        print("\n==> " + title, flush=True)
 
     def table(self) -> str:
         """Text with the seconds of each phase."""
@@ -1051,10 +1004,9 @@ def quickstart(args: argparse.Namespace, prefix: Prefix, phases: Phases, root: s
 
     phases.begin("eb %s" % prefix.easyconfig)
     env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix.file('tmp'))
-    why = None
-    if module and (not found or found['interpreter'] != python['interpreter']):
-        why = "it is of the Python %s" % found['interpreter'] if found else "its Python does not run"
-    install_pytorch(prefix, env, why)
+    why = "it is of the Python %s" % found['interpreter'] if found else "its Python does not run"
+    fits = not module or found and found['interpreter'] == python['interpreter']
+    install_pytorch(prefix, env, None if fits else why)
 
     number = ranks_for(prefix, env, args.ranks)
     ranks = "%d rank%s" % (number, '' if number == 1 else 's')
@@ -1089,8 +1041,7 @@ def flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def main(argv: Optional[List[str]] = None, root: str = '/') -> int:

@@ -93,10 +93,7 @@ class Draft:
 
     def note(self, what: str, words: str, why_not: str) -> None:
         """Remember what was seen, else why it was not."""
-        if words:
-            self.seen[what] = words
-        else:
-            self.unseen[what] = why_not
+        (self.seen if words else self.unseen)[what] = words or why_not
 
     def gpus(self, wanted: Optional[str]) -> Tuple[str, str]:
         """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
@@ -275,17 +272,16 @@ class Draft:
 
     def file_systems(self) -> None:
         """What containers must be given to see."""
-        found: Dict[str, str] = {path: kind for path, kind, options in machine.read_mounts(self.text['mounts'])
-                                 if not SYSTEM.match(path) and not (kind in LOCAL and 'ro' in options)}
-        shared = [path for path, kind in found.items() if kind in machine.SHARED]
-        for what, paths in (('shared file systems', shared),
-                            ('local file systems', [path for path, kind in found.items() if kind in LOCAL])):
-            if paths:
-                self.seen[what] = ', '.join('%s (%s)' % (path, found[path]) for path in paths)
+        found = {path: kind for path, kind, options in machine.read_mounts(self.text['mounts'])
+                 if not SYSTEM.match(path) and not (kind in LOCAL and 'ro' in options)}
+        shared, local = (['%s (%s)' % item for item in found.items() if item[1] in kinds]
+                         for kinds in (machine.SHARED, LOCAL))
+        self.note('shared file systems', ', '.join(shared), "/proc/mounts has none")
+        if local:
+            self.seen['local file systems'] = ', '.join(local)
         # the runtime takes a colon or a comma for a separator
-        bound = [path for path in shared if not re.search(r'[:,%#;]', path) and path == one_line(path)]
-        if not shared:
-            self.unseen['shared file systems'] = "/proc/mounts has none"
+        bound = [path for path, kind in found.items() if kind in machine.SHARED
+                 and not re.search(r'[:,%#;]', path) and path == one_line(path)]
         if bound:
             self.add('parameter bind_paths', values='\n    ' + '\n    '.join(bound), for_='Singularity',
                      reason="the shared file systems, which a container does not see by itself; a path that a node "
@@ -305,10 +301,12 @@ class Draft:
         proxies: Dict[str, str] = {}
         left_out = []
         for variable, _, value in (line.partition('=') for line in self.text['environment'].splitlines()):
+            if variable.lower() not in site_probe.PROXIES:
+                continue
             # a file is shown to others; and Python's httpx refuses socks://
-            if variable.lower() in site_probe.PROXIES and (re.search(r'@|%\(', value) or value.startswith('socks://')):
+            if re.search(r'@|%\(|^socks://', value):
                 left_out.append(variable)
-            elif variable.lower() in site_probe.PROXIES:
+            else:
                 proxies.setdefault(variable.lower(), value)
         if left_out:
             self.unseen['proxy'] = "%s is left out: with a password, or of a form that is refused" % ', '.join(left_out)

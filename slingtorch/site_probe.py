@@ -4,6 +4,7 @@ What 'slingtorch site new' sees of a machine. Only gather() touches the machine;
 drive tests. The read_ functions understand such texts.
 """
 import concurrent.futures
+import contextlib
 import glob
 import json
 import os
@@ -77,11 +78,10 @@ def run(command: List[str], environ: Env, limit: float) -> Text:
     except OSError as err:
         return Text('', "%s cannot be run: %s" % (name, err.strerror))
     except subprocess.TimeoutExpired:
-        try:
+        # one that waits for a file server cannot be killed
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=1)
-        except (OSError, subprocess.TimeoutExpired):
-            pass    # it waits for a file server, and cannot be killed
         return Text('', "%s did not answer within %g s" % (name, limit))
     if process.returncode == 127:
         return Text('', "there is no command %s here" % name)
@@ -95,15 +95,13 @@ def tree(top: str, patterns: List[str]) -> Text:
     """Small files and links below a directory, as lines 'path: content', like those of grep."""
     lines = []
     for path in sorted(path for pattern in patterns for path in glob.glob(os.path.join(glob.escape(top), pattern))):
-        try:
+        with contextlib.suppress(OSError):
             if os.path.islink(path):
                 content = os.path.basename(os.readlink(path))
             else:
                 with open(path, errors='replace') as stream:
                     content = stream.read(200)
-        except OSError:
-            continue
-        lines.append('%s: %s\n' % (os.path.relpath(path, top), one_line(content)))
+            lines.append('%s: %s\n' % (os.path.relpath(path, top), one_line(content)))
     return Text(''.join(lines), None if lines else "there is nothing in %s" % top)
 
 
@@ -223,7 +221,7 @@ def read_rdma(text: str) -> List[Port]:
     res = []
     for device, keys in read_tree(text).items():
         for number in sorted(path.split('/')[1] for path in keys if re.match(r'ports/\d+/state$', path)):
-            port = {path.partition('/')[2].partition('/')[2]: value for path, value in keys.items()
+            port = {path.split('/', 2)[2]: value for path, value in keys.items()
                     if path.startswith('ports/%s/' % number)}
             if 'ACTIVE' not in port['state'] or device.startswith(('rxe', 'siw')):      # RDMA in software
                 continue

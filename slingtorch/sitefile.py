@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch site new: writes a site file for the machine that it runs on, or completes one."""
 import argparse
+import contextlib
 import difflib
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -46,15 +48,14 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
     """
     added, kept = [], []
     old = sections['site', None, None]
-    for pair in (('gpu', 'gpus_per_node'), ('network', 'network')):
-        for key in dict.fromkeys(pair):
-            new = draft.site[key]
-            if new != 'any' and old[pair[0]] == old[pair[1]] == 'any':
-                text = re.sub(r'(?m)^(\s*%s\s*=\s*)any\s*?$' % key, r'\g<1>' + new, text, 1)
-                added.append('%s = %s' % (key, new))
-            # a job may have got fewer GPUs than the node has: then only what sinfo says counts
-            elif new not in ('any', old[key]) and (key != 'gpus_per_node' or draft.gpus_of_job):
-                kept.append('%s = %s; this node says %s' % (key, old[key], new))
+    for key, other in (('gpu', 'gpus_per_node'), ('gpus_per_node', 'gpu'), ('network', 'network')):
+        new = draft.site[key]
+        if new != 'any' and old[key] == old[other] == 'any':
+            text = re.sub(r'(?m)^(\s*%s\s*=\s*)any\s*?$' % key, r'\g<1>' + new, text, 1)
+            added.append('%s = %s' % (key, new))
+        # a job may have got fewer GPUs than the node has: then only what sinfo says counts
+        elif new not in ('any', old[key]) and (key != 'gpus_per_node' or draft.gpus_of_job):
+            kept.append('%s = %s; this node says %s' % (key, old[key], new))
     if 'include' in draft.site and 'include' not in old and not kept:
         text = re.sub(r'(?m)^(\s*network\s*=.*\n)', r'\g<1>include = %s\n' % draft.site['include'], text, 1)
         added.append('include = ' + draft.site['include'])
@@ -97,8 +98,7 @@ def own_directory(sites: Any, environ: Env) -> str:
     try:
         os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
         for directory in (os.path.dirname(path), path):
-            if not os.path.isdir(directory):
-                os.mkdir(directory, 0o700)
+            pathlib.Path(directory).mkdir(0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as err:
         raise SiteFileError("Your sites belong in %s, which cannot be written to (%s). Make it writable, or set "
@@ -115,7 +115,7 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
     :param replace: whether it takes the place of the one that is there; else that one stays, and this is beside it
     :return: path of the file
     """
-    temporary = None
+    temporary = ''
     try:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
         with os.fdopen(handle, 'w', encoding='utf-8') as stream:
@@ -124,7 +124,7 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
         os.chmod(temporary, 0o644)
         target, number = path, 0
         while not replace and os.path.lexists(target):
-            if read_text(target) == text:
+            if pathlib.Path(target).read_text(encoding='utf-8', errors='replace') == text:
                 return target
             number += 1
             target = '%s.new%s' % (path, number if number > 1 else '')
@@ -133,14 +133,8 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
     except OSError as err:
         raise SiteFileError("%s could not be written: %s" % (path, err.strerror))
     finally:
-        if temporary and os.path.exists(temporary):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-
-
-def read_text(path: str) -> str:
-    """The text of a site file, whatever is in it."""
-    with open(path, encoding='utf-8', errors='replace') as stream:
-        return stream.read()
 
 
 def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
@@ -151,8 +145,9 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
     if environ.get('SLURM_PROCID', '0') != '0':
         return 0    # the first task of a step does it
     path = os.path.join(own_directory(sites, environ), name + sites.SITE)
-    old = read_text(path) if os.path.exists(path) else ''
-    if args.complete and not os.path.exists(path):
+    there = os.path.exists(path)
+    old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
+    if args.complete and not there:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
                             % (path, name))
     if evidence is None:
@@ -175,15 +170,12 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
         print(''.join("Kept as it is in the file: %s\n" % line for line in kept), end='')
     else:
         text = compose(name, draft)
-        if text == old:
-            print("%s says the same already." % path)
+        written = write(sites, path, text, environ) if text != old else None
+        if written and written != path:
+            print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, written, n=1)))
+            print("The file that was there stays. The new one is %s: take from it what you want." % written)
         else:
-            written = write(sites, path, text, environ)
-            if written != path:
-                print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, written, n=1)))
-                print("The file that was there stays. The new one is %s: take from it what you want." % written)
-            else:
-                print("Written: %s" % written)
+            print("Written: %s" % written if written else "%s says the same already." % path)
     # outside an activated environment the shell does not find it
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:

@@ -7,8 +7,9 @@ engine's EDF file (edf), a file for --env-file (env) and a table for documentati
 """
 import json
 import shlex
-import textwrap
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
+
+from slingtorch import wrapped
 
 FORMATS = ('sbatch', 'pbs', 'edf', 'env', 'markdown')
 
@@ -18,52 +19,41 @@ Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
+CONDITION = 'only for software with %s = %s'
 # EDF: https://docs.cscs.ch/software/container-engine/resource-hook (2026-08-20), variants of the plugin by kind of GPU
 PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "or rocm5")}
 # number of nodes of the job
 NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"'}
 
 
-def comment(text: str, indent: str = '# ') -> List[str]:
+def comment(text: str) -> List[str]:
     """Text as comment lines."""
-    return textwrap.wrap(text, width=118, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
-                         break_on_hyphens=False)
+    return wrapped(text, '# ', '# ').splitlines()
 
 
-def heading(site: Any, groups: Iterable[Any]) -> List[str]:
-    """What the values are, and what the groups need of every job."""
+def sorted_out(site: Any, names: Names) -> Tuple[List[str], List[Any], Any, List[str]]:
+    """
+    With these groups: (comment on what the values are, and what the groups need of every job; values that everybody can
+    set; value of NCCL_NET in jobs of several nodes or None; comment that names what only slingtorch's runscripts read).
+    """
     lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
-    for group in groups:
+    for group in site.check_groups(names):
         lines += comment("group %s: %s; needs %s" % (group.name, group.title, group.needs))
-    return lines
-
-
-def sorted_out(site: Any, names: Names) -> Tuple[List[Any], Any, List[str]]:
-    """
-    The values with these groups: (list of those that everybody can set, the value of NCCL_NET in jobs of several nodes
-    or None, a comment that names those that only slingtorch's runscripts read).
-    """
     values = list(site.env_values(names).values())
     net = next((value for value in values if value.name == NET), None)
     own = [value.name for value in values if value.name.startswith(OWN) and value.name != NET]
-    return ([value for value in values if not value.name.startswith(OWN)], net,
+    return (lines, [value for value in values if not value.name.startswith(OWN)], net,
             comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else [])
-
-
-def condition(value: Any) -> Optional[str]:
-    """When a value holds, if it does not always."""
-    return 'only for software with %s = %s' % value.when if value.when else None
 
 
 def setting(value: Any, line: str) -> List[str]:
     """A value's line after its reason; a comment where it does not always hold."""
-    return comment(value.reason) + ['# %s: %s' % (condition(value), line) if value.when else line]
+    return comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
 
 
 def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
     """Lines of a job script."""
-    values, net, left_out = sorted_out(site, names)
-    lines = heading(site, site.check_groups(names))
+    lines, values, net, left_out = sorted_out(site, names)
     if scheduler == 'slurm' and site.gpus_per_node.isdigit() and int(site.gpus_per_node):
         lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
     if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
@@ -80,8 +70,7 @@ def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
 
 def env_file(site: Any, names: Names) -> List[str]:
     """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
-    values, net, left_out = sorted_out(site, names)
-    lines = heading(site, site.check_groups(names))
+    lines, values, net, left_out = sorted_out(site, names)
     for value in values:
         lines += setting(value, '%s=%s' % (value.name, value.value))
     if net:
@@ -92,8 +81,8 @@ def env_file(site: Any, names: Names) -> List[str]:
 
 def edf(site: Any, names: Names) -> List[str]:
     """An EDF file of CSCS' container engine (TOML) without the image."""
-    values, net, left_out = sorted_out(site, names)
-    lines = heading(site, site.check_groups(names)) + ['# image = "..."', '', '[env]']
+    lines, values, net, left_out = sorted_out(site, names)
+    lines += ['# image = "..."', '', '[env]']
     for value in values:
         lines += setting(value, '%s = %s' % (value.name, json.dumps(value.value)))
     if net:
@@ -117,14 +106,13 @@ def cell(text: str) -> str:
 
 def markdown(site: Any, names: Names) -> List[str]:
     """Tables for documentation: the values, then each group by itself."""
-    chosen = site.check_groups(names)
     lines = ['# %s' % cell(site.title), '']
     lines += ["From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source))]
-    for group in chosen:
+    for group in site.check_groups(names):
         lines += ['', 'With the group `%s`: %s; needs %s.' % (group.name, cell(group.title), cell(group.needs))]
     lines += ['', '| variable | value | reason | source |', '|---|---|---|---|']
     for value in site.env_values(names).values():
-        reason = value.reason + (' (%s)' % condition(value) if value.when else '')
+        reason = value.reason + (' (%s)' % (CONDITION % value.when) if value.when else '')
         lines.append('| `%s` | `%s` | %s | %s |'
                      % (value.name, value.value.replace('|', '\\|'), cell(reason), cell(value.source)))
     return lines

@@ -10,10 +10,13 @@ import argparse
 import hashlib
 import json
 import os
-import pwd
+import pathlib
 import re
 import shlex
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from slingtorch import __version__, bundle_root, slingshot_sites, table
+from slingtorch.gpus import numbers
 
 RECORD = os.path.join('runscripts', 'lib', 'installed.json')
 # the lines of a module file that name the installation (INSTALLDIR_REGEX in easybuild/tools/module_generator.py), and
@@ -65,24 +68,17 @@ def sha256(path: str) -> Optional[str]:
         return None
 
 
-def numbers(version: str) -> List[int]:
-    """A version, to be compared."""
-    return [int(number) for number in re.findall(r'\d+', version)]
-
-
-def differences(root: str, record: Dict[str, Any], scripts: str, version: str, digest: Callable) -> List[str]:
+def differences(root: str, record: Dict[str, Any], sites: Any) -> List[str]:
     """
     What is other than the bundle would install it now, as phrases.
 
     :param root: directory of the installation
     :param record: what was installed
-    :param scripts: directory of the bundle's runscripts
-    :param version: of the bundle
-    :param digest: gives the digest of a site's values: function of name and groups; RuntimeError without such a site
+    :param sites: the module slingshot_sites
     """
-    found = []
-    if record['slingtorch'] != version:
-        kind = 'older' if numbers(record['slingtorch']) < numbers(version) else 'newer'
+    found, scripts = [], os.path.join(bundle_root(), 'runscripts')
+    if record['slingtorch'] != __version__:
+        kind = 'older' if numbers(record['slingtorch']) < numbers(__version__) else 'newer'
         found.append('%s: slingtorch %s' % (kind, record['slingtorch']))
     changed = [target for target, file in record['files'].items()
                if sha256(os.path.join(scripts, file['source'])) != file['sha256']]
@@ -95,14 +91,14 @@ def differences(root: str, record: Dict[str, Any], scripts: str, version: str, d
                                        ' and %d more' % (len(names) - 3) if len(names) > 3 else ''))
     if record['site']:
         try:
-            if digest(record['site'], record['groups']) != record['values']:
+            if sites.load(record['site']).digest(record['groups']) != record['values']:
                 found.append("the values of site '%s' have changed" % record['site'])
         except RuntimeError as err:
             found.append(str(err))
     return found
 
 
-def describe(module: str, root: str, scripts: str, version: str, digest: Callable) -> Dict[str, Any]:
+def describe(module: str, root: str, sites: Any) -> Dict[str, Any]:
     """
     An installation, for JSON: 'state' is current, different (then 'why' says what is) or unreadable.
 
@@ -114,7 +110,7 @@ def describe(module: str, root: str, scripts: str, version: str, digest: Callabl
         with open(os.path.join(root, RECORD)) as stream:
             record = json.load(stream)
         entry.update({key: record[key] for key in entry if key in record})
-        entry['why'] = differences(root, record, scripts, version, digest)
+        entry['why'] = differences(root, record, sites)
         entry['state'] = 'different' if entry['why'] else 'current'
     except FileNotFoundError:
         entry['why'] = ['older: of a slingtorch that left no record']
@@ -122,19 +118,13 @@ def describe(module: str, root: str, scripts: str, version: str, digest: Callabl
         entry.update(state='unreadable', why=['%s: %s' % (os.path.join(root, RECORD), err)])
     entry['easyconfig'] = installed_easyconfig(root, entry['easyconfig'])
     try:
-        owner = os.stat(root).st_uid
-        entry['owner'] = None if owner == os.geteuid() or os.access(root, os.W_OK) else user_name(owner)
+        own = os.stat(root).st_uid == os.geteuid() or os.access(root, os.W_OK)
+        entry['owner'] = None if own else pathlib.Path(root).owner()
+    except KeyError:
+        entry['owner'] = str(os.stat(root).st_uid)
     except OSError:
         entry['owner'] = 'unknown'
     return entry
-
-
-def user_name(number: int) -> str:
-    """Name of a user, or the number."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def installed_easyconfig(root: str, name: Optional[str]) -> Optional[str]:
@@ -147,28 +137,24 @@ def installed_easyconfig(root: str, name: Optional[str]) -> Optional[str]:
     return os.path.join(root, 'easybuild', names[0]) if len(names) == 1 else None
 
 
-def easyconfig_to_name(path: str, bundled: Dict[str, str]) -> str:
-    """The name of an easyconfig if the bundle has the same one, else the path of what was installed."""
-    name = os.path.basename(path)
-    return name if name in bundled and sha256(bundled[name]) == sha256(path) else path
-
-
-def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[str], root: str) -> List[str]:
+def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[str]) -> List[str]:
     """
     Commands for a shell that renew what is different: one for all, and one more for each other site or groups.
 
     :param entries: as describe() returns them
     :param active: name of the site that the shell is activated for
     :param groups: its groups
-    :param root: of the bundle
     """
-    bundled = {name: os.path.join(path, name) for path, _, names in os.walk(os.path.join(root, 'easyconfigs'))
-               for name in names}
+    bundled = {name: os.path.join(path, name)
+               for path, _, names in os.walk(os.path.join(bundle_root(), 'easyconfigs')) for name in names}
     wanted = {}  # type: Dict[Tuple[Optional[str], str], List[str]]
     for entry in entries:
         if entry['state'] == 'different' and entry['easyconfig'] and not entry['owner']:
             key = (entry['site'], ','.join(entry['groups'])) if entry['site'] else (active, ','.join(groups))
-            wanted.setdefault(key, []).append(easyconfig_to_name(entry['easyconfig'], bundled))
+            path = entry['easyconfig']
+            name = os.path.basename(path)
+            same = name in bundled and sha256(bundled[name]) == sha256(path)
+            wanted.setdefault(key, []).append(name if same else path)
     commands = []
     for (site, names), easyconfigs in sorted(wanted.items(), key=lambda item: str(item[0])):
         command = 'eb --module-only --force ' + ' '.join(map(shlex.quote, easyconfigs))
@@ -179,7 +165,7 @@ def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[s
     return commands
 
 
-def table(entries: List[Dict[str, Any]]) -> str:
+def as_table(entries: List[Dict[str, Any]]) -> str:
     """The installations for a person to read."""
     rows = [('module', 'slingtorch', 'runscripts', 'site values', 'state')]
     for entry in entries:
@@ -187,38 +173,29 @@ def table(entries: List[Dict[str, Any]]) -> str:
         why = entry['why'] + ["belongs to %s" % entry['owner']] * bool(entry['owner'] and entry['why'])
         rows.append((entry['module'], entry['slingtorch'] or '-', entry['runscripts'] or '-', values or '-',
                      '; '.join(why) or entry['state']))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ''.join('  '.join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + '\n' for row in rows)
+    return table(rows)
 
 
-def run(args: argparse.Namespace, directory: str, root: str, version: str, sites: Any, note: Callable) -> int:
+def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
     """
     slingtorch status
 
     :param directory: EasyBuild's, with modules
-    :param root: of the bundle
-    :param version: of the bundle
-    :param sites: the module slingshot_sites
     :param note: says something to the person who uses the command
     :return: 0: all is current, 3: not all
     """
-    unread = []  # type: List[str]
-    scripts = os.path.join(root, 'runscripts')
-
-    def digest(site: str, groups: List[str]) -> str:
-        return sites.load(site).digest(groups)
-
+    unread, sites = [], slingshot_sites()  # type: List[str], Any
     try:
         active = sites.choose().site.name
     except sites.SiteError:
         active = None
-    entries = [describe(module, path, scripts, version, digest) for module, path in installations(directory, unread)]
-    commands = renewal(entries, active, sites.chosen_groups(), root)
+    entries = [describe(module, path, sites) for module, path in installations(directory, unread)]
+    commands = renewal(entries, active, sites.chosen_groups())
     if args.json:
-        print(json.dumps({'slingtorch': version, 'modules': directory, 'installations': entries, 'renew': commands,
+        print(json.dumps({'slingtorch': __version__, 'modules': directory, 'installations': entries, 'renew': commands,
                           'unread': unread}, indent=2, sort_keys=True))
     elif entries:
-        print(table(entries), end='')
+        print(as_table(entries), end='')
         if commands:
             print("\nThis renews runscripts and modules of what is yours, in seconds; jobs that run keep what they "
                   "have:\n" + '\n'.join(commands))

@@ -19,12 +19,9 @@ def last_lines(output):
 
 def dependency_root(cfg, name):
     """
-    Prefix of a dependency, or None.
+    Prefix of a dependency, by its name in EasyBuild or in the metadata of an external module, or None.
 
     $EBROOT* of external modules exist only while building, so that for --sanity-check-only their metadata is asked.
-
-    :param cfg: the easyconfig
-    :param name: name of the software, as EasyBuild or the metadata of an external module has it
     """
     path = get_software_root(name)
     for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
@@ -36,11 +33,7 @@ def dependency_root(cfg, name):
 
 @contextlib.contextmanager
 def modules_loaded(easyblock, names):
-    """
-    Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring.
-
-    :param names: names of modules; EasyBuildError for one that is not there
-    """
+    """Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring."""
     saved_env = copy.deepcopy(os.environ)
     tool = easyblock.modules_tool
     if names and isinstance(tool, NoModulesTool):

@@ -10,6 +10,7 @@ import shlex
 import shutil
 
 from easybuild.easyblocks.generic._dependencies import last_lines
+from easybuild.easyblocks.generic._pytorchprocess import dynamic_entries
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
@@ -57,12 +58,7 @@ def make_image(installdir, parallel=1, imports=()):
     Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
 
     The image is a Python that finds itself wherever it lies. It is tried in another place than the environment's before
-    it is packed.
-
-    :param installdir: directory of the virtual or conda environment
-    :param parallel: number of processors to use
-    :param imports: names of modules that must be importable
-    :return: path of the image; EasyBuildError if it cannot be made
+    it is packed: these modules must be importable there.
     """
     require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
@@ -117,8 +113,10 @@ def make_tree(installdir, tree, parallel):
             # Triton compiles against it at run time
             shutil.copytree(include, os.path.join(tree, 'include', os.path.basename(include)))
     mkdir(os.path.join(tree, 'bin'), parents=True)
-    for name in sorted(set(os.listdir(installdir)) - set(NOT_PACKED + ['pyvenv.cfg', 'lib64', 'include'])):
-        merge(os.path.join(installdir, name), os.path.join(tree, name))
+    names = sorted(set(os.listdir(installdir)) - set(NOT_PACKED + ['pyvenv.cfg', 'lib64', 'include']))
+    # hard links where the file system has them; into directories that are there already as well
+    run_command(['sh', '-c', 'cp -al "$@" || cp -a "$@"', 'cp'] + [os.path.join(installdir, name) for name in names]
+                + [tree], "If the disk is full, free some space or choose another --installpath")
     if not os.path.lexists(os.path.join(tree, 'lib64')):
         os.symlink('lib', os.path.join(tree, 'lib64'))
 
@@ -142,18 +140,6 @@ def make_tree(installdir, tree, parallel):
     run_shell_cmd('%s %s -I -m compileall -q -j %s -x /tests?/ %s' % (
         library_path(tree), shlex.quote(python), parallel, shlex.quote(os.path.join(tree, 'lib', library))),
         fail_on_error=False, hidden=True)
-
-
-def merge(source, target):
-    """Link files and directories of a tree into another one; symbolic links stay such."""
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-    elif os.path.isdir(source):
-        mkdir(target)
-        for name in os.listdir(source):
-            merge(os.path.join(source, name), os.path.join(target, name))
-    else:
-        link_or_copy(source, target)
 
 
 def copy_script(source, target):
@@ -192,13 +178,12 @@ def set_run_path(path, run_path):
     The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
     It is a string in the file (ELF specification, 'Dynamic Section'), and a shorter one fits into its place.
     """
-    output = run_shell_cmd('readelf --dynamic ' + shlex.quote(path), fail_on_error=False, hidden=True).output
-    old = re.search(r'\((?:RPATH|RUNPATH)\).*\[(.*)\]', output)
-    if not old or len(run_path) > len(old.group(1)):
+    old = dynamic_entries(path, 'RPATH|RUNPATH')
+    if not old or len(run_path) > len(old[0]):
         return
     with open(path, 'rb') as stream:
         content = stream.read()
-    string = b'\0' + old.group(1).encode() + b'\0'
+    string = b'\0' + old[0].encode() + b'\0'
     # a new file: the old one may be the interpreter's own, under a second name
     mode = os.stat(path).st_mode
     os.remove(path)
@@ -212,8 +197,7 @@ def relocate_run_paths(tree, installdir):
     output = run_shell_cmd("grep -rlaF --include='*.so*' %s %s" % (shlex.quote(installdir), shlex.quote(tree)),
                            fail_on_error=False, hidden=True).output
     for path in output.splitlines():
-        dynamic = run_shell_cmd('readelf --dynamic ' + shlex.quote(path), fail_on_error=False, hidden=True).output
-        for old in re.findall(r'\((?:RPATH|RUNPATH)\).*\[(.*)\]', dynamic):
+        for old in dynamic_entries(path, 'RPATH|RUNPATH'):
             new = [re.sub('^%s(?=/|$)' % re.escape(installdir), tree, part) for part in old.split(':')]
             new = ['$ORIGIN/' + os.path.relpath(part, os.path.dirname(path)) if part.startswith(tree) else part
                    for part in new]

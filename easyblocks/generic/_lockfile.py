@@ -34,18 +34,34 @@ UV_VARIABLES = ('UV_CACHE_DIR', 'UV_HTTP_TIMEOUT', 'UV_HTTP_CONNECT_TIMEOUT', 'U
 # how long asking for the sizes of downloads may take (seconds)
 SIZES_TIMEOUT = 15
 
+NOT_FOUND = (
+    "No index has it for this Python and platform: compare version, python_versions and wheel_platform of the "
+    "easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, besides "
+    "index_urls).")
+# what pip or uv prints, and what to do then
+PROXY_PROBLEM = (
+    'InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy',
+    "The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
+    "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed.")
+REMEDIES = [
+    ('HASHES|Hash mismatch', "An index has answered with another file than its own page announces. Nothing was "
+     "written. Try again; if it stays so, do not install that file, and tell those who run the index."),
+    PROXY_PROBLEM,
+    ('No matching distribution', NOT_FOUND),
+    # uv says 'No solution found' of these as well
+    ('conflicting dependencies|are incompatible',
+     "The packages do not fit together: change python_packages or extra_packages of the easyconfig."),
+    ('No solution found', NOT_FOUND),
+    ('Failed to fetch|Request failed|error sending request', "The index does not answer. Run eb --fetch where it does, "
+     "if need be through a proxy ($https_proxy): the installation itself needs no network."),
+]
+
 Target = collections.namedtuple('Target', 'python platform')
 Package = collections.namedtuple('Package', 'name version hashes')
 
 
 def check_recipe(recipe, file_name):
-    """
-    Look at what an easyconfig wants locked.
-
-    :param recipe: dictionary of wanted, index_urls, python_versions and platforms (lists)
-    :param file_name: of the easyconfig
-    :raises RuntimeError: if something cannot be
-    """
+    """Raise RuntimeError if a recipe (lists wanted, index_urls, python_versions, platforms) cannot be locked."""
     pythons, platforms = recipe['python_versions'], recipe['platforms']
     if not pythons or not all(re.match(r'^3\.\d+$', text) for text in pythons):
         raise RuntimeError("%s: python_versions is %r, and must name the Python that the packages are for, such as "
@@ -78,9 +94,8 @@ def wheel_dir(source_path, name):
 
 def find_uv():
     """
-    Path of uv: that of $SLINGTORCH_UV, else that beside this Python (it comes with slingtorch), else the one in $PATH.
-
-    :return: None without one that runs here, or where $SLINGTORCH_UV is empty
+    Path of uv: $SLINGTORCH_UV (empty: none), else that beside this Python (it comes with slingtorch), else the one in
+    $PATH; None without one that runs here.
     """
     if 'SLINGTORCH_UV' in os.environ:
         uv = os.environ['SLINGTORCH_UV']
@@ -101,11 +116,7 @@ def uv_environment(kept=()):
 
 
 def pip_settings(python):
-    """
-    What pip is configured with, by files and variables: {name of an option: value}.
-
-    :param python: path of the Python whose pip is asked ('pip config list')
-    """
+    """What the pip of a Python is configured with, by files and variables: {name of an option: value}."""
     done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
     settings = {}
@@ -116,13 +127,7 @@ def pip_settings(python):
 
 
 def uv_settings(settings, index_urls):
-    """
-    The same for uv.
-
-    :param settings: of pip
-    :param index_urls: of the easyconfig, which come first
-    :return: list of options, dictionary of the environment
-    """
+    """The same for uv, with the index_urls of the easyconfig first: list of options, dictionary of the environment."""
     env = dict(uv_environment(UV_VARIABLES), UV_HTTP_RETRIES='1')
     options = []
     # as pip does, uv is to compare the versions of all indexes: PyTorch's have old ones of common packages. Of a
@@ -155,23 +160,7 @@ def uv_settings(settings, index_urls):
 
 def remedy(output):
     """What to do when pip or uv has said this."""
-    if 'HASHES' in output or 'Hash mismatch' in output:
-        return ("An index has answered with another file than its own page announces. Nothing was written. Try again; "
-                "if it stays so, do not install that file, and tell those who run the index.")
-    if re.search('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy', output):
-        return ("The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy must "
-                "have the form http://HOST:PORT ('env | grep -i proxy' shows them).")
-    # uv says 'No solution found' of packages that do not fit together as well
-    if 'No matching distribution' not in output and re.search('conflicting dependencies|are incompatible', output):
-        return "The packages do not fit together: change python_packages or extra_packages of the easyconfig."
-    if re.search('No matching distribution|No solution found', output):
-        return ("No index has it for this Python and platform: compare version, python_versions and wheel_platform of "
-                "the easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, "
-                "besides index_urls).")
-    if re.search('Failed to fetch|Request failed|error sending request', output):
-        return ("The index does not answer. Run eb --fetch where it does, if need be through a proxy ($https_proxy): "
-                "the installation itself needs no network.")
-    return ''
+    return next((text for regex, text in REMEDIES if re.search(regex, output)), '')
 
 
 def no_answer(address, reason):
@@ -199,11 +188,8 @@ def uv_compile(uv, target, settings, index_urls, *words, text='', timeout=None):
 
 def download_sizes(uv, names, python_version, settings):
     """
-    The files that a lock file means here, as uv reads them from the pages of the indexes (PEP 751).
-
-    :param names: path of the lock file, without hashes
-    :param settings: of pip
-    :return: {file name: bytes, 0 where the index does not say}; empty where it cannot be told
+    The files that a lock file without hashes means here, as uv reads them from the pages of the indexes (PEP 751):
+    {file name: bytes, 0 where the index does not say}; empty where it cannot be told.
     """
     minor, machine = machine_at_hand()[1:]
     if not uv or not minor:
@@ -227,12 +213,9 @@ def download_sizes(uv, names, python_version, settings):
 
 def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
     """
-    All packages that these need, as uv chooses them, with the hashes of all their files.
+    All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
 
-    :param settings: of pip; an index that does not answer is taken out
-    :param say: function that shows a message
-    :return: list of Package
-    :raises RuntimeError: if uv fails, or an index of the easyconfig did not answer
+    An index of pip's settings that does not answer is taken out of them; one of the easyconfig is a RuntimeError.
     """
     while True:
         done = uv_compile(uv, target, settings, index_urls, '--no-annotate', '--emit-index-annotation',
@@ -263,10 +246,7 @@ def hide_login(address):
 
 def packages_of_uv(output, wanted, index_urls):
     """
-    Read what 'uv pip compile' wrote.
-
-    :return: list of Package
-    :raises RuntimeError: if a package has no hash, or came from elsewhere than the easyconfig says
+    List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is not from where it must be.
     """
     packages, indexes = [], set()
     for entry in re.split(r'\n(?=\S)', output.strip()):
@@ -298,12 +278,8 @@ def check_indexes_used(index_urls, used):
 
 def resolve_with_pip(python, wanted, index_urls, target, store):
     """
-    All packages that these need, as pip chooses them for the Python and machine at hand; they are downloaded once.
-
-    :param python: path of that Python
-    :param store: directory for downloaded wheels
-    :return: list of Package
-    :raises RuntimeError: if pip fails, or an index of the easyconfig did not answer
+    All packages that these need, as pip chooses them for the Python and machine at hand: list of Package. They are
+    downloaded once, to the directory store. RuntimeError if pip fails, or an index of the easyconfig did not answer.
     """
     work_dir = tempfile.mkdtemp(dir=store)
     try:
@@ -348,36 +324,19 @@ def sha256(path):
 
 
 def marker(targets, among):
-    """
-    For which targets a package is: the marker of a requirement, empty for all of them.
-
-    :param among: list of all Target
-    """
-    if len(targets) == len(among):
-        return ''
-    by_machine = collections.OrderedDict()
-    for target in targets:
-        by_machine.setdefault(PLATFORM_REGEX.match(target.platform).group(2), []).append(target.python)
-    everything = len({target.python for target in among})
-    machines = len({target.platform for target in among})
-    parts = []
-    for machine, pythons in by_machine.items():
-        part = ' or '.join("python_version == '%s'" % python for python in pythons) if len(pythons) < everything else ''
-        if machines > 1:
-            part = "platform_machine == '%s'" % machine + (' and (%s)' % part if part else '')
-        parts.append(part)
-    if machines == len(parts) and len({tuple(pythons) for pythons in by_machine.values()}) == 1:
-        # the same for all machines
-        parts = [' or '.join("python_version == '%s'" % python for python in list(by_machine.values())[0])]
-    return ' ; ' + ' or '.join(parts)
+    """For which of all targets a package is: the marker of a requirement, empty for all of them."""
+    pythons, platforms = {target.python for target in among}, {target.platform for target in among}
+    # what does not matter is left out
+    by_python = any(Target(python, target.platform) not in targets for target in targets for python in pythons)
+    by_machine = any(Target(target.python, name) not in targets for target in targets for name in platforms)
+    parts = collections.OrderedDict.fromkeys(' and '.join(
+        ["platform_machine == '%s'" % PLATFORM_REGEX.match(target.platform).group(2)] * by_machine
+        + ["python_version == '%s'" % target.python] * by_python) for target in targets)
+    return ' ; ' + ' or '.join(parts) if by_python or by_machine else ''
 
 
 def lock_lines(found):
-    """
-    Lines of a requirements file with hashes.
-
-    :param found: {Target: list of Package}
-    """
+    """Lines of a requirements file with hashes, from {Target: list of Package}."""
     packages = {}
     for target, chosen in found.items():
         for package in chosen:
@@ -394,9 +353,6 @@ def lock_lines(found):
 def lock_text(file_name, recipe, found):
     """
     Text of a lock file; read_head() reads what PythonVenv compares with the easyconfig, the Python and the machine.
-
-    :param file_name: of the easyconfig
-    :param found: {Target: list of Package}
     """
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
@@ -409,9 +365,7 @@ def lock_text(file_name, recipe, found):
 
 def read_head(text):
     """
-    What the head of a lock file says that it is for.
-
-    :return: lists of Pythons, platforms and packages; empty ones where it was made by other means
+    Pythons, platforms and packages (lists) that a lock file says it is for; empty where it was made by other means.
     """
     found = {'python': [], 'platform': [], 'wanted': []}
     for key, value in re.findall(r'^# (python|platform|wanted): (.*)$', text, re.M):
@@ -427,11 +381,7 @@ def machine_at_hand():
 
 
 def target_at_hand(python, recipe, file_name):
-    """
-    For which Python and platform pip resolves.
-
-    :raises RuntimeError: if that is none that the easyconfig names
-    """
+    """For which Python and platform pip resolves; RuntimeError if that is none that the easyconfig names."""
     version = subprocess.run([python, '-c', 'import sys; print("%s.%s" % sys.version_info[:2])'],
                              stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
     libc, minor, machine = machine_at_hand()
@@ -447,15 +397,12 @@ def target_at_hand(python, recipe, file_name):
 
 def lock(recipe, file_name, lock_file, python, store, say):
     """
-    Write a lock file.
+    Write a lock file; RuntimeError if the packages cannot be had.
 
     :param recipe: what the easyconfig says: see check_recipe()
-    :param file_name: of the easyconfig
-    :param lock_file: path to write to
     :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
     :param store: function that gives the directory for downloaded wheels
     :param say: function that shows a message
-    :raises RuntimeError: if the packages cannot be had
     """
     check_recipe(recipe, file_name)
     settings = pip_settings(python)

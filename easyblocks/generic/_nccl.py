@@ -38,8 +38,6 @@ KNOWN_PROBLEMS = [
 def accepted_apis(version):
     """
     Oldest and newest ncclNetPlugin_v* (numbers) that a release of NCCL or RCCL accepts; None if that is not known.
-
-    :param version: as text, or None
     """
     windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
     return windows[-1] if windows else None
@@ -53,10 +51,7 @@ def exported_apis(path):
 
 def known_problems(versions):
     """
-    What is known to be wrong with releases.
-
-    :param versions: {name of a component: version, or None}; names are aws-ofi-nccl, NCCL, RCCL, ROCm, CUDA
-    :return: list of sentences, each with its source
+    Sentences, each with its source, on what is wrong with releases: {name as in KNOWN_PROBLEMS: version, or None}.
     """
     texts = []
     for problem in KNOWN_PROBLEMS:

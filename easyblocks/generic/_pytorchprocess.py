@@ -61,11 +61,7 @@ print("PROBE " + json.dumps({
 
 def probe_pytorch(python, modules=()):
     """
-    Let a process import PyTorch.
-
-    :param python: path of the Python to do it with
-    :param modules: names of Python modules to import into the same process
-    :return: the dictionary that PROBE prints; a sentence in its place where PyTorch cannot be imported
+    Let a process import PyTorch, and these Python modules: what PROBE prints (dictionary), or a sentence if it cannot.
     """
     # not where the sources are, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
@@ -76,11 +72,7 @@ def probe_pytorch(python, modules=()):
 
 
 def describe_libraries(process):
-    """
-    What matters of a process for running on several nodes, for the user.
-
-    :param process: what PROBE printed
-    """
+    """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
     texts = ["PyTorch %s" % process['version']]
     for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
@@ -91,13 +83,12 @@ def describe_libraries(process):
 
 def check_linkage(process, expected):
     """
-    Compare the libraries and settings of a process that imported PyTorch with what they should be.
+    What is wrong, in sentences, with the libraries and settings of a process that imported PyTorch, as PROBE printed
+    it.
 
-    :param process: what PROBE printed
     :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
                      (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
                      asked for, but for mpi, where it is wrong
-    :return: list of what is wrong, each a sentence
     """
     wrong = list(process['import_errors'])
     real = {path: os.path.realpath(path) for path in process['libraries']}
@@ -177,8 +168,6 @@ def check_wheel(process, plugin_wanted, versions):
     """
     Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
-    :param process: what PROBE printed
-    :param plugin_wanted: whether a plugin is among the dependencies
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
     :return: list of what is wrong, and list of what is known of these releases, each a sentence
     """
@@ -219,12 +208,10 @@ def check_wheel(process, plugin_wanted, versions):
 
 def replace_nccl(installdir, root):
     """
-    Let links to the NCCL or RCCL of a system take the place of the wheel's own, in an installed environment.
+    Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own, in an installed
+    environment.
 
     PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
-
-    :param installdir: directory of the environment
-    :param root: prefix with the library in lib or lib64
     """
     packages = os.path.join(installdir, 'lib', 'python3*', 'site-packages')
     found = sum((glob.glob(os.path.join(packages, place)) for place in
@@ -245,13 +232,8 @@ def replace_nccl(installdir, root):
 
 def check_mpi(python, mpicc, name, code):
     """
-    Compare the MPI in a process that imported a package with that of MPI's compiler.
-
-    :param python: path of the Python to import it with; MPI is not initialised
-    :param mpicc: full path of MPI's compiler for C, or None where there is none
-    :param name: of the package, for messages
-    :param code: Python that imports it, one line
-    :return: what is wrong, a sentence, or an empty string
+    Compare the MPI in a process that imported a package (by this line of Python; MPI is not initialised) with that of
+    MPI's compiler for C (full path, or None where there is none): what is wrong, a sentence, or an empty string.
     """
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
@@ -272,18 +254,15 @@ def check_mpi(python, mpicc, name, code):
 
 def needed_libraries(path):
     """Names of the libraries that a library or program says it needs."""
-    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    return re.findall(r'\(NEEDED\).*\[(.+)\]', res.output)
+    return dynamic_entries(path, 'NEEDED')
 
 
 def mpi_library(mpicc):
     """
-    The MPI library that a compiler wrapper links, as its real path; None if it cannot be told.
+    The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
     another MPI of the same file name may be.
-
-    :param mpicc: full path of MPI's compiler for C
     """
     work_dir = tempfile.mkdtemp()
     source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')
@@ -297,14 +276,15 @@ def mpi_library(mpicc):
               if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
     # of those that the linker opened, the one that is really used
     needed = needed_libraries(library)
-    for path in sorted(linked):
-        if library_name(path) in needed:
-            return path
-    return None
+    return next((path for path in sorted(linked) if library_name(path) in needed), None)
 
 
 def library_name(path):
     """The name by which a shared library is asked for."""
+    return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
+
+
+def dynamic_entries(path, kind):
+    """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
-    name = re.search(r'\(SONAME\).*\[(.+)\]', res.output)
-    return name.group(1) if name else os.path.basename(path)
+    return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

@@ -45,7 +45,6 @@ def transfer_image(how, source, target, label):
     Copy an image, or give it a second name, and read it once: its sha256 in hexadecimal, or OSError.
 
     :param how: 'copy' (which shares the data where the file system can), 'reflink', 'hardlink' or 'symlink'
-    :param label: for EasyBuild's progress bar
     """
     if how == 'symlink':
         os.symlink(source, target)
@@ -64,10 +63,8 @@ def transfer_image(how, source, target, label):
 
 def hash_image(path, label, copy=None):
     """
-    Read an image once: its sha256 in hexadecimal, or OSError, also when it became shorter meanwhile.
-
-    :param label: for EasyBuild's progress bar
-    :param copy: open file to write it to on the way
+    Read an image once, and write it to an open file on the way: its sha256 in hexadecimal, or OSError, also when it
+    became shorter meanwhile. The label is for EasyBuild's progress bar.
     """
     digest, hashing, done = hashlib.sha256(), None, 0
     buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]

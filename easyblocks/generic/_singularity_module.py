@@ -50,12 +50,8 @@ set loading [module-info mode load]
 
 def module_text(container, root, sif_variable, lua):
     """
-    What a module file says of a container.
-
-    :param container: lists of strings as Singularity.container() returns them
-    :param root: installation directory
-    :param sif_variable: name of the software's own variable for the image, besides SIF
-    :param lua: whether the module file is in Lua; else in Tcl
+    What a module file says of a container, in Lua or Tcl: of lists of strings as Singularity.container() returns them,
+    the installation directory, and the software's own variable for the image, besides SIF.
     """
     words = LUA if lua else TCL
     image, dirs = container['image'][0], [root] + container['central']

@@ -69,15 +69,12 @@ def runtime_directory(kind, wanted):
     :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
     :raise EasyBuildError: it cannot be made or written
     """
-    for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind]:
+    path, origin, problem = (wanted or '').replace('%u', getpass.getuser()), "the site's directory for it", ''
+    for name in ['SINGULARITY_' + kind, 'APPTAINER_' + kind]:
         if os.environ.get(name):
             path, origin = os.environ[name], '$' + name
-            break
-    else:
-        if not wanted:
-            return None
-        path, origin = wanted.replace('%u', getpass.getuser()), "the site's directory for it"
-    problem = ''
+    if not path:
+        return None
     try:
         os.makedirs(path, 0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -97,7 +94,6 @@ def runtime_for(doing, directories=None):
     """
     Provide the command of the runtime that is there, without the user's bind mounts: these must not get into an image.
 
-    :param doing: what it is needed for, for the error when there is none
     :param directories: {'CACHEDIR': path or None, 'TMPDIR': path or None} for what it downloads and unpacks
     """
     saved = dict(os.environ)
@@ -192,9 +188,7 @@ def verify_signature(path, key, find_file):
 
 def signers(output):
     """
-    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'.
-
-    :param output: what 'verify --json' printed, {"SignerKeys": [{"Signer": {"Partition": "FS", ...}}, ...]}
+    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'; from what 'verify --json' printed.
     """
     try:
         keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]

@@ -48,7 +48,7 @@ class EnvironmentPackage(PythonPackage):
 
     def configure_step(self):
         """Set the variables for compiling."""
-        for name, value in sorted(self.master.extension_variables().items()):
+        for name, value in sorted(getattr(self.master, 'extension_variables', dict)().items()):
             env.setvar(name, value)
         if self.cfg['unload_modules']:
             # those of the software's own module come back with the next extension

@@ -103,12 +103,7 @@ class PythonEnvironment(EasyBlock):
             self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):
-        """
-        Make the environment, or download what it takes.
-
-        :param path: directory of the environment; one that is not needed afterwards when downloading
-        :param fetch: download the packages, unless they are there
-        """
+        """Make the environment, or download what it takes and is not there yet."""
         packages = ' '.join(shlex.quote(pkg) for pkg in self.cfg['python_packages'] + self.cfg['extra_packages'])
         store = wheel_dir(source_paths()[0], self.name)
         if self.uses_conda:
@@ -171,10 +166,6 @@ class PythonEnvironment(EasyBlock):
             self.set_ulimit()
         else:
             super().prepare_python()
-
-    def extension_variables(self):
-        """Variables with which extensions are compiled (EnvironmentPackage): {name: value}."""
-        return {}
 
     def prepare_for_extensions(self):
         """Take back what was for this software alone: extensions start with a copy of its parameters."""
@@ -265,9 +256,8 @@ class PythonEnvironment(EasyBlock):
 
     def write_activation(self, directory):
         """
-        Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values.
-
-        :param directory: to write to; it stands for that of the installation
+        Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values;
+        written to a directory that stands for that of the installation.
         """
         scripts = {kind: 'etc/conda/%s.d/slingtorch.sh' % kind for kind in ['activate', 'deactivate']}
         activation, own = [shlex.quote(os.path.join(self.installdir, path)) for path in scripts.values()]
@@ -308,11 +298,8 @@ class PythonEnvironment(EasyBlock):
 
     def add_to_script(self, directory, name, at_the_end, start=None, after_start=''):
         """
-        Add lines to a script of the virtual environment, once.
-
-        :param directory: to write to; it stands for that of the installation
-        :param name: of the script in bin/
-        :param start: a line after which more is to be added, too
+        Add lines once to a script in bin/, and some after a line in it; written to a directory in place of the
+        installation's.
         """
         script = os.path.join(self.installdir, 'bin', name)
         text = read_file(script)

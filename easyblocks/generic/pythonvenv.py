@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import (
-    download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head, uv_environment, wheel_dir)
+    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head,
+    uv_environment, wheel_dir)
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
@@ -51,12 +52,6 @@ LARGE_FILE = 50e6
 # $PIP_CONFIG_FILE names.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
-# pip installs into another environment since 22.3
-RECENT_PIP = "import pip, sys; sys.exit(tuple(map(int, pip.__version__.split('.')[:2])) < (22, 3))"
-
-# uv in place of pip: for another Python than EasyBuild's own it needs 3.8 (the oldest that it can ask)
-OLDEST_PYTHON_FOR_UV = (3, 8)
-
 # what an installation was made from, and the sha256 of each of its files; written last
 MADE_FROM = 'made-from.json'
 # directories that are made anew, or EasyBuild's
@@ -85,9 +80,7 @@ PIP_PROBLEMS = [
     ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),
-    ('InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support',
-     "The address of a proxy is not one that pip can use: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
-     "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed"),
+    PROXY_PROBLEM,
     ('No matching distribution|No solution found',
      "Either no index that pip reaches has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; "
      "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for this "
@@ -184,11 +177,7 @@ class PythonVenv(RunScripts):
                     self.download_wheels(python)
 
     def describe_recipe(self, python):
-        """
-        What the environment is made from: from the same come the same files.
-
-        :param python: path of the Python interpreter to make it with
-        """
+        """What the environment is made from: from the same come the same files."""
         command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
         system_nccl = self.cfg['system_nccl']
         return {
@@ -262,8 +251,7 @@ class PythonVenv(RunScripts):
 
     def named_easyconfigs(self):
         """
-        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend').
-
+        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend'):
         EasyBuild keeps no record of the file that an amended easyconfig was made from.
         """
         if 'tweaked_easyconfigs' not in self.cfg.path.split(os.sep):
@@ -271,12 +259,7 @@ class PythonVenv(RunScripts):
         return [os.path.abspath(path) for path in sys.argv[1:] if path.endswith('.eb') and os.path.isfile(path)]
 
     def need_lock_file(self, name, for_checksums):
-        """
-        See to it that there is a lock file, and say so where it is not safe.
-
-        :param name: of the lock file
-        :param for_checksums: whether eb runs for nothing but the checksum of the lock file
-        """
+        """See to it that there is a lock file, and say where it is not safe; for_checksums: eb runs for these alone."""
         path = self.obtain_file(name, no_download=True, warning_only=True)
         checksum = self.get_checksum_for(self.cfg['checksums'], filename=name, index=0)
         easyconfig = shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
@@ -340,27 +323,18 @@ class PythonVenv(RunScripts):
         return find_uv() if tuple(map(int, self.python_version(python).split('.'))) >= (3, 8) else None
 
     def python_with_pip(self, python, work_dir):
-        """
-        Path of a Python with a pip that knows the options used here: that one, or one of an environment made for it.
-
-        :param work_dir: directory for the environment
-        """
-        return python if has_recent_pip(python) else self.make_venv(python, os.path.join(work_dir, 'venv'))
+        """Path of a Python with pip: that one, or one of an environment made for it in this directory."""
+        res = run_shell_cmd('%s -s -m pip --version' % shlex.quote(python), fail_on_error=False, hidden=True)
+        return self.make_venv(python, os.path.join(work_dir, 'venv')) if res.exit_code else python
 
     def wheel_dirs(self):
         """
-        Directories with downloaded packages: one for each source path.
-
-        The first one is where downloads go, shared by all versions of the software.
+        Directories with downloaded packages, one for each source path: the first, for all versions, gets downloads.
         """
         return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
-        """
-        Find the Python to make the environment with.
-
-        :return: full path of the interpreter; EasyBuildError if there is none or its version is not covered
-        """
+        """Full path of the Python to make the environment with; EasyBuildError for none, or one that is not covered."""
         root = get_software_root('Python')
         command = os.path.join(root, 'bin', 'python3') if root else self.cfg['python_command']
         python = which(command)
@@ -388,11 +362,7 @@ class PythonVenv(RunScripts):
                              in_dry_run=True).output.strip()
 
     def check_lock_file(self, python_version):
-        """
-        Compare the head that 'slingtorch lock' wrote with the easyconfig, the Python and the machine.
-
-        :param python_version: of the Python that was found; EasyBuildError if the lock file is for something else
-        """
+        """Compare the head that 'slingtorch lock' wrote with the easyconfig, this version of Python and the machine."""
         text = read_file(self.lock_file)
         pythons, platforms, locked = read_head(text)
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
@@ -403,14 +373,8 @@ class PythonVenv(RunScripts):
                                  "one, or change python_versions and %s", self.lock_file, ', '.join(pythons),
                                  python_version, remedy)
         libc, glibc, machine = machine_at_hand()
-        fits = not platforms
-        for platform in platforms:
-            form = re.match(r'manylinux_2_(\d+)_(\w+)$', platform)
-            if not form:
-                raise EasyBuildError("The lock file %s was edited: '# platform: %s' is none. To get it back, %s",
-                                     self.lock_file, platform, remedy)
-            fits = fits or machine == form.group(2) and glibc and glibc >= int(form.group(1))
-        if not fits:
+        fitting = ['manylinux_2_%d_%s' % (number, machine) for number in range((glibc or -1) + 1)]
+        if platforms and not set(platforms).intersection(fitting):
             raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change wheel_platform of "
                                  "the easyconfig and %s", self.lock_file, ', '.join(platforms), machine, libc,
                                  remedy)
@@ -428,14 +392,7 @@ class PythonVenv(RunScripts):
                                  ', '.join(missing) or 'any package', remedy)
 
     def make_venv(self, python, path, options=''):
-        """
-        Make a virtual environment.
-
-        :param python: path of the Python interpreter to make it with
-        :param path: directory to make
-        :param options: more options for 'python -m venv'
-        :return: path of the Python interpreter of the new environment
-        """
+        """Make a virtual environment; path of its Python."""
         cmd = ' '.join(part for part in [shlex.quote(python), '-m', 'venv', options, shlex.quote(path)] if part)
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
         if res.exit_code != EasyBuildExit.SUCCESS:
@@ -446,18 +403,13 @@ class PythonVenv(RunScripts):
         return os.path.join(path, 'bin', 'python')
 
     def download_wheels(self, python):
-        """
-        Download what the lock file names and is not there yet; every file is verified against its hash.
-
-        :param python: path of the Python interpreter for which to download
-        """
+        """Download what the lock file names and is not there yet; every file is verified against its hash."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
         work_dir = tempfile.mkdtemp()
         try:
             # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
             if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
-                self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
                 return
             pip_python = self.python_with_pip(python, work_dir)
             download = [shlex.quote(pip_python), '-s', '-m', 'pip', 'download', '--require-hashes', '--only-binary',
@@ -468,7 +420,6 @@ class PythonVenv(RunScripts):
             offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
             res = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
             if res.exit_code == EasyBuildExit.SUCCESS:
-                self.log.info("All packages of %s are in %s", self.lock_file, ', '.join(wheel_dirs))
                 return
             if pip_problem(res.output) in PIP_PROBLEMS[:2]:
                 self.raise_pip_error(res.output, "Downloading", wheel_dirs[0])
@@ -502,14 +453,7 @@ class PythonVenv(RunScripts):
             shutil.rmtree(work_dir, ignore_errors=True)
 
     def missing_files(self, python, settings, work_dir):
-        """
-        What is to be downloaded; without uv nothing is known.
-
-        :param python: path of the Python interpreter
-        :param settings: of pip
-        :param work_dir: directory for a copy of the lock file
-        :return: {file name: bytes, 0 where the index does not say}
-        """
+        """What is to be downloaded, {file name: bytes, 0 where the index does not say}; without uv nothing is known."""
         sizes = download_sizes(self.uv_for(python), self.names(work_dir), self.python_version(python), settings)
         there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
         return {name: size for name, size in sizes.items() if name not in there}
@@ -531,34 +475,22 @@ class PythonVenv(RunScripts):
         return path
 
     def has_wheels(self, python, work_dir):
-        """
-        Whether there is a wheel of each package in the directories for them, for that Python, by name and version.
-
-        :param python: path of the Python interpreter
-        :param work_dir: directory for a copy of the lock file
-        """
+        """Whether a wheel of each package is in the directories for them, for that Python, by name and version."""
         uv, env = self.uv_for(python), None
         if uv:
             cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
             env = uv_environment()
-        elif has_recent_pip(python):
+        else:
+            # one before 22.2 has no --dry-run
             cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-s', '-m', 'pip', 'install', '--isolated',
                    '--ignore-installed', '--disable-pip-version-check']
-        else:
-            return False
         cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
                 '--requirement', shlex.quote(self.names(work_dir))] + self.find_links()
         res = run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
         return res.exit_code == EasyBuildExit.SUCCESS
 
     def run_download(self, command, env):
-        """
-        Run pip, and say of each large file that it begins with how large it is.
-
-        :param command: list of words, ready for the shell
-        :param env: environment, or None for the present one
-        :return: exit status and what pip printed
-        """
+        """Run pip, and say of each large file that it begins with how large it is; exit status and what pip printed."""
         self.log.info("Running: %s", ' '.join(command))
         lines = []
         with subprocess.Popen(['/bin/bash', '-c', ' '.join(command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -576,7 +508,6 @@ class PythonVenv(RunScripts):
         """
         Look once whether each package index can be reached: pip would try it again and again for every package.
 
-        :param settings: of pip
         :return: list of addresses that can be reached, list of texts that name the others, with the reason
         """
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
@@ -608,12 +539,7 @@ class PythonVenv(RunScripts):
         return path
 
     def offline_options(self, directory):
-        """
-        Options for pip that keep it off the network.
-
-        :param directory: directory for a copy of the lock file (pip asks the addresses in one even with --no-index)
-        :return: list of options, ready for the shell
-        """
+        """Options for pip that keep it off the network: it asks addresses in a lock file even with --no-index."""
         return ['--isolated', '--no-index', '--requirement',
                 shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
 
@@ -624,13 +550,10 @@ class PythonVenv(RunScripts):
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
         """
-        Raise an error with pip's own words and with what to do.
+        Raise an error with what pip, or another program, printed last and with what to do.
 
-        :param output: what pip printed
-        :param doing: what was being done: 'Downloading' or 'Installing'
-        :param path: directory that was being written to
+        :param doing: what was being done: 'Downloading' or 'Installing', to that path
         :param silent: texts that name package indexes that do not answer
-        :param program: whose output it is
         """
         problem, remedy = pip_problem(output) or ('', '')
         if (problem, remedy) in PIP_PROBLEMS[:2]:
@@ -648,10 +571,6 @@ class PythonVenv(RunScripts):
     def own_python(self):
         """Path of the environment's Python, also for extensions (EnvironmentPackage)."""
         return os.path.join(self.installdir, 'bin', 'python')
-
-    def extension_variables(self):
-        """Variables with which extensions are compiled (EnvironmentPackage): none."""
-        return {}
 
     def extract_step(self):
         """Nothing is unpacked: pip does that."""
@@ -677,23 +596,27 @@ class PythonVenv(RunScripts):
         work_dir = tempfile.mkdtemp()
         try:
             base_python = self.find_python()
-            # where the lock file brings a pip, none has to be there first: that takes seconds
-            brings_pip = re.search('^pip==', read_file(self.lock_file), re.M)
             uv = self.uv_for(base_python)
-            recent_pip = brings_pip and not uv and has_recent_pip(base_python)
-            options += ['--without-pip'] if brings_pip and (uv or recent_pip) else []
+            if uv and re.search('^pip==', read_file(self.lock_file), re.M):
+                # where the lock file brings a pip, none has to be there first: that takes seconds
+                options.append('--without-pip')
             python = self.make_venv(base_python, self.installdir, options=' '.join(options))
+            # uv unpacks into its cache and links from there: beside the environment each file is written once; and with
+            # a cache that nobody else uses and that goes at the end, no file is shared with another installation
+            cache = os.path.join(self.installdir, '.uv-cache')
             if uv:
-                self.install_with_uv(uv, python, work_dir)
+                cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--offline', '--no-index',
+                       '--no-progress', '--link-mode', 'hardlink', '--cache-dir', shlex.quote(cache), '--requirement',
+                       shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir))] + self.find_links()
             else:
-                pip = '%s -m pip' % shlex.quote(python)
-                if recent_pip:
-                    pip = '%s -s -m pip --python %s' % (shlex.quote(base_python), shlex.quote(python))
-                cmd = [WITHOUT_PIP_CONFIG, pip, 'install', '--require-hashes', '--only-binary', ':all:', '--no-compile',
+                cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-m', 'pip', 'install', '--no-compile',
                        '--no-cache-dir', '--disable-pip-version-check', '--progress-bar', 'off']
-                res = run_shell_cmd(' '.join(cmd + self.offline_options(work_dir)), fail_on_error=False)
-                if res.exit_code != EasyBuildExit.SUCCESS:
-                    self.raise_pip_error(res.output, "Installing", self.installdir)
+                cmd += self.offline_options(work_dir)
+            res = run_shell_cmd(' '.join(cmd + ['--require-hashes', '--only-binary', ':all:']), fail_on_error=False,
+                                env=uv_environment() if uv else None)
+            if res.exit_code != EasyBuildExit.SUCCESS:
+                self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
+            remove_dir(cache)
             if self.cfg['system_nccl']:
                 root = dependency_root(self.cfg, self.cfg['system_nccl'])
                 if not root:
@@ -719,25 +642,6 @@ class PythonVenv(RunScripts):
             raise
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
-
-    def install_with_uv(self, uv, python, work_dir):
-        """
-        Install what the lock file names, without network, with every hash verified.
-
-        :param uv: path of uv
-        :param python: path of the environment's Python
-        :param work_dir: directory for a copy of the lock file
-        """
-        # uv unpacks into its cache and links from there: beside the environment each file is written once; and with a
-        # cache that nobody else uses and that goes at the end, no file is shared with another installation
-        cache = os.path.join(self.installdir, '.uv-cache')
-        cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--offline', '--no-index',
-               '--require-hashes', '--only-binary', ':all:', '--no-progress', '--link-mode', 'hardlink', '--cache-dir',
-               shlex.quote(cache), '--requirement', shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir))]
-        res = run_shell_cmd(' '.join(cmd + self.find_links()), fail_on_error=False, env=uv_environment())
-        if res.exit_code != EasyBuildExit.SUCCESS:
-            self.raise_pip_error(res.output, "Installing", self.installdir, program='uv')
-        remove_dir(cache)
 
     def sanity_check_rpath(self, *args, **kwargs):
         """Skip the check for RPATH: wheels are binaries made elsewhere."""
@@ -817,12 +721,6 @@ def describe_sizes(sizes):
     total = sum(sizes) / 1e6
     text = ", %.1f GB" % (total / 1000) if total >= 1000 else ", %.1f MB" % total
     return ": %d files%s" % (len(sizes), text if all(sizes) else '')
-
-
-def has_recent_pip(python):
-    """Whether a Python has a pip that knows the options used here."""
-    command = [shlex.quote(python), '-s', '-c', shlex.quote(RECENT_PIP)]
-    return run_shell_cmd(' '.join(command), fail_on_error=False, hidden=True).exit_code == EasyBuildExit.SUCCESS
 
 
 def pip_problem(output):

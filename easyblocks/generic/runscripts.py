@@ -237,9 +237,7 @@ def writable(*paths):
 
 def wants_checksums_only(skip_checksums):
     """
-    Whether a fetch step runs for 'eb --inject-checksums', which needs the sources and nothing else.
-
-    :param skip_checksums: as the fetch step is given it; that of 'eb --job' is, too
+    Whether a fetch step, by its skip_checksums (that of 'eb --job' is, too), runs for 'eb --inject-checksums' alone.
     """
     # implied by --inject-checksums (easybuild/tools/options.py), which is no build option itself
     return skip_checksums and not build_option('pre_create_installdir')

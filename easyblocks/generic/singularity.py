@@ -348,8 +348,6 @@ class Singularity(RunScripts):
         Make the image under its hidden name in the installation directory, verified and on the disk.
 
         :param transfer: how; 'pull', 'build' or what transfer_image takes
-        :param origin: path or address
-        :param checksum: that of the easyconfig, or None
         """
         target = self.unfinished
         pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))

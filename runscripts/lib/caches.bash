@@ -12,8 +12,7 @@ cache_dir=''
 _make_caches() {  # -> cache_dir: private, of this job and node; empty if the user names all caches
     local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT
     local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
-    local cache name path base missing='' mode modes
-    local -a dirs
+    local cache name path base missing=''
     for cache in "${_caches[@]}"; do
         name=${cache%=*}
         [[ -n ${!name-} ]] || missing=1
@@ -39,27 +38,8 @@ _make_caches() {  # -> cache_dir: private, of this job and node; empty if the us
     _find_node
     base=$root/slingtorch-$EUID
     path=$base/${job//[!A-Za-z0-9._-]/_}-$node
-    dirs=("$base" "$path" "$path"/{miopen,triton,inductor})
-
-    missing=''
-    _refuse_foreign "${dirs[@]}"  # -> missing
-    if [[ -n $missing ]]; then
-        # -m, not umask: bash cannot read the old umask without a process. Every directory is named, so each gets it.
-        # Other ranks may do the same at the same moment; -p allows that.
-        # shellcheck disable=SC2174
-        mkdir -p -m 700 -- "${dirs[@]}" || _fail 1 "cannot make the cache directory '$path': $_other_root"
-        _refuse_foreign "${dirs[@]}"
-    fi
-    # Bash cannot see permission bits. One rank of the node asks for all; in a directory open to others, what they
-    # put there would be loaded as code.
-    if ((local_rank == 0)); then
-        modes=$(stat -c %a -- "$base" "$path") || _fail 1 "cannot read the permissions of the cache directory" \
-            "'$path': $_other_root"
-        for mode in $modes; do
-            (((8#$mode & 8#022) == 0)) || _fail 1 "the cache directory '$path' or the one above it is writable by" \
-                "others (mode $mode). Remove '$base' and start again, or $_other_root"
-        done
-    fi
+    _make_private "$base" "$path" "$path"/{miopen,triton,inductor}
+    [[ -z $wrong ]] || _fail 1 "the cache directory $wrong, or $_other_root"
     for cache in "${_caches[@]}"; do
         name=${cache%=*}
         export "$name=${!name:-$path/${cache#*=}}"
@@ -76,17 +56,31 @@ _find_node() {  # -> node
     node=${node//[!A-Za-z0-9._-]/_}
 }
 
-# /tmp is everybody's: whoever makes the directory first may be someone else, or it may be a link to somewhere.
-_refuse_foreign() {  # PATH... -> missing, if one is not there
-    local path wrong
-    for path; do
-        if [[ -L $path ]]; then wrong='is a symbolic link'
-        elif [[ ! -e $path ]]; then missing=1; continue
-        elif [[ ! -d $path ]]; then wrong='is not a directory'
-        elif [[ ! -O $path ]]; then wrong="does not belong to you (user id $EUID)"
-        else continue
-        fi
-        _fail 1 "the cache directory '$path' $wrong and is not used. Have its owner remove it, or $_other_root"
+# /tmp is everybody's: whoever makes a directory first may be someone else, or it may be a link to somewhere; and other
+# ranks may make it at the same moment.
+_make_private() {  # DIRECTORY... -> wrong: which one cannot be used, why and what to do; or empty
+    local path missing modes mode turn
+    for turn in as_found made; do
+        missing='' wrong=''
+        for path; do
+            if [[ -L $path ]]; then wrong='is a symbolic link'
+            elif [[ ! -e $path ]]; then missing=1
+            elif [[ ! -d $path ]]; then wrong='is not a directory'
+            elif [[ ! -O $path ]]; then wrong="does not belong to you (user id $EUID)"
+            fi
+            [[ -z $wrong ]] || { wrong="'$path' $wrong and is not used. Have its owner remove it"; return; }
+        done
+        [[ $turn$missing == as_found1 ]] || break
+        # -m, not umask: bash cannot read the old umask without a process. Every directory is named, so each gets it.
+        # shellcheck disable=SC2174
+        mkdir -p -m 700 -- "$@" || { wrong="'$2' cannot be made: free space there"; return; }
+    done
+    # Bash cannot see permission bits. One rank of the node asks for all; in a directory open to others, what they put
+    # there would be loaded as code.
+    ((local_rank == 0)) || return 0
+    modes=$(stat -c %a -- "$1" "$2") || wrong="'$2': its permissions cannot be read. Remove it"
+    for mode in $modes; do
+        (((8#$mode & 8#022) == 0)) || wrong="'$2' or the one above it is writable by others (mode $mode). Remove '$1'"
     done
 }
 

@@ -29,7 +29,7 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
 )
 _fields=(launcher taken rank world_size local_rank local_world_size)
 _row=()
-launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
+launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names=''
 
 _is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,9})$ ]]; }
 
@@ -66,14 +66,14 @@ _read_row() {  # FIELD...
 
 # SLURM_STEP_TASKS_PER_NODE is a list with repetitions in the order of the step's nodes: 4(x2),3 is 4, 4 and 3 tasks.
 _slurm_tasks_on_this_node() {
-    local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
+    local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes step_nodes=0 sum=0 IFS=','
     local form='^([1-9][0-9]{0,8})(\(x([1-9][0-9]{0,8})\))?$'
     [[ -n $list || $world_size -ne 1 ]] || list=1
     [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown." \
         "Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
     _need_number SLURM_NODEID "$node"
     _first_set SLURM_STEP_TASKS_PER_NODE,SLURM_TASKS_PER_NODE
-    local_world_size='' step_nodes=0
+    local_world_size=''
     for entry in $list; do
         [[ $entry =~ $form ]] || _fail 1 "$name='$list': '$entry' is not TASKS or TASKS(xNODES). Slurm sets this" \
             "variable: see whether the job script changes it"
@@ -229,24 +229,20 @@ _find_rank() {
                     "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
             # All ranks would be rank 0: an export in a job script reaches every task alike.
-            [[ ${RANK:-$rank} == "$rank" ]] || _fail 1 "RANK=$RANK is set already, but the launcher ($launcher)" \
-                "started this process as rank $rank of $world_size. Do not export RANK in the job script: 'unset RANK" \
-                "WORLD_SIZE'"
-            [[ ${WORLD_SIZE:-$world_size} == "$world_size" ]] || _fail 1 "WORLD_SIZE=$WORLD_SIZE is set already, but" \
-                "the launcher ($launcher) started $world_size ranks. Start $WORLD_SIZE ranks, or 'unset WORLD_SIZE'" \
-                "in the job script"
+            [[ ${RANK:-$rank}/${WORLD_SIZE:-$world_size} == "$rank/$world_size" ]] || _fail 1 \
+                "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradicts the launcher ($launcher), which started this" \
+                "process as rank $rank of $world_size. Do not export them in the job script: 'unset RANK WORLD_SIZE'"
             ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on" \
                 "this node, but $world_size in all" ;;
     esac
-    ((rank < world_size)) || _fail 1 "rank $rank is not below the world size $world_size (from: $launcher). Ranks" \
-        "count from 0: fix RANK and WORLD_SIZE where they are set"
-    ((local_rank < local_world_size)) || _fail 1 "local rank $local_rank is not below the local world size" \
-        "$local_world_size (from: $launcher). Fix LOCAL_RANK and LOCAL_WORLD_SIZE where they are set"
 
     # The user's own LOCAL_RANK and LOCAL_WORLD_SIZE go to Python; shares of GPUs and nodes are counted with the
     # launcher's.
     : "${LOCAL_RANK:=$local_rank}" "${LOCAL_WORLD_SIZE:=$local_world_size}"
-    ((LOCAL_RANK < LOCAL_WORLD_SIZE)) || _fail 1 "LOCAL_RANK=$LOCAL_RANK is not below" \
-        "LOCAL_WORLD_SIZE=$LOCAL_WORLD_SIZE. Fix what the job script exports, or unset both"
     export RANK=$rank WORLD_SIZE=$world_size LOCAL_RANK LOCAL_WORLD_SIZE
+    for name in rank:world_size local_rank:local_world_size LOCAL_RANK:LOCAL_WORLD_SIZE; do
+        value=${name#*:} name=${name%:*}
+        ((name < value)) || _fail 1 "$name=${!name} is not below $value=${!value} (from: $launcher). Ranks count from" \
+            "0: fix ${name^^} and ${value^^} where they are set, or unset both"
+    done
 }

@@ -163,7 +163,7 @@ _stage() {
 _wait_for_stage() {  # -> staged
     local base=${_node_dir%/*} result pid end=$((SECONDS + 2 * _stage_timeout)) begin=$SECONDS seen=''
     while ((SECONDS <= end)); do
-        if [[ -O $_node_dir && ! -L $_node_dir && -O $base && ! -L $base ]]; then
+        if _is_mine; then
             seen=1
             for result in "$_node_dir"/result-*; do
                 pid=${result##*/result-}
@@ -210,30 +210,26 @@ _stage_node() {  # -> staged
 }
 
 _make_node_dir() {
-    local base=${_node_dir%/*} old sent mode
+    local base=${_node_dir%/*} old sent wrong
     # what a killed start of this user left on this node
     for old in "$base"/stage-*-"$node"; do
         sent=${old%-"$node"}
         [[ ! -O $old || -L $old ]] || _ranks_alive "$old" || _remove "$old" "$base-${sent##*/}"
     done
-    # shellcheck disable=SC2174  # every directory is named
-    if [[ ! -d ${base%/*} ]]; then
-        _not_staged "${base%/*} is not a directory on this node. Set SLINGTORCH_STAGE_DIR to one on the node's own" \
-            "storage"
-    elif ! mkdir -p -m 700 -- "$base" "$_node_dir" "$_node_dir"/{ranks,env} 2> /dev/null; then
-        _not_staged "cannot make the directory $_node_dir (full, or not writable). Set SLINGTORCH_STAGE_DIR to a" \
-            "directory on the node's own storage"
-    elif [[ -L $base || ! -O $base || -L $_node_dir || ! -O $_node_dir ]]; then
-        _node_dir=/nonexistent _not_staged "$base is a link or does not belong to you (user id $EUID). Have its owner" \
-            "remove it, or set SLINGTORCH_STAGE_DIR to a directory of yours"
-    else
-        for mode in $(stat -c %a -- "$base" "$_node_dir"); do
-            ((8#$mode & 8#022)) || continue
-            _not_staged "$base or $_node_dir can be written by others (mode $mode). Remove it"
-            return
-        done
-        : 2> /dev/null > "$_node_dir/ranks/$$"
+    if [[ ! -d ${base%/*} ]]; then wrong="'${base%/*}' is not a directory on this node"
+    else _make_private "$base" "$_node_dir" "$_node_dir"/{ranks,env}
     fi
+    if [[ -n $wrong ]]; then
+        _is_mine || _node_dir=/nonexistent
+        _not_staged "$wrong, or set SLINGTORCH_STAGE_DIR to a directory of yours on the node's own storage"
+        return
+    fi
+    : 2> /dev/null > "$_node_dir/ranks/$$"
+}
+
+_is_mine() {
+    local dir
+    for dir in "$_node_dir" "${_node_dir%/*}"; do [[ -O $dir && ! -L $dir ]] || return 1; done
 }
 
 # The image as $_node_dir/image, by sbcast from rank 0, or else copied by each node.
@@ -294,14 +290,9 @@ _copy_by_tree() {  # SHA256
     status=$?
     ((status)) || return 0
     IFS= read -r words 2> /dev/null < "$_node_dir/words"
-    if ((rank == 0)); then
-        _say_node "sending the image to the other nodes failed (${words:-status $status}): each copies it from the" \
-            "shared file system"
-    else
-        _say_node "the image did not come from another node (${words:-status $status}): copying it from the shared" \
-            "file system"
-        return 1
-    fi
+    _say_node "handing the image on from node to node failed (${words:-status $status}): who lacks it copies it from" \
+        "the shared file system"
+    ((rank == 0))
 }
 
 # The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space

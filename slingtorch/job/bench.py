@@ -49,9 +49,6 @@ VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'T
 """What of the environment is kept in the file: the network's settings, and nobody's secrets."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# figures
-
 def bus_factor(operation: str, ranks: int) -> float:
     """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
     if operation == 'all_reduce':
@@ -105,30 +102,12 @@ def largest_size(operation: str, ranks: int, free: float) -> int:
     return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# this node
-
 def open_devices() -> set:
     """The network's device files that this process has open: {'cxi', 'verbs'}."""
-    found = set()
-    for link in glob.glob('/proc/self/fd/*'):
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        for start, name in (('/dev/cxi', 'cxi'), ('/dev/infiniband/uverbs', 'verbs'), ('/dev/hfi1', 'psm2')):
-            if target.startswith(start):
-                found.add(name)
-    return found
+    devices = {'/dev/cxi': 'cxi', '/dev/infiniband/uverbs': 'verbs', '/dev/hfi1': 'psm2'}
+    files = [os.path.realpath(link) for link in glob.glob('/proc/self/fd/*')]
+    return {name for start, name in devices.items() if any(file.startswith(start) for file in files)}
 
-
-def network_words(network: 'Optional[str]', provider: 'Optional[str]') -> 'Optional[str]':
-    """'AWS Libfabric, provider cxi', of what NCCL says (nccl.network()); None if that is nothing."""
-    return ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# what is measured
 
 class TorchBackend:
     """A backend of torch.distributed: the operations on tensors of its device."""
@@ -149,6 +128,9 @@ class TorchBackend:
         """A function that does it once."""
         dist, size = self.dist, self.size
         following, previous = (self.rank + 1) % size, (self.rank - 1) % size
+        # 2.13 renamed them, and warns of the older names
+        gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
 
         def exchange():
             work = dist.batch_isend_irecv([dist.P2POp(dist.isend, send, following),
@@ -158,16 +140,12 @@ class TorchBackend:
 
         return {
             'all_reduce': lambda: dist.all_reduce(send),
-            'all_gather': lambda: self.newest('all_gather_single', 'all_gather_into_tensor')(receive, send),
-            'reduce_scatter': lambda: self.newest('reduce_scatter_single', 'reduce_scatter_tensor')(receive, send),
+            'all_gather': lambda: gather(receive, send),
+            'reduce_scatter': lambda: scatter(receive, send),
             'broadcast': lambda: dist.broadcast(send, 0),
             'all_to_all': lambda: dist.all_to_all_single(receive, send),
             'send_receive': exchange,
         }[name]
-
-    def newest(self, *names: str) -> 'Callable':
-        """The first of these functions that there is: 2.13 renamed some, and warns of the older names."""
-        return next(getattr(self.dist, name) for name in names if hasattr(self.dist, name))
 
     def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
         """The same on a list of tensors, for a backend that has no other form of it; None if there is none."""
@@ -198,7 +176,7 @@ class TorchBackend:
 
 class PlainMPI:
     """
-    MPI as mpi4py calls it, on memory that PyTorch allocated.
+    MPI as mpi4py calls it, on memory that PyTorch allocated; with the methods of TorchBackend.
 
     NumPy asks the kernel for huge pages from 4 MiB up and PyTorch does not: with memory of each its own, that would be
     compared.
@@ -214,7 +192,6 @@ class PlainMPI:
         return [tensor if tensor.is_cuda else tensor.numpy(), self.mpi.FLOAT]
 
     def operation(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
-        """A function that does it once."""
         comm, rank, size = self.comm, self.rank, self.size
         out = self.buffer(send)
         into = out if receive is send else self.buffer(receive)
@@ -234,11 +211,9 @@ class PlainMPI:
         self.comm.Barrier()
 
     def maximum(self, values: list) -> list:
-        """The largest of all ranks, for each value."""
         return [max(column) for column in zip(*self.comm.allgather(values))]
 
     def gather(self, thing: 'Any') -> list:
-        """List of what each rank has."""
         return self.comm.allgather(thing)
 
     def close(self) -> None:
@@ -342,9 +317,6 @@ def at_hand() -> dict:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# measuring
-
 class Measurement:
     """One kind of communication in this job: measures operations, and says what could not be measured."""
 
@@ -365,8 +337,9 @@ class Measurement:
         """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
         if self.kind == 'nccl':
             log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
-            *words, lines = nccl.network(log)
-            name, evidence = network_words(*words), '; '.join(lines)
+            network, provider, lines = nccl.network(log)
+            name = ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
+            evidence = '; '.join(lines)
             if not log:
                 evidence = 'NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there'
         elif self.kind == 'gloo':
@@ -375,13 +348,13 @@ class Measurement:
         else:
             new = sorted(open_devices() - before)
             name, evidence = ', '.join(new) or None, 'device files that MPI opened' if new else ''
-        found = self.comm.gather((self.job.node, name, evidence))
-        names = sorted({str(name) for _, name, _ in found})
-        provider = {'name': name, 'evidence': evidence}  # type: dict
-        if len(names) > 1:
-            provider['name'] = ' / '.join(each.replace('None', 'not known') for each in names)
-            provider['nodes'] = {each: sorted({node for node, name, _ in found if str(name) == each}) for each in names}
-        return provider
+        nodes = {}  # type: dict
+        for node, theirs in self.comm.gather((self.job.node, name or 'not known')):
+            nodes.setdefault(theirs, set()).add(node)
+        if len(nodes) == 1:
+            return {'name': name, 'evidence': evidence}
+        return {'name': ' / '.join(sorted(nodes)), 'evidence': evidence,
+                'nodes': {each: sorted(where) for each, where in nodes.items()}}
 
     def free(self) -> tuple:
         """The least free memory of all ranks' shares, and what says so on that node."""
@@ -462,24 +435,23 @@ class Measurement:
     def operation(self, operation: str, say: 'Callable') -> 'Any':
         """Measure all sizes of an operation: yields rows for the file."""
         if operation == 'send_receive' and self.job.ranks == 1:
-            say('%s, send_receive: one rank has nobody to send to' % self.kind)
+            say('one rank has nobody to send to')
             return
         free, why = self.free()
         largest = largest_size(operation, self.job.ranks, free)
         wanted = sizes_between(self.options.min, self.options.max, self.options.factor)
         sizes = [size for size in wanted if size <= largest]
         if len(sizes) < len(wanted):
-            say('%s, %s: up to %s and not %s: %s' % (
-                self.kind, operation, show_size(sizes[-1]) if sizes else 'no size', show_size(wanted[-1]), why))
+            say('up to %s and not %s: %s' % (show_size(sizes[-1]) if sizes else 'no size', show_size(wanted[-1]), why))
         for size in sizes:
             tensors = self.buffers(operation, size)
             if tensors is None:
-                say('%s, %s: no memory for %s on some rank' % (self.kind, operation, show_size(size)))
+                say('no memory for %s on some rank' % show_size(size))
                 return
             try:
                 function = self.choose_form(operation, *tensors)
             except BenchError as err:
-                say('%s, %s: %s' % (self.kind, operation, err))
+                say(str(err))
                 return
             wrong, where = self.check(function, operation, *tensors)
             estimate = statistics.median(self.seconds(function, WARM_UP))
@@ -503,13 +475,9 @@ class Measurement:
             }
             del tensors, function
             if estimate > self.options.longest and size != sizes[-1]:
-                say('%s, %s: no size above %s, one of which took %s (--longest)' % (
-                    self.kind, operation, show_size(size), show_time(estimate)))
+                say('no size above %s, one of which took %s (--longest)' % (show_size(size), show_time(estimate)))
                 return
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# the job
 
 def versions(torch: 'Any', kinds: list) -> dict:
     """What of the software decides about the figures."""
@@ -524,8 +492,6 @@ def versions(torch: 'Any', kinds: list) -> dict:
             found['nccl'] = '.'.join(map(str, version)) if isinstance(version, tuple) else str(version)
     return found
 
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 def comma_list(known: 'Iterable[str]') -> 'Callable[[str], list]':
     """A type of argparse: names of a list with commas between."""
@@ -613,6 +579,7 @@ def run(options: 'Any', job: Job) -> dict:
             print(*lines, sep='\n', flush=True)
 
     def note(text):
+        text = '%s, %s: %s' % (kind, operation, text)
         if text not in record['notes']:
             record['notes'].append(text)
 
@@ -663,8 +630,6 @@ def main(argv: list) -> int:
         return 1 if wrong_values(run(options, job)) else 0
     except BenchError as err:
         text = str(err)
-    except OSError as err:
-        text = "%s: %s" % (type(err).__name__, err)
     except Exception as err:  # pylint: disable=broad-except
         # of many lines (a stack of C++) the first says what it was
         text = "%s: %s" % (type(err).__name__, (str(err).splitlines() or [''])[0][:500])

@@ -30,9 +30,9 @@ def ranks_of(mask: int) -> list:
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
-def ranks_text(mask: int) -> str:
-    """The ranks of a bit mask for a person: '0-3,8', or the first ones and how many there are."""
-    pieces, ranks = [], ranks_of(mask)  # type: list, list
+def ranks_text(which: 'Any') -> str:
+    """Ranks, or those of a bit mask, for a person: 'ranks 0-3,8', or the first ones and how many there are."""
+    pieces, ranks = [], ranks_of(which) if isinstance(which, int) else sorted(which)  # type: list, list
     for rank in ranks:
         if pieces and pieces[-1][1] == rank - 1:
             pieces[-1][1] = rank

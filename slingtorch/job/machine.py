@@ -35,20 +35,24 @@ def by_srun(environ: 'Mapping[str, str]') -> bool:
     return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
 
 
+def numbers_in(text: str) -> list:
+    """The numbers of a list such as 08-11,20, as texts with its leading zeros; as many as can be read."""
+    numbers = []
+    for part in text.strip().split(','):
+        first, _, last = part.partition('-')
+        last = last or first
+        if first.isdigit() and last.isdigit() and int(last) - int(first) < 100000:
+            numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
 def expand_hosts(text: 'Optional[str]') -> list:
     """The hosts of a list of Slurm: nid[001-003,7],a1; as many as can be read."""
     hosts = []
     for part in re.findall(r'(?:[^,\[]|\[[^\]]*\])+', text or ''):
         names = ['']
         for piece in re.findall(r'\[[^\]]*\]|[^\[]+', part):
-            values = [piece]
-            if piece.startswith('['):
-                values = []
-                for span in piece[1:-1].split(','):
-                    first, _, last = span.partition('-')
-                    if first.isdigit() and (last or first).isdigit() and int(last or first) - int(first) < 100000:
-                        numbers = range(int(first), int(last or first) + 1)
-                        values += [str(number).zfill(len(first)) for number in numbers]
+            values = numbers_in(piece[1:-1]) if piece.startswith('[') else [piece]
             names = [name + value for name in names for value in values]
         hosts += names
     return hosts
@@ -56,12 +60,7 @@ def expand_hosts(text: 'Optional[str]') -> list:
 
 def cpus_of(text: str) -> set:
     """The numbers of a list such as 0-3,8."""
-    found = set()  # type: set
-    for part in text.strip().split(','):
-        first, _, last = part.partition('-')
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
+    return set(map(int, numbers_in(text)))
 
 
 def gpu_vendor(device_class: 'Optional[str]', vendor: 'Optional[str]') -> 'Optional[str]':

@@ -8,7 +8,7 @@ from .machine import library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Iterator, Optional
+    from typing import Optional
 
     from .machine import Machine
 
@@ -51,19 +51,20 @@ def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
     return list(filter(None, paths))
 
 
-def libraries(paths: list) -> 'Iterator[elf.Library]':
-    """The NCCL and RCCL among these libraries, as elf.Library; which cannot be read are left out."""
+def library_of(paths: list) -> 'Optional[elf.Library]':
+    """The first NCCL or RCCL among these libraries that can be read."""
     for path in paths:
         if library_kind(path) in ('libnccl', 'librccl'):
             try:
-                yield elf.Library(path)
+                return elf.Library(path)
             except (OSError, ValueError):
                 pass
+    return None
 
 
 def accepted(paths: list) -> tuple:
     """(numbers of the interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None)."""
-    library = next(libraries(paths), None)
+    library = library_of(paths)
     if library is None:
         return [], None
     return [number for number in range(3, 30) if library.has_string(INTERFACE + str(number))], library.path
@@ -77,7 +78,7 @@ def offered(library: elf.Library) -> list:
 
 def refuses_to_share(paths: list) -> bool:
     """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
-    library = next(libraries(paths), None)
+    library = library_of(paths)
     return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
 
 

@@ -20,7 +20,6 @@ from .wire import PeerLost, accept, call, listen, read_line
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
     import socket
-    from typing import Callable, Optional
 
 # to how many nodes one node sends: Slurm's sbcast does so too (sbcast(1), --fanout)
 FANOUT = 8
@@ -31,36 +30,27 @@ class GrowingFile:
     """
     A file of which more and more is there.
 
-    :ivar size: of the whole file, None until it is known
     :ivar there: how much of it is there
     :ivar given_up: nothing more will come
     """
 
-    def __init__(self, path: str, size: 'Optional[int]' = None) -> None:
-        self.path, self.size = path, size
-        self.there, self.given_up = size or 0, False
+    def __init__(self, path: str, size: int, there: int = 0) -> None:
+        self.path, self.size, self.there, self.given_up = path, size, there, False
         self.changed = threading.Condition()
 
-    def grow(self, size: 'Optional[int]' = None, count: int = 0, given_up: bool = False) -> None:
+    def grow(self, count: int = 0, given_up: bool = False) -> None:
         """Take note of a change, for the threads that send."""
         with self.changed:
-            self.size = self.size if size is None else size
             self.there += count
             self.given_up = given_up
             self.changed.notify_all()
 
     def send(self, connection: 'socket.socket') -> None:
-        """Send the size as a line and the content as it comes; the connection is closed afterwards, in any case."""
+        """Send the content as it comes; the connection is closed afterwards, in any case."""
         sent = 0
         try:
             with connection, open(self.path, 'rb') as stream:
-                with self.changed:
-                    self.changed.wait_for(lambda: self.size is not None or self.given_up)
-                    size = self.size
-                if size is None:
-                    return
-                connection.sendall(b'%d\n' % size)
-                while sent < size:
+                while sent < self.size:
                     with self.changed:
                         self.changed.wait_for(lambda: self.there > sent or self.given_up)
                         count = min(self.there - sent, BLOCK)
@@ -71,23 +61,18 @@ class GrowingFile:
         except OSError:
             pass    # the other side notices as well, and says so
 
+    def send_all(self, connections: list) -> list:
+        """Start sending to all these at the same time; the threads."""
+        threads = [threading.Thread(target=self.send, args=(connection,)) for connection in connections]
+        for thread in threads:
+            thread.start()
+        return threads
 
-def serve(file: GrowingFile, connections: list) -> list:
-    """Start sending to all these at the same time; the threads."""
-    threads = [threading.Thread(target=file.send, args=(connection,)) for connection in connections]
-    for thread in threads:
-        thread.start()
-    return threads
 
-
-def give_places(callers: list, more: 'Callable[[int], str]' = lambda number: '') -> list:
-    """
-    On the node of rank 0: tell each of the others its parent and how many are below it; those below this node.
-
-    :param callers: [(connection, port at which it listens)]
-    :param more: what else node `number` is told
-    """
-    children = []
+def send(port: int, nodes: int, key: str, seconds: float, source: str) -> None:
+    """On the node of rank 0: tell each of the others its parent, how many are below it and the size; and send."""
+    size, children = os.path.getsize(source), []
+    callers = accept(listen(port), nodes - 1, key, seconds)
     for number, (connection, _) in enumerate(callers, 1):
         # node n has nodes FANOUT*n + 1 to FANOUT*n + FANOUT below it; this one is node 0
         below = max(0, min(len(callers) - FANOUT * number, FANOUT))
@@ -98,16 +83,10 @@ def give_places(callers: list, more: 'Callable[[int], str]' = lambda number: '')
         else:
             children.append(connection)
         try:
-            connection.sendall(('%s %s %d%s\n' % (host, parent_port, below, more(number))).encode('ascii'))
+            connection.sendall(('%s %s %d %d\n' % (host, parent_port, below, size)).encode('ascii'))
         except OSError:
             pass    # it is gone: who is below it will find out
-    return children
-
-
-def send(port: int, nodes: int, key: str, seconds: float, source: str) -> None:
-    """On the node of rank 0: tell each of the others its place in the tree, and send."""
-    children = give_places(accept(listen(port), nodes - 1, key, seconds))
-    for thread in serve(GrowingFile(source, os.path.getsize(source)), children):
+    for thread in GrowingFile(source, size, size).send_all(children):
         thread.join()
 
 
@@ -116,22 +95,20 @@ def receive(port: int, key: str, seconds: float, target: str, host: str) -> None
     listener = listen(0)
     own_port = listener.getsockname()[1]
     connection = call(host, port, key, own_port, seconds)
-    parent, parent_port, below = read_line(connection).split(' ')
+    parent, parent_port, below, size = read_line(connection).split(' ')
     if parent != '-':
         connection.close()
         connection = call(parent, int(parent_port), key, own_port, seconds)
     with connection, open(target, 'wb', buffering=0) as stream:
-        file = GrowingFile(target)
-        threads = serve(file, [caller for caller, _ in accept(listener, int(below), key, seconds)])
+        file = GrowingFile(target, int(size))
+        threads = file.send_all([caller for caller, _ in accept(listener, int(below), key, seconds)])
         try:
-            size = int(read_line(connection))
-            file.grow(size=size)
-            while file.there < size:
+            while file.there < file.size:
                 block = connection.recv(BLOCK)
                 if not block:
                     raise PeerLost("the node that sends it ended the connection")
                 stream.write(block)
-                file.grow(count=len(block))
+                file.grow(len(block))
         except BaseException:
             file.grow(given_up=True)
             raise

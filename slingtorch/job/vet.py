@@ -61,36 +61,21 @@ def address_of(interface: str) -> str:
     return ''
 
 
-def send_for(connection: socket.socket, seconds: float) -> float:
-    """Send for so long; then wait for the other's word: bytes a second."""
-    end = time.time() + seconds
-    while time.time() < end:
-        connection.sendall(BLOCK)
-    connection.shutdown(socket.SHUT_WR)
-    return float(wire.read_line(connection))
-
-
-def receive_all(connection: socket.socket) -> float:
-    """Receive until it ends; say, and return, bytes a second."""
-    begin, size, view = None, 0, memoryview(bytearray(len(BLOCK)))
-    while True:
-        count = connection.recv_into(view)
-        if not count:
-            break
-        begin = begin or time.time()
-        size += count
-    speed = size / max(1e-6, time.time() - (begin or time.time()))
-    connection.sendall(b'%.0f\n' % speed)
-    return speed
-
-
 def answer(key: str, connection: socket.socket) -> None:
-    """A partner: what it sends is received and timed."""
+    """A partner: what it sends is received to its end and timed; it is told the bytes a second."""
     with connection:
         connection.settimeout(PATIENCE)
         try:
-            if wire.read_line(connection, time.time() + PATIENCE) == key:
-                receive_all(connection)
+            if wire.read_line(connection, time.time() + PATIENCE) != key:
+                return
+            begin, size, view = 0.0, 0, memoryview(bytearray(len(BLOCK)))
+            while True:
+                count = connection.recv_into(view)
+                begin = begin or time.time()
+                if not count:
+                    break
+                size += count
+            connection.sendall(b'%.0f\n' % (size / max(1e-6, time.time() - begin)))
         except (OSError, wire.PeerLost):
             pass    # the one who measures says so
 
@@ -99,7 +84,11 @@ def measure(key: str, address: tuple, seconds: float = MEASURE) -> float:
     """Bytes a second to a partner. :raises OSError, PeerLost: it cannot be reached, or ended"""
     with socket.create_connection(address, PATIENCE) as connection:
         connection.sendall(key.encode() + b'\n')
-        return send_for(connection, seconds)
+        end = time.time() + seconds
+        while time.time() < end:
+            connection.sendall(BLOCK)
+        connection.shutdown(socket.SHUT_WR)
+        return float(wire.read_line(connection))
 
 
 def rounds(number: int, table: list, key: str, count: int) -> dict:

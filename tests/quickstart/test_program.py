@@ -205,10 +205,10 @@ def test_remove_leaves_what_is_mounted(prefix, monkeypatch):
     mounted = pathlib.Path(prefix.file('easybuild', 'sources'))
     mounted.mkdir()
     (mounted / 'mine').write_text('stays')
-    mountinfo = pathlib.Path(prefix.path, 'mountinfo')
-    mountinfo.write_text(f'36 35 98:0 / {mounted} rw,noatime - ext4 /dev/root rw\n')
+    mounts = pathlib.Path(prefix.path, 'mounts')
+    mounts.write_text(f'/dev/root {mounted} ext4 rw,noatime 0 0\n')
     monkeypatch.setattr(builtins, 'open', lambda path, *args, real=open, **kwargs: real(
-        mountinfo if path == '/proc/self/mountinfo' else path, *args, **kwargs))
+        mounts if path == '/proc/self/mounts' else path, *args, **kwargs))
     with pytest.raises(quickstart.QuickstartError, match=f'a file system is mounted at {mounted}'):
         prefix.remove()
     assert (mounted / 'mine').exists() and os.path.exists(prefix.file(quickstart.MARK))

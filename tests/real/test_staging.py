@@ -236,8 +236,8 @@ def test_what_a_killed_start_left_is_removed_by_the_next(alone, image_env):
 
 
 @pytest.mark.parametrize('prepare, words', [
-    (lambda base: base.symlink_to(base.parent), 'is a link'),
-    (lambda base: (base.mkdir(), base.chmod(0o777)), 'can be written by others'),
+    (lambda base: base.symlink_to(base.parent), 'is a symbolic link'),
+    (lambda base: (base.mkdir(), base.chmod(0o777)), 'is writable by others (mode 777)'),
     (lambda base: (base.mkdir(), os.chown(base, 65534, 65534)), 'does not belong to you'),
 ])
 def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, words):
@@ -317,8 +317,8 @@ def test_where_no_node_can_send_each_copies(alone):
         done = pbs_nodes(alone, 2, {'MASTER_PORT': str(listener.getsockname()[1] - 16)})
     for rank, node in enumerate(done):
         assert prefixes(node)[rank].startswith(f'{alone.dir}/node{rank}/'), node.stderr
-    assert 'sending the image to the other nodes failed (' in done[0].stderr and 'in use' in done[0].stderr
-    assert 'the image did not come from another node (' in done[1].stderr
+    assert 'handing the image on from node to node failed (' in done[0].stderr and 'in use' in done[0].stderr
+    assert 'handing the image on from node to node failed (' in done[1].stderr
 
 
 @contextlib.contextmanager
@@ -337,7 +337,7 @@ def storage_of_one_node(staging, node, options):
 
 
 @pytest.mark.parametrize('options, words', [
-    ('ro', 'cannot make the directory'),
+    ('ro', ' cannot be made: '),
     ('size=8m', 'no space: '),
 ], ids=['sbcast fails on one node', 'disk of one node is full'])
 def test_one_node_that_cannot_take_it(staging, options, words):
@@ -346,7 +346,7 @@ def test_one_node_that_cannot_take_it(staging, options, words):
         assert_staged(done, (True, False))
         assert 'sbcast: error: ' in done.stderr and 'each node copies the image' in done.stderr
         said = [line for line in done.stderr.splitlines() if 'not staged' in line]
-        assert len(said) == 1 and f'node {NODES[1]}: not staged: {words}' in said[0]
+        assert len(said) == 1 and f'node {NODES[1]}: not staged: ' in said[0] and words in said[0]
         assert f'uses the shared copy {staging.image_env.root}' in said[0]
         assert not any('stage-' in path for path in staging.left(NODES[0]))
 

@@ -385,7 +385,7 @@ def test_many_ranks_are_counted_and_shown_short(capsys):
     findings, _ = read(text)
     explain.print_finding(1, findings[0])
     shown = capsys.readouterr().out
-    assert '2000 lines; ranks 0,2,4,6,8,10,12,14,16,18,20,22,... (2000 in all)' in shown
+    assert '2000 lines; ranks 0,2,4,6,8,10,12,14,... (2000 ranks)' in shown
 
 
 # --- the command

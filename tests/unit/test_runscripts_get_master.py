@@ -68,51 +68,53 @@ def test_grammar(hostlist, host):
 
 
 @pytest.mark.parametrize(
-    "hostlist,place,words",
+    "hostlist,place",
     [
-        ("", None, "the host list is empty"),
-        ("nid[1-", 4, "never closed"),
-        ("nid[", 4, "never closed"),
-        ("nid[1", 4, "never closed"),
-        ("a,nid[1-2],b[3", 13, "never closed"),
-        ("nid[[1]]", 4, "inside another"),
-        ("nid[1[2]]", 4, "inside another"),
-        ("nid]1[2]", 4, "out of place"),
-        ("nid[1]]", 7, "out of place"),
-        ("nid[]", 4, "numbers and ranges"),
-        ("nid[1,,2]", 4, "numbers and ranges"),
-        ("nid[,1]", 4, "numbers and ranges"),
-        ("nid[a-b]", 4, "numbers and ranges"),
-        ("nid[1-]", 4, "LOW-HIGH"),
-        ("nid[-1]", 4, "LOW-HIGH"),
-        ("nid[5-1]", 4, "LOW-HIGH"),
-        ("nid[1-2-3]", 4, "LOW-HIGH"),
-        ("nid[1-9999999999999999999]", 4, "LOW-HIGH"),
-        ("nid[1-2],b[9-8]", 11, "LOW-HIGH"),
-        ("a,,b", 2, "two commas"),
-        ("a[1-2],,b", 7, "two commas"),
-        (",a", 1, "before it"),
-        ("a,", 2, "after it"),
-        ("a[1-2],", 7, "after it"),
-        ("[1-2]", 1, "without the beginning of a name"),
-        ("a,[1-2]", 3, "without the beginning of a name"),
-        ("a b", 2, "no host name has"),
-        (" a", 1, "no host name has"),
-        ("a\tb", 2, "no host name has"),
-        ("a\n", 2, "no host name has"),
-        ("a\x1b[31m", 2, "no host name has"),
-        ("nid[1-2]$(id)", 9, "no host name has"),
-        ("a;b", 2, "no host name has"),
-        ("*", 1, "no host name has"),
-        ("ä", 1, "no host name has"),
-        ("a,-b", 2, "begins with a dash"),
+        ("", 1),
+        ("nid[1-", 4),
+        ("nid[", 4),
+        ("nid[1", 4),
+        ("a,nid[1-2],b[3", 13),
+        ("nid[[1]]", 4),
+        ("nid[1[2]]", 4),
+        ("nid]1[2]", 4),
+        ("nid[1]]", 7),
+        ("nid[]", 4),
+        ("nid[1,,2]", 4),
+        ("nid[,1]", 4),
+        ("nid[a-b]", 4),
+        ("nid[1-]", 4),
+        ("nid[-1]", 4),
+        ("nid[5-1]", 4),
+        ("nid[1-2-3]", 4),
+        ("nid[1-9999999999999999999]", 4),
+        ("nid[1-2],b[9-8]", 11),
+        ("a,,b", 2),
+        ("a[1-2],,b", 7),
+        (",a", 1),
+        ("a,", 2),
+        ("a[1-2],", 7),
+        ("[1-2]", 1),
+        ("a,[1-2]", 2),
+        ("a b", 2),
+        (" a", 1),
+        ("a\tb", 2),
+        ("a\n", 2),
+        ("a\x1b[31m", 2),
+        ("nid[1-2]$(id)", 9),
+        ("a;b", 2),
+        ("*", 1),
+        ("ä", 1),
+        ("a,-b", 2),
     ],
 )
-def test_malformed(hostlist, place, words):
+def test_malformed(hostlist, place):
     message = error(hostlist)
-    assert words in message
-    if place:
-        assert f"at character {place}," in message
+    assert f"at character {place}, from here: " in message and "A list looks like nid[" in message
+
+
+def test_range_the_wrong_way_round():
+    assert "LOW-HIGH" in error("nid[5-1]") and "18 digits" in error("nid[1-9999999999999999999]")
 
 
 def test_a_file_named_like_the_pattern_changes_nothing(tmp_path):
@@ -217,26 +219,7 @@ def test_sourced_it_defines_functions_and_changes_nothing():
         ["bash", "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["0 a1 []", "2  [a bracket that is never closed, or one inside another]", "same", "still"]
-
-
-@pytest.mark.parametrize(
-    "hostlist,count",
-    [
-        ("nid1", 1),
-        ("nid[1]", 1),
-        ("nid1,nid2", 2),
-        ("nid[001-004]", 4),
-        ("nid[08-11,20],a", 6),
-        ("a,b,nid[1-2],c,d", 6),
-        ("rack[1-2]node[01-16]", 32),
-        ("rack[1-2]node[01-16],x[1,3]-hsn,y", 35),
-    ],
-)
-def test_how_many_hosts(hostlist, count):
-    program = f'. "{GET_MASTER}"; first_of_hostlist "{hostlist}" count && echo $host_count'
-    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, universal_newlines=True)
-    assert done.stdout == f"{count}\n"
+    assert done.stdout.splitlines() == ["0 a1 []", "2  [not the form of a host list]", "same", "still"]
 
 
 @pytest.mark.parametrize("form", ["range", "single"])
@@ -245,4 +228,4 @@ def test_ten_thousand_hosts(form):
     hostlist = ",".join("rack%02dnode[%s]" % (rack, numbers) for rack in range(100))
     assert first(hostlist) == "rack00node0000"     # how long it takes: benchmarks/runscripts.py
     before = hostlist.rindex("]")
-    assert "never closed" in error(hostlist[:before])
+    assert "at character" in error(hostlist[:before])

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from slingtorch import cli, siteformats
+from slingtorch import siteformats, slingshot_sites
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SITES = cli.load_slingshot_sites(str(ROOT))
+SITES = slingshot_sites()
 ALL = list(SITES.find_files(SITES.SITE, {}))
 GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce']}
 PUBLISHED = sorted(pathlib.Path(__file__).with_name('published_sites').glob('*.cfg'))

@@ -116,10 +116,10 @@ def test_a_node_that_dies_takes_those_below_it_along(port, image, tmp_path):
         node1 = connect(port)
         node1.sendall(f'{KEY} {listener.getsockname()[1]}\n'.encode())
         nodes = [start(port, target, 'localhost') for target in targets]
-        assert node1.makefile('rb').readlines(3) == [b'+\n', b'- 0 1\n']
+        assert node1.makefile('rb').readlines(3) == [b'+\n', b'- 0 1 %d\n' % image.stat().st_size]
         below = listener.accept()[0]
         assert below.makefile('rb').readline().startswith(KEY.encode())
-        below.sendall(b'+\n1000\nhalf')
+        below.sendall(b'+\nhalf')
         for connection in (node1, below):
             connection.close()
     assert ends(root) == [(0, '')]
