@@ -11,7 +11,7 @@ LIMITS = {
     ('-n 40', 'all'): ('yellow', 'ulimit -n|open files'),
     ('-n 24', 'rank 3'): ('yellow', 'ulimit -n|open files'),
     ('-v 500000', 'all'): ('red', 'ulimit -v|address space'),
-    ('-v 700000', 'rank 3'): ('red', 'ulimit -v|address space'),
+    ('-v 700000', 'rank 3'): ('nothing', ''),
     ('-f 0', 'all'): ('red', 'ulimit -f|(size of|file size|large) ?file'),
     ('-f 0', 'rank 3'): ('red', 'ulimit -f|(size of|file size|large) ?file'),
     ('-t 2', 'rank 3'): ('red', 'ulimit -t|processor time|CPU time'),

@@ -156,7 +156,7 @@ def node_has_a_long_name(job):
     job.hosts(2, lambda text: f'{text}{job.address(2)} {job.second}.example.org\n')
 
 
-@fault('red', '(?i)loopback|hosts|interface|own name|192')
+@fault('nothing')
 def name_is_on_a_network_of_its_own(job):
     """The second node has another network, which leads nowhere, and its own name is there."""
     job.on(2, 'ip link add eth1 type veth peer name eth1x; ip address add 192.168.99.2/24 dev eth1; '
