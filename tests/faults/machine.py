@@ -37,7 +37,7 @@ def one_core_for_a_node(job):
     job.rank('taskset -cp 0 $$ > /dev/null', 2)
 
 
-@fault('yellow', '(?i)quota|time|slow')
+@fault('yellow', '(?i)quota|processor time')
 def quota_of_4_percent(job):
     """A control group gives rank 3 4 % of a core."""
     job.group(2, 'rank 3', quota=4000)
