@@ -52,12 +52,16 @@ _find_host() {
         [[ -n ${!name-} ]] || continue
         # shellcheck disable=SC2016  # for the user's shell
         [[ $name != P* ]] || remedy='Before the launcher: export MASTER_ADDR=$("$RUNSCRIPTS/get-master")'
-        ! first_of_variable "$name" || break
+        ! first_of_variable "$name" count || break
         [[ $name == PALS_APINFO ]] || _fail 1 "$first_host_error${unread:+. $unread}. $remedy"
         unread=$first_host_error wanting=$first_host_error
     done
     [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0" \
         "is on is unknown: $wanting. $remedy"
+    # The step's list and not the job's: a step may leave out the job's first node.
+    [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) || _fail 1 "SLURM_STEP_NODELIST has" \
+        "$host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm" \
+        "sets both: see whether the job script changes one of them. $remedy"
     MASTER_ADDR=$first_host
 }
 

@@ -29,7 +29,7 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
 )
 _fields=(launcher taken rank world_size local_rank local_world_size)
 _row=()
-launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names=''
+launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
 
 _is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,9})$ ]]; }
 
@@ -66,14 +66,14 @@ _read_row() {  # FIELD...
 
 # SLURM_STEP_TASKS_PER_NODE is a list with repetitions in the order of the step's nodes: 4(x2),3 is 4, 4 and 3 tasks.
 _slurm_tasks_on_this_node() {
-    local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes step_nodes=0 sum=0 IFS=','
+    local list=$local_world_size node=${SLURM_NODEID:-0} name value entry tasks nodes sum=0 IFS=','
     local form='^([1-9][0-9]{0,8})(\(x([1-9][0-9]{0,8})\))?$'
     [[ -n $list || $world_size -ne 1 ]] || list=1
     [[ -n $list ]] || _fail 1 "SLURM_STEP_TASKS_PER_NODE is not set, so the number of ranks on this node is unknown." \
         "Start the ranks with srun and pass its environment on (a container must not be run with --cleanenv)"
     _need_number SLURM_NODEID "$node"
     _first_set SLURM_STEP_TASKS_PER_NODE,SLURM_TASKS_PER_NODE
-    local_world_size=''
+    local_world_size='' step_nodes=0
     for entry in $list; do
         [[ $entry =~ $form ]] || _fail 1 "$name='$list': '$entry' is not TASKS or TASKS(xNODES). Slurm sets this" \
             "variable: see whether the job script changes it"

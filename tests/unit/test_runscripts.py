@@ -407,6 +407,8 @@ def test_variables_of_several_slurms_in_one_environment(job, outer, inner):
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
         ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: not the form of a host list at character 4, from here: \\[1-"),
         ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2"),
+        ({"SLURM_STEP_NODELIST": "nid[001-003]"}, "has 3 host(s), but the tasks of the step are on 2 nodes"),
         ({"SLURM_PROCID": "x"}, "says 'x'"),
         ({"SLURM_LOCALID": None}, "does not say the local_rank"),
         ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),

@@ -222,6 +222,25 @@ def test_sourced_it_defines_functions_and_changes_nothing():
     assert done.stdout.splitlines() == ["0 a1 []", "2  [not the form of a host list]", "same", "still"]
 
 
+@pytest.mark.parametrize(
+    "hostlist,count",
+    [
+        ("nid1", 1),
+        ("nid[1]", 1),
+        ("nid1,nid2", 2),
+        ("nid[001-004]", 4),
+        ("nid[08-11,20],a", 6),
+        ("a,b,nid[1-2],c,d", 6),
+        ("rack[1-2]node[01-16]", 32),
+        ("rack[1-2]node[01-16],x[1,3]-hsn,y", 35),
+    ],
+)
+def test_how_many_hosts(hostlist, count):
+    program = f'. "{GET_MASTER}"; first_of_hostlist "{hostlist}" count && echo $host_count'
+    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, universal_newlines=True)
+    assert done.stdout == f"{count}\n"
+
+
 @pytest.mark.parametrize("form", ["range", "single"])
 def test_ten_thousand_hosts(form):
     numbers = "0000-0099" if form == "range" else ",".join("%04d" % number for number in range(100))
