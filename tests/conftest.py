@@ -173,6 +173,17 @@ def slurm():
         cluster.stop()
 
 
+@pytest.fixture(scope='session')
+def separate_nodes():
+    """As slurm, but each node has a network, mounts and a host name of its own, as a real one."""
+    slurm_.clean_up_killed_runs()
+    cluster = slurm_.Cluster(separate=True)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
 @pytest.fixture
 def other_user():
     """testbed.otheruser.OtherUser: runs commands as another user, on copies that this user can read."""

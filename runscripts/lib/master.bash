@@ -30,6 +30,7 @@ _find_host() {
             _fail 1 "MASTER_ADDR=$MASTER_ADDR is each node itself, and the $world_size ranks are on several nodes" \
                 "($local_world_size on this one): those elsewhere would never reach rank 0. Unset MASTER_ADDR: the" \
                 "node of rank 0 is found; or write its name"
+        ! _several_nodes || _refuse_loopback_name
         return
     fi
     if ! _several_nodes; then
@@ -63,6 +64,22 @@ _find_host() {
         "$host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm" \
         "sets both: see whether the job script changes one of them. $remedy"
     MASTER_ADDR=$first_host
+}
+
+# A name that this node's hosts file gives to the loopback alone, and not as the node's own name: nobody elsewhere, or
+# nobody here, would reach rank 0 by it.
+_refuse_loopback_name() {
+    local address names found=''
+    while read -r address names || [[ -n $address ]]; do
+        names=" ${names%%#*} "
+        names=${names//$'\t'/ }
+        [[ $names == *" $MASTER_ADDR "* ]] || continue
+        [[ $address == @(127.*|::1) && $names != *" ${SLURMD_NODENAME:-$HOSTNAME} "* &&
+            $names != *" ${HOSTNAME%%.*} "* ]] || return 0
+        found=$address
+    done 2> /dev/null < "$_hosts"
+    [[ -z $found ]] || _fail 1 "MASTER_ADDR=$MASTER_ADDR is $found in $_hosts of this node, which is the node itself," \
+        "and the $world_size ranks are on several nodes. Unset MASTER_ADDR: the node of rank 0 is found"
 }
 
 # The same on all ranks of this start, another one for every other start that may meet it on a node.

@@ -19,18 +19,18 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-from . import look, nccl, node, records, star, variables
+from . import limits, look, nccl, network, node, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
-from .wire import QUIET, PeerLost, receive_message, send_message, tell_all
+from .probe import scratch_file
+from .wire import PeerLost, receive_message, send_message, tell_all
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any, Callable, Optional
+    from typing import Any, Callable, Iterable, Optional
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
@@ -61,22 +61,49 @@ CLOCK_SECONDS = 1
 class Probe:
     """probe.py as a child, so that a crash or a hang in a library is a finding."""
 
-    def __init__(self, environ: dict, plugin: list, seconds: float) -> None:
-        self.begin, self.seconds, self.asked = time.time(), seconds, False
+    def __init__(self, environ: dict, plugin: list, seconds: float, local_ranks: int = 1) -> None:
+        self.begin, self.seconds, self.asked, self.end_time = time.time(), seconds, False, time.time() + seconds
+        self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
-        self.errors = tempfile.TemporaryFile()
+        self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)  # type: Any
+        self.changed = threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        self.write('local %d %d' % (local_ranks, min(seconds, network.RENDEZVOUS)))
 
-    def go(self, words: str = '') -> None:
-        """Let it take part in the collective, or end."""
-        self.asked = bool(words)
+    def read(self) -> None:
+        """Take its answers until it ends."""
+        for line in self.process.stdout:
+            try:
+                self.found = json.loads(line.decode())
+            except ValueError:
+                continue
+            if 'ready' in self.found:
+                self.changed.set()
+        self.changed.set()
+
+    def write(self, words: str) -> None:
+        """Tell it something."""
         try:
             self.process.stdin.write(words.encode() + b'\n')
             self.process.stdin.flush()
         except OSError:
             pass    # it has ended: result() says so
+
+    def ready(self) -> bool:
+        """Whether it has imported PyTorch, and is ready for all nodes; waits for that."""
+        self.changed.wait(max(0, self.end_time - time.time()))
+        return bool(self.found.get('ready'))
+
+    def go(self, words: str = '') -> None:
+        """Let it take part in the collective, or end."""
+        self.asked = bool(words)
+        if self.asked:      # it ends itself when it has to wait for too long
+            self.end_time = time.time() + min(self.seconds, (network.ASIDE + 3) * max(1, self.seconds / 120))
+        self.write(words)
 
     def end(self) -> None:
         """Nobody wants its result any more."""
@@ -84,25 +111,19 @@ class Probe:
 
     def result(self) -> dict:
         """Its dictionary; 'error' in it says what went wrong."""
-        killed = False
-        try:
-            answers = self.process.communicate(timeout=max(0.1, self.begin + self.seconds - time.time()))[0]
-        except subprocess.TimeoutExpired:
-            killed = True
+        self.reader.join(max(0.1, self.end_time - time.time()))
+        killed = self.reader.is_alive()
+        if killed:
             self.process.kill()
-            answers = self.process.communicate()[0]
-        found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-        for line in answers.splitlines():
-            try:
-                found = json.loads(line.decode())
-            except ValueError:
-                pass
+            self.reader.join()
+        self.process.wait()
+        found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
             found['phase'] = 'rendezvous'       # it waited for its turn
             killed = self.asked
-        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'the first all_reduce')
+        what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
-            found['error'] = "%s did not end within %d s" % (what, self.seconds)
+            found['error'] = "%s did not end within %d s" % (what, self.end_time - self.begin)
             found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
                                "waits longer")
             if what == 'import torch':
@@ -255,9 +276,26 @@ def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> N
         text += ". Nothing came from %s" % ', '.join(never[:20])
     if silent:
         text += ". %s called first and fell silent" % ', '.join(silent[:20])
+    if set(report.facts.get('node', {})) == {own}:
+        text += network.own_address(environ['MASTER_ADDR'])
+    sent, again = (now - then for now, then in zip(network.segments(), root.sent))
+    if again >= 3 and 10 * again > sent:
+        text += (". Packets get lost between the nodes, or nobody acknowledges them: of the %d segments of TCP that %s "
+                 "sent meanwhile, %d were sent again" % (sent, own, again))
     report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s, port %s, and whether so many "
                "ranks were started; start without the nodes (srun --exclude)"
                % (environ['MASTER_ADDR'], environ['MASTER_PORT']), missing)
+
+
+def one_cause(report: Report) -> None:
+    """What a broken network does on the nodes is one line: that which names the cause, or says most."""
+    found = report.having('red', 'rendezvous') + report.having('red', 'collective')
+    best = ([finding for finding in found if finding.remedy] or
+            [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
+    for finding in set(found) - set(best):
+        ranks = report.findings.pop(finding)
+        if len(best) == 1:
+            report.findings[best[0]] |= ranks
 
 
 def check_job(report: Report, machine: Machine, root: star.Root) -> None:
@@ -267,6 +305,8 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
+    one_cause(report)
+    limits.compare_programs(report)
     check_same(report)
     check_times(report)
     if root.nodes and not report.having(name='clock'):
@@ -292,7 +332,7 @@ def header(report: Report, seconds: float) -> str:
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())]
     lines.append('nodes:  %s' % '; '.join(places[:6] + ['...'] * (len(places) > 6)))
     times = []
-    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'first all_reduce')):
+    for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces')):
         values = sorted(map(float, report.facts.get('seconds ' + name, {})))
         if values:
             times.append('%s %.2g s' % (title, values[-1]))
@@ -307,6 +347,7 @@ def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
     """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
     parts = [sys.executable, torch or '']
     parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
+    parts.append(str(sorted(limits.of_shell().items())))    # PyTorch may not be imported within them
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
@@ -330,9 +371,11 @@ class Rank:
 
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
+    :param program: what Python will run, its options too
     """
 
-    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable') -> None:
+    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', program: list) -> None:
+        self.program = program
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
@@ -342,25 +385,36 @@ class Rank:
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
         names = nccl.plugin_names(self.machine)
-        return self.start(self.environ, names, self.seconds) if self.torch else None
+        # with GPUs NCCL would be tried, which forks of one process cannot
+        ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
+        return self.start(self.environ, names, self.seconds, ranks) if self.torch else None
 
     def look(self) -> dict:
-        """look.look()"""
-        return look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+        """look.look(), and limits.py"""
+        details = look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+        limits.look(self.machine, self.report, details)
+        if not self.local_rank:     # directories and files are those of the node
+            for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
+                                        (limits.look_at_program, (self.report, self.program))):
+                if not limits.in_time(function, *arguments):
+                    self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
+                                    "HF_HOME, /dev/shm or the script" % limits.WAIT, "see df on this node")
+        return details
 
 
 def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
-        start: 'Callable' = Probe) -> int:
+        start: 'Callable' = Probe, program: 'Iterable[str]' = ()) -> int:
     """
     The whole check, in one rank.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
+    :param program: what Python will run, its options too
     :return: exit status
     """
     star.read_ranks(machine.environ)
-    rank = Rank(machine, torch, start)
+    rank = Rank(machine, torch, start, list(program))
     if rank.local_rank:
         word = other_rank(rank)
     elif rank.rank:
@@ -410,7 +464,8 @@ def first_rank(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]') -> 
     if abs(branch.ahead) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, branch.ahead), "tell the centre: time is wrong there")
-    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes))
+    go = branch.meet(bool(probe and probe.ready()), rank.begin + rank.seconds)
+    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes) if go else None)
     branch.deliver(rank.report)
     return branch.verdict(2 * rank.seconds + 60)
 
@@ -420,13 +475,14 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
     machine, report, environ = rank.machine, rank.report, rank.environ
     check_master(environ, report, machine.node)
-    root = star.Root(environ, rank.world - rank.local_world, min(rank.seconds, QUIET), machine.clock)
+    root = star.Root(environ, rank.world - rank.local_world, star.patience(rank.seconds), machine.clock)
     # torchrun's agent listens there, for its workers
     if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
         port = int(environ['MASTER_PORT'])
         report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
             port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
-    threading.Thread(target=root.gather, args=(free_port,), daemon=True).start()
+    port_of_all = free_port if root.refused else lambda: environ['MASTER_PORT']
+    threading.Thread(target=root.gather, args=(port_of_all,), daemon=True).start()
     details = rank.look()
     root.known.wait()
     first = min([rank.begin] + [other.called for other in root.nodes])
@@ -434,7 +490,8 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
         report.fact('seconds starting the node', '%.2g' % node.round_up(called - first), mask)
     # a world without some of its nodes would wait for them
     whole = sum(other.ranks for other in root.nodes) + rank.local_world >= rank.world
-    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1 if whole else 1))
+    go = root.meet(bool(probe and probe.ready()) and whole, rank.begin + rank.seconds)
+    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1) if go else None)
     root.collect(report, end)
     check_job(report, machine, root)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
@@ -448,22 +505,28 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     return word
 
 
-def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict, meeting: tuple) -> float:
+def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict,
+                meeting: 'Optional[tuple]') -> float:
     """
     What all ranks of the node found becomes part of the first one's report.
 
     :param details: of the first rank (look.look())
-    :param meeting: for the collective: host and port of rank 0's, number of this node, how many there are
-    :return: the time until which was waited for ranks
+    :param meeting: for the collective, if there is one: host and port of rank 0's, number of this node, how many there
+        are
+    :return: the time until which other nodes are waited for
     """
     report, machine = rank.report, rank.machine
     if probe:
-        host, port, number, nodes = meeting
-        probe.go('go %s %s %d %d %d' % (host, port, number, nodes, rank.seconds) if nodes > 1 and port != '0' else '')
-    end = time.time() + rank.seconds
-    local.wait(end)
+        probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
+    # others of this node need little time, or import PyTorch too
+    imported = probe.found['seconds'].get('import', 0) if probe else 0
+    end = max(rank.begin + star.patience(rank.seconds), time.time() + min(4, rank.seconds))
+    local.wait(end, rank.begin + rank.seconds)
+    end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
+    took = probe.found.get('took', {}) if probe else {}
+    limits.check(report, ranks, took, rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
     return end
@@ -489,6 +552,8 @@ def main(argv: list) -> int:
     parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
                         help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
+    parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")
     args = parser.parse_args(argv)
     machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
-    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch()))
+    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch(),
+                                                      program=args.program[args.program[:1] == ['--']:]))

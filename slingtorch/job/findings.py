@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 LEVELS = ('red', 'ignored', 'yellow', 'good', 'untested')
 TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
 # of findings
-NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'ended', 'gpus', 'import', 'interface', 'libraries',
-         'master', 'network', 'no-answer', 'plugin', 'port', 'provider', 'rendezvous', 'slow', 'torch', 'value',
-         'variable', 'versions', 'world-size')
+NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended', 'gpus', 'import', 'interface',
+         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'provider', 'rendezvous', 'script',
+         'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'world-size')
 # `name` is one word that stays the same, for whoever searches; `remedy` says what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 

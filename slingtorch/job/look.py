@@ -302,7 +302,9 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     report.fact('container', machine.container)
     report.fact('driver', machine.nvidia_driver() or 'none')
     for name, value in machine.environ.items():
-        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN)_', name, re.I) and name not in PER_RANK:
+        # PyTorch's own, and those of its threads, too
+        if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
+                    r'(OMP|MKL)_NUM_THREADS', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_ranks(machine, report)
     look_at_master(machine, report)

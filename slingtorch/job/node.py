@@ -3,7 +3,7 @@
 import os
 import re
 
-from . import elf, look, nccl, variables
+from . import elf, limits, look, nccl, network, variables
 from .machine import library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .findings import Report
     from .machine import Machine
 
+# The share of the line rate below which a network is said to be slow: gloo over TCP reaches a tenth of a fast one's.
+SLOW_LINK = 0.02
+# ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
+DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
@@ -175,6 +179,7 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
             look.look_for_plugin(machine, report, False)
         return []
     mapped = probe.get('maps', [])
+    variables.check_torch(report, report.value('torch is in', ''), machine)
     for name in ('import', 'rendezvous', 'collective'):
         if name in probe.get('seconds', {}):
             # steps of a quarter, so that ranks that took about as long are counted together
@@ -182,27 +187,36 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
-        report.add(probe.get('level', 'red'), probe['phase'], probe['error'], probe.get('remedy', ''))
+        text, remedy = network.explained(probe['error'], probe['told']) if 'told' in probe else ('', '')
+        limit = limits.cause_of(probe['error'], limits.of_shell())
+        if limit:
+            text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
+        elif probe['phase'] == 'import' and re.search(DAMAGED, probe['error']):
+            remedy = "a file of the environment is damaged on this node: install it again, or its copy there"
+        report.add(probe.get('level', 'red'), probe['phase'], text or probe['error'], remedy or probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
                    % probe['facts'].get('backend'))
+        check_speed(report, probe, machine)
+    if probe.get('local') and not probe.get('error'):
+        report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node was right")
     check_libraries(report, mapped, machine, with_gpu)
     look.look_at_compat(machine, report, mapped)
-    network, provider = probe.get('network'), probe.get('provider')
+    carrier, provider = probe.get('network'), probe.get('provider')
     # NCCL that runs over another network has found what it needs
-    need = look.plugin_need(machine) if network in (None, 'Socket') else ''
+    need = look.plugin_need(machine) if carrier in (None, 'Socket') else ''
     if probe.get('plugin_error'):
         report.add('red' if need else 'yellow', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],
                    "load the modules that it was built with (libfabric, hwloc, CUDA or ROCm)")
-    elif network in (None, 'Socket') and probe.get('plugin_missing', not plugin):
+    elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
         look.look_for_plugin(machine, report, 'plugin_missing' in probe)
-    if network:
-        report.fact('network of NCCL', network)
-    if provider or network:
-        slow = network == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
+    if carrier:
+        report.fact('network of NCCL', carrier)
+    if provider or carrier:
+        slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
         fast = machine.slingshot()
         report.add('red' if slow and fast else 'yellow' if slow else 'good', 'network', "NCCL runs over %s%s" % (
-            "sockets (TCP)" if slow else network or 'its plugin',
+            "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET"
             if slow else '')
@@ -213,6 +227,24 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
     variables.check(report, variables.read_table(),
                     variables.LibraryProbe(mapped + ([plugin] if plugin else []), asked_fi, plugins), with_gpu)
     return mapped
+
+
+def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
+    """How fast the largest all_reduce was, and what was lost."""
+    speed, told = network.speed(probe.get('row', {}), 2), probe.get('told', {})
+    if not speed:
+        return
+    report.fact('GB/s of an all_reduce of 8 MB', '%.2g' % round_up(speed))
+    rates = machine.line_rates()
+    best = max(rates, key=lambda name: rates[name], default='')
+    if best and speed < SLOW_LINK * rates[best]:
+        report.add('yellow', 'network', "an all_reduce of 8 MB over one rank of each node went at about %.2g GB/s, and "
+                   "%s of the node has %g GB/s" % (round_up(speed), best, rates[best]),
+                   "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
+    if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
+        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
+                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 10),
+                   "have the centre look at cables, ports and switches; vet finds the node")
 
 
 def round_up(seconds: float) -> float:

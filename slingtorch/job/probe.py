@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
-plugin, takes part in one small all_reduce over all nodes, and says which libraries it maps.
+plugin, takes part in all_reduces among the ranks of the node and over all nodes, and says which libraries it maps.
 
     python job probe [NAME OF A PLUGIN]...      the first that can be loaded is
 
-Reads 'go HOST PORT RANK RANKS SECONDS' from standard input; an empty line for the import alone.
+Reads from standard input 'local RANKS OF THE NODE SECONDS', or an empty line, and once it has said that it is ready,
+'go HOST PORT RANK RANKS SECONDS', or an empty line.
 
 Prints JSON lines, each more complete than the one before; what libraries print is dropped.
 """
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from . import nccl
+from . import nccl, network
 from .machine import mapped_libraries
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -30,8 +31,8 @@ def say(descriptor: int, result: dict) -> None:
     os.write(descriptor, json.dumps(result).encode() + b'\n')
 
 
-def collective(result: dict, torch: 'Any', words: list, log: str, descriptor: int) -> None:
-    """Rendezvous and all_reduce; fills in `result`."""
+def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: int) -> None:
+    """Rendezvous and all_reduces; fills in `result`."""
     import datetime
 
     import torch.distributed as dist
@@ -42,19 +43,54 @@ def collective(result: dict, torch: 'Any', words: list, log: str, descriptor: in
     begin, limit = time.time(), datetime.timedelta(seconds=float(words[4]))
     result['phase'] = 'rendezvous'
     say(descriptor, result)
-    store = dist.TCPStore(host, port, ranks, rank == 0, limit)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
-    result['seconds']['rendezvous'] = time.time() - begin
-    result['phase'], begin = 'collective', time.time()
-    say(descriptor, result)
-    number = torch.ones(1, device='cuda:0' if gpu else 'cpu')
-    dist.all_reduce(number)
-    if int(number.item()) != ranks:
-        raise RuntimeError("an all_reduce of ones over %d ranks gave %s" % (ranks, number.item()))
-    result['seconds']['collective'] = time.time() - begin
-    if gpu:
-        with open(log, errors='replace') as stream:
-            result['network'], result['provider'], _ = nccl.network(stream.read())
+
+    def give_up(told):
+        result.update(error='%s did not end within %d s' % (watch.name, watch.limit), told=told)
+        say(descriptor, result)
+
+    # with more nodes it takes longer: each connects to all others
+    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100)
+    try:
+        watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
+        store = dist.TCPStore(host, port, ranks, rank == 0, limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+        result['seconds']['rendezvous'] = time.time() - begin
+        result['phase'], begin = 'collective', time.time()
+        say(descriptor, result)
+        times = result['row'] = {}
+        network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch,
+                     times)
+        result['seconds']['collective'] = time.time() - begin
+        result['took'] = taken(ranks)
+        result['told'] = network.state(network.connections())
+    except Exception as err:
+        result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
+    finally:
+        watch.done.set()
+    if gpu and log:
+        log.seek(0)
+        result['network'], result['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+
+
+def taken(nodes: int) -> dict:
+    """What this process has taken of what limits.py knows; the kernel's own figures: proc(5)."""
+    with open('/proc/self/status') as stream:
+        sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
+    return {'fds': len(os.listdir('/proc/self/fd')), 'nodes': nodes, 'v': int(sizes.get('VmPeak', 0)) << 10,
+            'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
+
+
+def first_lines(err: BaseException) -> str:
+    """What an error says."""
+    return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
+
+
+def scratch_file() -> 'Any':
+    """A file without a name, so that nothing stays behind, whatever ends this process; None if there is no place."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return None     # look.py says that there is none
 
 
 def load(names: list, result: dict) -> None:
@@ -82,32 +118,34 @@ def main(plugins: list) -> None:
     result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
     log = None
     try:
-        log = os.path.join(tempfile.mkdtemp(prefix='slingtorch-check-'), 'nccl.log')
-        os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET', NCCL_DEBUG_FILE=log)
+        log = scratch_file()
+        os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET',
+                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
         begin = time.time()
         import torch
         result['seconds']['import'] = time.time() - begin
         for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
             if value:
                 result['facts'][fact] = value
-        result['maps'] = mapped_libraries()
+        result['maps'], result['took'] = mapped_libraries(), taken(1)
         if plugins:
             load(plugins, result)
         say(descriptor, result)
         words = sys.stdin.readline().split()
+        if words[:1] == ['local'] and int(words[1]) > 1:
+            result['phase'] = 'collective'
+            wrong = network.among_local_ranks(torch, int(words[1]), float(words[2]))
+            if wrong:
+                result.update(error="an all_reduce of gloo among the ranks of a node failed: %s" % wrong, told={})
+            else:
+                result['phase'], result['local'] = 'import', True
+        say(descriptor, dict(result, ready='error' not in result))
+        words = sys.stdin.readline().split()
         if words[:1] == ['go']:
             collective(result, torch, words[1:], log, descriptor)
     except BaseException as err:    # whatever it is, it is the finding
-        text = str(err).strip().splitlines() or ['']
-        result['error'] = '%s failed: %s: %s' % (
-            {'import': 'import torch', 'rendezvous': 'the rendezvous of one rank of each node'}.get(
-                result['phase'], 'the first all_reduce'), type(err).__name__, ' '.join(text[:3]))
+        result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
+                                             first_lines(err))
     result['maps'] = mapped_libraries()
     say(descriptor, result)
-    if log:
-        for path in (log, os.path.dirname(log)):
-            try:
-                (os.rmdir if path != log else os.unlink)(path)
-            except OSError:
-                pass
     os._exit(0)

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 
+from . import network
 from .findings import Report, ignored_of
 from .machine import by_srun, expand_hosts
-from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve
+from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve, tell_all
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ ONE_DAY = 86400
 # instead of rank 0's word, '0' or '1'
 LOST = b'lost'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+def patience(seconds: float) -> float:
+    """
+    Seconds for what takes others no time: a node that has not called by then cannot, unless the limit is a long one.
+
+    :param seconds: SLINGTORCH_CHECK_SECONDS
+    """
+    return min(seconds, max(12, seconds / 10))
 
 
 class Usage(Exception):
@@ -76,7 +86,7 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     except Usage as err:
         sys.stderr.write("slingtorch %s: %s\n" % (name, err))
         return 2
-    except (PeerLost, OSError) as err:
+    except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
         rank = machine.environ.get('RANK', '?')
         sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, err))
         return verdict(LOST, machine.environ)
@@ -140,11 +150,19 @@ class LocalRanks:
             self.connections.append(connection)
             self.changed.notify_all()
 
-    def wait(self, end: float) -> None:
-        """Until all others of the node have reported or ended, or until that time."""
+    def wait(self, silent: float, end: float) -> None:
+        """
+        Until all others of the node have reported or ended.
+
+        :param silent: the time until which those are waited for that have not said hello
+        :param end: and the others
+        """
+        def all_of(count: int) -> bool:
+            return len(self.reports) + len(self.ended) >= count
+
         with self.changed:
-            self.changed.wait_for(lambda: len(self.reports) + len(self.ended) >= self.count - 1,
-                                  max(0, end - time.time()))
+            self.changed.wait_for(lambda: all_of(self.count - 1), max(0, silent - time.time()))
+            self.changed.wait_for(lambda: all_of(len(self.late)), max(0, end - time.time()))
 
 
 def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
@@ -214,7 +232,7 @@ class Root:
         else:
             raise PeerLost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
                 environ['MASTER_PORT'], SECOND_PORT))
-        self.word = '0'
+        self.word, self.sent = '0', network.segments()
         self.known = threading.Event()
 
     def gather(self, extra: 'Callable[[], str]') -> None:
@@ -238,7 +256,22 @@ class Root:
                 except OSError:
                     pass    # it is gone, and gives no answer later
         finally:
+            self.listener.close()   # PyTorch's store takes the port next
             self.known.set()
+
+    def meet(self, ready: bool, end: float) -> bool:
+        """
+        Whether all nodes are ready for a collective, which all are told.
+
+        :param ready: whether this node is
+        """
+        for node in self.nodes:
+            try:
+                ready = receive_message(node.connection, end + SLACK) == b'1' and ready
+            except PeerLost:
+                ready = False
+        tell_all([node.connection for node in self.nodes], b'1' if ready else b'0')
+        return ready and bool(self.nodes)
 
     def collect(self, report: Report, end: float) -> None:
         """Merge what the nodes send until the time `end`, and what is there then."""
@@ -265,23 +298,34 @@ class Branch:
     def __init__(self, environ: dict, ranks: int, node: str, seconds: float,
                  clock: 'Callable[[], float]' = time.time) -> None:
         words = '%d %s %s' % (ranks, environ['RANK'], re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
-        end, self.connection, wrong = time.time() + seconds, None, {}  # type: float, Any, dict
+        begin, self.connection, wrong, attempt = time.time(), None, {}, 1  # type: float, Any, dict, int
         while self.connection is None:
             for self.host, port in places(environ):
                 try:
-                    self.connection = call(self.host, port, start_id(environ), words, 1)
+                    self.connection = call(self.host, port, start_id(environ), words, attempt)
                     break
                 except (PeerLost, OSError, UnicodeError) as err:
                     wrong[self.host, port] = str(err)
             else:
-                if time.time() > end:
-                    raise PeerLost('; '.join(wrong.values()))
+                # a node that refuses is there, and rank 0 may yet come; one that is silent cannot be reached
+                longer = 3 if any('refused' in text for text in wrong.values()) else 1
+                if time.time() - begin > min(seconds, longer * patience(seconds)):
+                    raise PeerLost('; '.join(wrong.values()) + network.own_address(environ['MASTER_ADDR']))
+                attempt = min(3, 2 * attempt)
         try:
             self.connection.settimeout(2 * seconds + 60)
             number, nodes, self.extra, now = read_line(self.connection).split(' ')
             self.number, self.nodes, self.ahead = int(number), int(nodes), clock() - float(now)
         except (PeerLost, OSError, ValueError) as err:
             raise PeerLost("rank 0 gave this node no number (%s)" % err)
+
+    def meet(self, ready: bool, end: float) -> bool:
+        """As Root.meet(). :raises PeerLost: rank 0 is gone"""
+        try:
+            send_message(self.connection, b'1' if ready else b'0')
+        except OSError as err:
+            raise PeerLost("rank 0 cannot be told that this node is ready (%s)" % err)
+        return receive_message(self.connection, end + 3 * SLACK) == b'1'
 
     def deliver(self, report: Report) -> None:
         """Send it to rank 0's node. :raises PeerLost: that is gone"""

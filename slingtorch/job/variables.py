@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Variables that nobody refuses: names and values against what the libraries really read (variables.cfg)."""
 import difflib
+import glob
+import mmap
 import os
 import re
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Iterable, Optional
 
     from .findings import Report
+    from .machine import Machine
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
@@ -261,3 +264,66 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
             elif with_gpu and (value, name) in family.warn:
                 report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),
                            "change it in the job script", mask)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PyTorch's own
+
+# the runscript sets these, for older and newer releases
+OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_NCCL_DUMP_ON_TIMEOUT',
+        'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
+# GNU's libgomp takes a list of numbers above 0 (libgomp/env.c), and all cores for anything else
+THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
+
+
+def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
+    """
+    PyTorch's variables, against the strings of its own libraries. Its Python files and other packages read names with
+    the same prefixes: only one that looks like a misspelt one is said.
+
+    :param torch: the directory of torch
+    """
+    names = {fact[4:]: values for fact, values in report.facts.items()
+             if re.match(r'env (TORCH|GLOO|PYTORCH|OMP|MKL)_', fact)}
+    libraries = [path for kind in ('torch_', 'c10') for path in glob.glob(
+        os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))]
+
+    def after(begin: str, pattern: str) -> set:
+        """The strings of the libraries that begin so. Not by a pattern alone: that takes 30 s for 400 MB."""
+        found = set()
+        for path in libraries:
+            try:
+                with open(path, 'rb') as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                    place = text.find(begin.encode())
+                    while place >= 0:
+                        match = re.match(pattern.encode(), text[place:place + 80])
+                        if match:
+                            found.add(match.group(1).decode())
+                        place = text.find(begin.encode(), place + 1)
+            except (OSError, ValueError):
+                pass    # empty, or not to be read: the import says so
+        return found
+
+    for name, values in sorted(names.items()):
+        mask = 0
+        for value, ranks in values.items():
+            mask |= ranks
+            cores = len(machine.cpus()[1])
+            if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
+                report.add('yellow', 'value', "%s='%s' is no number of threads: the library takes its own number, such "
+                           "as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
+            elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
+                report.add('yellow', 'value', "%s=%s: the node has %d cores" % (name, value, cores),
+                           "take the number of cores that a rank has", ranks)
+            elif name.startswith('PYTORCH') and libraries:
+                for key in (part.partition(':')[0].strip() for part in re.sub(r'\[[^]]*\]', '', value).split(',')):
+                    if key and not re.search('[^a-z0-9_]', key) and not after(key + '\0', r'(.*)\0'):
+                        report.add('yellow', 'value', "%s: no library of this PyTorch has the option '%s'" % (
+                            name, key),
+                                   "correct it in the job script: an unknown one ends a program that uses a GPU", ranks)
+        if name.startswith(('TORCH_', 'GLOO_')) and name not in OURS and libraries:
+            known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')
+            near = sorted(other for other in known if one_edit(name, other)) if name not in known else []
+            if near:
+                report.add('yellow', 'variable', "%s is no variable that a library of this PyTorch reads. Meant is "
+                           "perhaps %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)

@@ -47,7 +47,8 @@ def call(host: str, port: int, key: str, words: str, seconds: float) -> socket.s
             time.sleep(0.2)
     try:
         connection.sendall(('%s %s\n' % (key, words)).encode('ascii'))
-        read_line(connection)
+        if read_line(connection) != '+':
+            raise PeerLost("it answers in its own way")
     except (OSError, PeerLost) as err:
         connection.close()
         raise PeerLost("another program is at %s, port %s (%s)" % (host, port, err))

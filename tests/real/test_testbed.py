@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import testbed
-from testbed import easybuild, slurm as slurm_, workers
+from testbed import easybuild, run, slurm as slurm_, workers
 
 pytestmark = pytest.mark.real
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -123,6 +123,55 @@ def test_cluster_gives_gpus(slurm):
     assert sorted(lines) == ['0 0', '0 0', '1 1', '1 1']
 
 
+OWN = '''touch /tmp/$(hostname) /dev/shm/$(hostname) $SHARED/$(hostname) $LOCAL/local.$(hostname)
+echo $(ls /sys/class/net) $(cat /sys/class/net/eth0/mtu)
+echo $(ls -d /dev/shm/* $LOCAL/local* /tmp/nid* /tmp/local*)
+cat /proc/sys/kernel/random/boot_id
+getent hosts nid000001 nid000002
+'''
+
+
+def test_separate_nodes_have_everything_of_their_own_and_share_one_directory(separate_nodes):
+    cluster, boot_ids = separate_nodes, {pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()}
+    for node in testbed.NODES:
+        env = {'SHARED': cluster.shared, 'LOCAL': cluster.local}
+        lines = cluster.srun('-n1', '-w', node, 'sh', '-c', OWN, env=env).stdout.splitlines()
+        interfaces, files, boot_id, *hosts = lines
+        assert interfaces == 'eth0 lo 1500'
+        assert files == f'/dev/shm/{node} /tmp/local.{node} /tmp/{node} {cluster.local}/local.{node}'
+        assert [tuple(line.split()) for line in hosts] == [(cluster.address[name], name) for name in testbed.NODES]
+        boot_ids.add(boot_id)
+    assert len(boot_ids) == 3
+    assert {path.name for path in cluster.shared.iterdir()} >= set(testbed.NODES)
+    assert (cluster.dir / 'local.nid000002/nid000002').exists(), 'not seen from outside'
+    # what is done on a node is seen by its jobs
+    run(cluster.on('nid000002', 'mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', '/dev/shm'))
+    sizes = [cluster.srun('-n1', '-w', node, 'df', '--output=size', '/dev/shm').stdout.split()[1]
+             for node in testbed.NODES]
+    run(cluster.on('nid000002', 'umount', '/dev/shm'))
+    assert run(cluster.on('nid000002', 'hostname')).stdout == 'nid000002\n' and int(sizes[0]) > 64 == int(sizes[1])
+
+
+def test_two_clusters_of_separate_nodes_do_not_meet(separate_nodes):
+    other = slurm_.Cluster(separate=True)
+    try:
+        other.start()
+        boot_ids = {cluster.srun('-N2', 'cat', '/proc/sys/kernel/random/boot_id').stdout
+                    for cluster in (separate_nodes, other)}
+        assert len(set(''.join(boot_ids).split())) == 4
+    finally:
+        other.stop()
+    assert separate_nodes.srun('-N2', 'hostname').stdout.split() and not other.dir.exists()
+    # nothing of them is in this machine's network
+    assert 'nid00000' not in run(['ip', 'link']).stdout
+
+
+def test_an_ordinary_user_is_told_that_nodes_cannot_be_separate(monkeypatch):
+    monkeypatch.setattr(os, 'geteuid', lambda: 1000)
+    with pytest.raises(pytest.skip.Exception, match='only root gives nodes a network'):
+        slurm_.Cluster(separate=True)
+
+
 def test_batch_status_and_output(slurm):
     batch = slurm.sbatch('#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nsrun hostname\nexit 7\n')
     assert batch.returncode == 7
@@ -201,18 +250,21 @@ CLUSTER = f'''
 import sys, time
 sys.path.insert(0, {str(TESTS)!r})
 from testbed import slurm
-cluster = slurm.Cluster()
+cluster = slurm.Cluster(separate=bool(sys.argv[1:]))
 cluster.start()
 job = cluster.popen('-N2', 'sleep', '987')
-slurm.wait(lambda: 'R' in slurm.run(['squeue', '-h', '-o', '%t'], env=cluster.env).stdout, 120, 'job does not run')
+slurm.wait(lambda: 'R' in cluster.run('squeue', '-h', '-o', '%t').stdout, 120, 'job does not run')
 print(cluster.dir, flush=True)
 time.sleep(600)
 '''
 
 
-def test_cluster_of_a_killed_run_is_cleaned_up(slurm):
+@pytest.mark.parametrize('words', [(), ('separate',)])
+def test_cluster_of_a_killed_run_is_cleaned_up(slurm, words):
+    if words:
+        testbed.only_root('gives nodes a network of their own')
     with subprocess.Popen(
-        [sys.executable, '-c', CLUSTER], stdout=subprocess.PIPE, text=True, env=testbed.clean_environ()
+        [sys.executable, '-c', CLUSTER, *words], stdout=subprocess.PIPE, text=True, env=testbed.clean_environ()
     ) as killed:
         directory = pathlib.Path(killed.stdout.readline().strip())
         assert directory.is_dir()

@@ -20,14 +20,50 @@ import sys
 import sysconfig
 import tempfile
 import time
+import uuid
 
 import pytest
 
-from . import DIR, NODES, ROOT, clean_environ, missing, run
+from . import DIR, NODES, ROOT, clean_environ, missing, only_root, run
 
 PREFIX = f'{tempfile.gettempdir()}/slingtorch-slurm-{os.getuid()}-'
 CPUS = 8
 GPUS = 4
+
+# With `separate`: a network of the cluster's own, which ends with its last process, so that clusters cannot meet.
+# Above 127: in 10.0.0.0/8 a node that calls itself 127.0.1.1 does no harm (seen with PyTorch 2.13), as gloo lets the
+# rank with the lower address listen.
+NETWORK = '172.30.0.%d'
+LOGIN = NETWORK % 254
+LOGIN_NODE = f'''echo login > /proc/sys/kernel/hostname
+ip link set lo up
+ip link add slurm type bridge
+ip address add {LOGIN}/24 dev slurm
+ip link set slurm up'''
+# What a node has for itself; this sh becomes slurmd. sysfs shows the network of who mounts it, and loses the cgroups.
+NODE = '''node=$0 dir=$1 login=$2 address=$3 count=$4; shift 4
+echo "$node" > /proc/sys/kernel/hostname
+ip link set lo up
+ip link add eth0 type veth peer name "$node" netns "$login"
+nsenter --target="$login" --net ip link set "$node" master slurm up
+ip address add "$address/24" dev eth0
+ip link set eth0 up
+mkdir -p "$dir/cgroup"
+mount --rbind /sys/fs/cgroup "$dir/cgroup"
+mount -t sysfs sysfs /sys
+mount --rbind "$dir/cgroup" /sys/fs/cgroup
+mount -t tmpfs tmpfs /dev/shm
+mount --bind "$dir/hosts.$node" /etc/hosts
+mount --bind "$dir/boot_id.$node" /proc/sys/kernel/random/boot_id
+while [ "$count" -gt 0 ]; do
+    mkdir -p "$dir/local.$node${1#/tmp}"
+    mount --rbind "$1" "$dir/local.$node${1#/tmp}"
+    shift; count=$((count - 1))
+done
+mount --rbind "$dir/local.$node" /tmp
+mount --bind "$dir/local.$node" "$dir/local"
+cd "$dir"
+exec "$@"'''
 
 
 class Batch:
@@ -46,13 +82,20 @@ class Cluster:
                  this machine's /proc, /dev, /sys, temporary directory, checkout, testbed directory and Python.
                  '/': the Slurm of this machine, in the same way
     :param nodes: other names of nodes, neighbouring numbers; with a root alone, where they need no line in /etc/hosts
+    :param separate: each node has, as a real one, its own network (eth0, MTU 1500), host name, /tmp, /dev/shm,
+                     /etc/hosts (`hosts.<node>` in `dir`) and boot id; needs root, and this machine's Slurm
     :ivar env: a clean environment in which srun and its relatives talk to this cluster
     :ivar local: where root runs the tests, a directory that each node has for itself, as the disk of a real one;
-                 from outside, `local.<node>` beside it is the node's
+                 from outside, `local.<node>` beside it is the node's, with `separate` also as /tmp
+    :ivar shared: a directory that all nodes see at the same path, for files of jobs
     """
 
-    def __init__(self, root=None, nodes=NODES):
-        self.root = root
+    def __init__(self, root=None, nodes=NODES, separate=False):
+        if separate:
+            # an ordinary user's own namespaces could have one user id alone, and no bridge to the others
+            only_root('gives nodes a network, mounts and a host name of their own')
+            root = '/'
+        self.root, self.separate = root, separate
         self.nodes = nodes
         for program, package in () if root else (
             ('slurmctld', 'slurm-wlm'),
@@ -69,12 +112,14 @@ class Cluster:
                 address = ''
             if not address.startswith('127.'):
                 missing(f'line "127.0.0.1 {" ".join(NODES)}" in /etc/hosts')
-        self.daemons = []
+        self.daemons, self.pids = [], {}
         self.batches = itertools.count()
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
         self.dir.chmod(0o755)
         (self.dir / 'owner').write_text(f'{os.getpid()} {start_time(os.getpid())}\n')
-        self.local = self.dir / 'local'
+        self.local, self.shared = self.dir / 'local', self.dir / 'shared'
+        self.shared.mkdir()
+        self.address = dict(zip(nodes, map(NETWORK.__mod__, range(1, 254)))) if separate else {}
         self.env = {**clean_environ(), 'SLURM_CONF': str(self.dir / 'slurm.conf')}
         self.inside = []
         if root:
@@ -100,7 +145,11 @@ class Cluster:
     def enter_root(self):
         """A process in the root, with this machine's directories mounted there; `self.inside` runs commands there."""
         hosts = self.dir / 'hosts'
-        hosts.write_text(f'127.0.0.1 localhost {socket.gethostname()} {" ".join(self.nodes)}\n')
+        if self.separate:
+            names = ['127.0.0.1 localhost', f'{LOGIN} login', *(f'{self.address[node]} {node}' for node in self.nodes)]
+            hosts.write_text('\n'.join(names) + '\n')
+        else:
+            hosts.write_text(f'127.0.0.1 localhost {socket.gethostname()} {" ".join(self.nodes)}\n')
         lines = [f'root={shlex.quote(str(self.root))}; mount --rbind "$root" "$root"']
         python = [sys.base_prefix] if sys.base_prefix != '/usr' else [
             os.path.realpath(sys.executable), sysconfig.get_path('stdlib')]
@@ -108,25 +157,30 @@ class Cluster:
         paths += [f'/etc/{name}' for name in ('passwd', 'group', 'nsswitch.conf')]
         for path in paths if self.root != '/' else ():
             lines += bind(path)
-        lines += [*bind(hosts, '/etc/hosts'), 'exec chroot "$root" sh -c "echo there && exec sleep infinity"']
+        lines += [*bind(hosts, '/etc/hosts'), LOGIN_NODE * self.separate,
+                  'exec chroot "$root" sh -c "echo there && exec sleep infinity"']
         env = {'PATH': self.env['PATH']}    # and no SLURM_CONF: kill_leftovers()
-        command = ['unshare', '--mount', '--propagation', 'private', 'sh', '-ec', '\n'.join(lines)]
+        own = ['--net', '--uts'] * self.separate
+        command = ['unshare', *own, '--mount', '--propagation', 'private', 'sh', '-ec', '\n'.join(lines)]
         self.holder = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', *command], env=env, text=True,
                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         said = self.holder.stdout.readline()
         if said != 'there\n':
             raise RuntimeError(f'cannot enter {self.root}: {said}{self.holder.stdout.read()}')
-        self.inside = ['nsenter', f'--target={self.holder.pid}', '--mount', '--root']
+        self.inside = ['nsenter', f'--target={self.holder.pid}', '--mount', '--root', *own]
 
     def command(self, *command, cwd=None):
         """The command line that runs this command where the cluster's Slurm is."""
         where = [*self.inside, 'env', f'--chdir={cwd or self.dir}'] if self.inside else []
         return [*where, *map(str, command)]
 
+    def on(self, node, *command):
+        """The command line that runs this command as root on a separate node, with what that has for itself."""
+        return ['nsenter', f'--target={self.pids[node]}', '--net', '--uts', '--mount', '--root', *map(str, command)]
+
     def write_configuration(self):
         """slurm.conf, gres.conf, the munge key and the GPUs."""
         user = pwd.getpwuid(os.getuid()).pw_name
-        host = socket.gethostname().split('.')[0]
         controller, daemon = free_ports(1)[0], free_ports(len(self.nodes))[0]
         for number in range(GPUS):
             gpu = self.dir / f'gpu{number}'
@@ -135,16 +189,21 @@ class Cluster:
         key = self.dir / 'munge.key'
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        ports = f'{daemon}-{daemon + len(self.nodes) - 1}'
         # FirstJobId: ranks of two clusters of this machine, in jobs of the same number, would meet at the same port
         # TmpFS: Slurm's PMIx makes a directory there, and the nodes of one step would make the same one
         nodes = f'nid[{self.nodes[0][3:]}-{self.nodes[-1][3:]}]'
+        if self.separate:
+            host, login = 'login', LOGIN
+            places = f'NodeHostname={nodes} NodeAddr={NETWORK[:-2]}[1-{len(self.nodes)}] Port={daemon}'
+        else:
+            host, login = socket.gethostname().split('.')[0], '127.0.0.1'
+            places = f'NodeHostname={host} NodeAddr={login} Port=[{daemon}-{daemon + len(self.nodes) - 1}]'
         (self.dir / 'cgroup.conf').write_text('CgroupPlugin=disabled\n' if self.root not in (None, '/') else '')
         (self.dir / 'gres.conf').write_text(f'NodeName={nodes} Name=gpu File={self.dir}/gpu[0-{GPUS - 1}]\n')
         (self.dir / 'slurm.conf').write_text(f'''
 ClusterName=slingtorch
 FirstJobId={random.randint(1, 100_000)}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({login})
 SlurmctldPort={controller}
 SlurmUser={user}
 SlurmdUser={user}
@@ -171,8 +230,8 @@ SlurmdTimeout=600
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 KillWait=2
 GresTypes=gpu
-NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs={CPUS} RealMemory=4000 \\
-    Gres=gpu:{GPUS} State=UNKNOWN
+NodeName={nodes} {places} \\
+    CPUs={CPUS} RealMemory=4000 Gres=gpu:{GPUS} State=UNKNOWN
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 '''.lstrip())
 
@@ -196,14 +255,24 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             for directory in (self.local, own):
                 directory.mkdir(exist_ok=True)
                 directory.chmod(0o1777)
-            self.daemon('slurmd', '-D', '-N', node, '-f', self.dir / 'slurm.conf', own=own)
+            self.daemon('slurmd', '-D', '-N', node, '-f', self.dir / 'slurm.conf', own=own, node=node)
 
-    def daemon(self, *command, own=None):
-        """Start a daemon; with a directory `own`, that is what it and its jobs have at `self.local`."""
+    def daemon(self, *command, own=None, node=None):
+        """Start a daemon; with a directory `own`, that is what it and its jobs have at `self.local`.
+
+        :param node: the node that it is, if nodes are separate
+        """
         path = self.env.get('PATH', '') + ':/usr/sbin:/sbin'
         # a daemon ends with this process, even when that is killed
         name, *_ = command = [*map(str, command)]
-        if own and os.geteuid() == 0:
+        if node and self.separate:
+            (self.dir / f'hosts.{node}').write_text((self.dir / 'hosts').read_text())
+            (self.dir / f'boot_id.{node}').write_text(f'{uuid.uuid4()}\n')
+            kept = [kept for kept in (self.dir, ROOT, DIR, sys.base_prefix) if str(kept).startswith('/tmp/')]
+            command = [NODE, node, self.dir, self.holder.pid, self.address[node], len(kept), *kept, *command]
+            command = ['sh', '-ec', *map(str, command)]
+            command = ['unshare', '--net', '--uts', '--mount', '--propagation', 'slave', *command]
+        elif own and os.geteuid() == 0:
             mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
             command = ['sh', '-c', mount, str(own), str(self.local), *command]
             command = ['unshare', '--mount', '--propagation', 'slave', *command]
@@ -220,6 +289,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
                     start_new_session=True,
                 )
             )
+        self.pids[node] = self.daemons[-1].pid   # each of the programs in front becomes the next one
 
     def check_daemons(self):
         for daemon in self.daemons:

@@ -34,6 +34,11 @@ class NoTorch:
     def __init__(self, *_):
         pass
 
+    found = {'seconds': {}}
+
+    def ready(self):
+        return True
+
     def go(self, words=''):
         pass
 
@@ -57,7 +62,7 @@ class Job:
         self.files = {
             'sys/class/net/lo/operstate': 'unknown', 'sys/class/net/eth0/operstate': 'up',
             'sys/devices/system/cpu/online': '0-15', 'proc/self/mounts': 'disk / ext4 rw 0 0\n',
-            'proc/sys/kernel/random/boot_id': 'one\n',
+            'proc/sys/kernel/random/boot_id': 'one\n', 'dev/shm/.keep': '',
         }
         self.cpus = lambda local_rank: '%d-%d' % (4 * local_rank, 4 * local_rank + 3)
         self.answer, self.machine = {}, Machine
@@ -657,7 +662,7 @@ def test_cores_far_from_the_gpu_and_no_gpu_at_all(job):
 
 def test_a_container_without_its_gpus(job):
     job.files.update(gpu_files(4))
-    job.files = {name: text for name, text in job.files.items() if not name.startswith('dev/')}
+    job.files = {name: text for name, text in job.files.items() if not name.startswith(('dev/nvidia', 'dev/kfd'))}
     assert not red(job.run()[2])    # perhaps none is wanted
     job.env['SLURM_GPUS_ON_NODE'] = '4'
     text, ranks = only(job.run()[2], 'gpus')
@@ -1016,6 +1021,19 @@ def test_without_the_runscript_it_says_what_to_type(monkeypatch, capsys):
 # --- the runscript
 
 
+@pytest.mark.parametrize('before, says', [
+    ('export PYTHONHOME=/nonexistent', "does not start with PYTHONHOME='/nonexistent'"),
+    ('ulimit -f 0', 'ulimit -f is 0'),
+])
+@pytest.mark.parametrize('program', ['', '-V'])
+def test_what_would_end_the_check_itself_is_said_by_the_runscript(tmp_path, before, says, program):
+    (tmp_path / 'python').symlink_to(sys.executable)
+    env = {'PATH': '%s:/usr/bin:/bin' % tmp_path, 'TMPDIR': str(tmp_path)}
+    command = '%s; exec %s/runscripts/conda-python-distributed --check %s' % (before, ROOT, program)
+    done = subprocess.run(['bash', '-c', command], text=True, stderr=subprocess.PIPE, env=env)
+    assert done.returncode == 1 and says in done.stderr and done.stderr.count('\n') == 1
+
+
 @pytest.mark.parametrize('status, trained', [(0, True), (1, False)])
 def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, trained):
     python = tmp_path / 'python'
@@ -1027,5 +1045,5 @@ def test_the_runscript_checks_first_and_trains_only_then(tmp_path, status, train
                               stdout=subprocess.PIPE, env=env)
         assert done.returncode == (status if not (args and trained) else 0)
         lines = done.stdout.splitlines()
-        assert re.match(r'-B \S+/lib/job check( --stderr)?$', lines[0])
+        assert re.match(r'-B \S+/lib/job check( --stderr -- train.py --epochs 1)?$', lines[0])
         assert lines[1:] == (['train.py --epochs 1'] if args and trained else [])

@@ -893,6 +893,23 @@ def test_master_addr_that_is_every_node_itself(job, address):
     assert job.rank(slurm(0, "4", "nid001", MASTER_ADDR=address))["MASTER_ADDR"] == address
 
 
+@pytest.mark.parametrize("hosts, bad", [
+    ("127.0.0.1 localhost\n127.0.0.1\thead head.cluster\n", True), ("127.0.1.1 head.cluster head # the first", True),
+    ("::1 head\n", True), ("10.0.0.1 head\n", False), ("127.0.0.1 head\n10.0.0.1 head\n", False),
+    ("127.0.0.1 localhost # head\n", False), ("127.0.0.1 forehead\n", False),
+    ("127.0.1.1 head node-b\n", False), ("", False),
+])
+def test_master_addr_that_the_hosts_file_gives_to_the_loopback(job, hosts, bad):
+    (job.dir / "hosts").write_text(hosts)
+    for rank in (0, 3):
+        env = slurm(rank, MASTER_ADDR="head", SLURMD_NODENAME="node-b", _hosts=job.dir / "hosts")
+        if bad:
+            message = job.error(env)
+            assert "MASTER_ADDR=head is " in message and "which is the node itself" in message
+        else:
+            assert job.rank(env)["MASTER_ADDR"] == "head"
+
+
 def test_master_addr_with_a_port_is_taken_apart(job):
     for rank in (0, 3):
         done = job.start(env=slurm(rank, MASTER_ADDR="node1:29401"))

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+The network as a training uses it, tried by the process with PyTorch: all_reduces among the ranks of the node and over
+one rank of each node, which rise from one float to 8 MB. Each step has its own limit, and what the kernel says of the
+connections meanwhile (TCP_INFO of tcp(7)) tells packets that are lost from somebody who is late.
+"""
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+# what is sent in turn: bytes, its name
+ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
+# Seconds: for each step, for all of them together, and for those that wait for somebody else, while nothing of their
+# own is under way.
+STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
+# ranks of a node that take part in its own all_reduce at most: each connects to all others
+LOCAL = 16
+# states of TCP (Linux net/tcp_states.h)
+CONNECTING, LISTENING = 2, 10
+# what the others see when one has given up
+SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end within'
+# the share of segments sent again from which on the network is said to lose packets; and how many at least
+LOSS, RESENT = 0.1, 5
+
+
+def connections() -> list:
+    """
+    This process's own TCP sockets: dictionaries with state, here (host, port), resent and sent (segments), again (times
+    the segment under way was sent again), underway (segments that nobody has acknowledged).
+    """
+    found = []
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            if not os.readlink('/proc/self/fd/' + name).startswith('socket:'):
+                continue
+            own = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue        # it was that of listdir, or is gone
+        with own:
+            try:
+                told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
+                entry = {'state': told[0], 'again': told[2], 'here': own.getsockname()[:2]}
+            except OSError:
+                continue    # of another kind
+            words = struct.unpack('24I', told[8:104])
+            entry.update(underway=words[4], resent=words[23],
+                         sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0)
+            found.append(entry)
+    return found
+
+
+def own_address(name: str) -> str:
+    """What to say of a MASTER_ADDR that is on each node the node itself; '' of another one."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ''
+    if not all(is_loopback(entry[4][0]) for entry in found):
+        return ''
+    return ". MASTER_ADDR=%s is %s on this node, which is the node itself: see its hosts file" % (name, found[0][4][0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is of the node itself alone."""
+    return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
+
+
+def state(sockets: list, before: int = 0) -> dict:
+    """
+    What matters of connections(), for JSON.
+
+    :param before: segments that were sent again in steps that ended well
+    """
+    return {
+        'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
+        'before': before,
+        'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
+        'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
+        'silent': any(entry['state'] == CONNECTING for entry in sockets),
+        'loopback': sorted({entry['here'][0] for entry in sockets
+                            if entry['state'] == LISTENING and is_loopback(entry['here'][0])}),
+    }
+
+
+def segments() -> tuple:
+    """(segments of TCP that this node has sent, those of them that it sent again) since it was started: proc(5)."""
+    try:
+        with open('/proc/net/snmp') as stream:
+            names, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
+    except (OSError, ValueError):
+        return 0, 0
+    told = dict(zip(names, map(int, values)))
+    return told.get('OutSegs', 0), told.get('RetransSegs', 0)
+
+
+class Watch:
+    """
+    Ends the process if a step takes too long, after `give_up` has said so.
+
+    :ivar name: of the step that goes on
+    :ivar told: state() when something was last under way
+    :param give_up: called with a dictionary of state()
+    :param factor: of all limits
+    """
+
+    def __init__(self, give_up: 'Callable[[dict], None]', factor: float = 1) -> None:
+        self.give_up, self.factor, self.name, self.before = give_up, factor, '', 0
+        self.told = state([])
+        self.begin = self.since = time.monotonic()
+        self.limit, self.done = STEP * factor, threading.Event()
+        threading.Thread(target=self.loop, daemon=True).start()
+
+    def enter(self, name: str, seconds: float = STEP) -> None:
+        """A step begins."""
+        self.before = sum(entry['resent'] for entry in connections())
+        self.since, self.limit, self.name = time.monotonic(), seconds * self.factor, name
+
+    def loop(self) -> None:
+        """Look four times a second."""
+        while not self.done.wait(0.25):
+            now, sockets = time.monotonic(), connections()
+            if any(entry['underway'] for entry in sockets):
+                self.told = state(sockets, self.before)
+            if now - self.since < self.limit and now - self.begin < ALL * self.factor:
+                continue
+            # one that waits for another node's process, which is late, has nothing under way itself
+            told = state(sockets, self.before)
+            if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
+                self.give_up(told)
+                os._exit(0)
+
+
+def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
+         times: dict) -> None:
+    """
+    The rising row, twice each, since the first one may have to set up connections; fills in `times`.
+
+    :param reduce: all_reduce of a tensor, and wait for it
+    :param zeros: makes a tensor of so many floats, 0 on all ranks
+    """
+    for size, name in ROW:
+        watch.enter('the all_reduce of %s' % name)
+        for _ in range(2):
+            tensor = zeros(size // 4)
+            tensor += 1
+            begin = time.monotonic()
+            reduce(tensor)
+            if int(tensor[0].item()) != ranks or int(tensor[-1].item()) != ranks:
+                raise RuntimeError("an all_reduce of ones over %d ranks gave %s" % (ranks, tensor[-1].item()))
+            times[str(size)] = time.monotonic() - begin
+
+
+def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
+    """
+    An all_reduce of gloo among so many processes of this node, as its ranks do: forks of this one, since each of them
+    would have to import PyTorch for seconds. What went wrong; '' if it was right.
+    """
+    import datetime
+
+    import torch.distributed as dist
+    try:
+        with socket.socket() as there:
+            there.bind(('127.0.0.1', 0))
+            there.listen(1)
+            socket.create_connection(there.getsockname(), 2).close()
+    except OSError as err:
+        return "no connection to 127.0.0.1 (%s)" % err
+    ranks, limit, children = min(ranks, LOCAL), datetime.timedelta(seconds=seconds), []
+    answers, answer = os.pipe()
+    for rank in range(1, ranks):
+        given, give = os.pipe()
+        pid = os.fork()
+        if not pid:
+            text = b'died'
+            try:
+                text = _local_rank(dist, torch, dist.TCPStore(
+                    'localhost', int(os.read(given, 20) or 0), ranks, False, limit), rank, ranks, limit)
+            except BaseException as err:    # whatever it is, it is the answer
+                text = str(err).encode()[:200] or b'failed'
+            finally:
+                os.write(answer, text.replace(b'\n', b' ') + b'\n')
+                os._exit(0)
+        os.close(given)
+        children.append((pid, give))
+    wrong = b''
+    try:
+        store = dist.TCPStore('localhost', 0, ranks, True, limit, False)
+        for _, give in children:
+            os.write(give, b'%d' % store.port)
+        wrong = _local_rank(dist, torch, store, 0, ranks, limit)
+    except Exception as err:
+        wrong = str(err).encode()
+    os.close(answer)
+    end, texts = time.monotonic() + seconds, b''
+    while not wrong and texts.count(b'\n') < ranks - 1:
+        if not select.select([answers], [], [], max(0, end - time.monotonic()))[0]:
+            break
+        more = os.read(answers, 4096)
+        texts += more
+        if not more:
+            break
+    for pid, give in children:
+        os.close(give)
+        os.kill(pid, signal.SIGKILL)    # one that has ended is not yet waited for
+        os.waitpid(pid, 0)
+    os.close(answers)
+    missing = ranks - 1 - texts.count(b'\n')
+    text = wrong or next((line for line in texts.split(b'\n') if line), b'')
+    return text.decode(errors='replace') or ("%d of %d ranks did not answer" % (missing, ranks) if missing else '')
+
+
+def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, limit: 'Any') -> bytes:
+    """One of them: b'', or what went wrong."""
+    group = dist.ProcessGroupGloo(store, rank, ranks, limit)
+    tensor = torch.ones(1)
+    group.allreduce([tensor]).wait()
+    total = int(tensor.item())
+    return b'' if total == ranks else b'an all_reduce of ones over %d ranks gave %d' % (ranks, total)
+
+
+def explained(text: str, told: dict) -> tuple:
+    """
+    (what is said, what to do) of an all_reduce that failed or did not end; ('', '') if nobody knows.
+
+    Texts are the same on all nodes that see the same cause, so that it is one line.
+
+    :param text: of the error
+    :param told: state() at that time
+    """
+    if 'no connection to 127.0.0.1' in text:
+        return "processes of a node cannot reach each other: %s" % text.split(': ', 1)[-1], (
+            "have the centre look at the node's loopback interface (ip link show lo)")
+    loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
+    if loopback:
+        return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file"
+                % loopback[0], "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes; or have the centre "
+                "take the name out of that line of /etc/hosts")
+    if told.get('silent'):
+        return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
+                "between them drops packets, such as a firewall",
+                "have the centre open all ports between the nodes of a job; a training's connections take any")
+    if told.get('stuck') and re.search(r'(64 k|8 M)B', text) and not told.get('before'):
+        return ("small messages pass, large do not (%s): packets of full size are lost on the way, as where the MTU of "
+                "a switch or an interface between the nodes is smaller than that of the nodes" % text,
+                "have the centre look at the MTU of the nodes and switches; ip link show dev NAME mtu")
+    if re.search('8 MB.*did not end', text) and told['resent'] <= 0.1 * told['sent']:
+        return ("the network between the nodes is slow: %s, and 64 kB did end" % text,
+                "vet measures the nodes, and finds a slow one: docs/check.md")
+    if told.get('resent', 0) + told.get('before', 0) >= RESENT:
+        return ("packets get lost between the nodes: %s" % text,
+                "have the centre look at cables, ports and switches; vet finds the node: docs/check.md")
+    return '', ''
+
+
+def speed(times: dict, ranks: int) -> float:
+    """GB/s that a node sends and receives in the largest all_reduce: a ring's share of it; 0 without."""
+    size = max(map(int, times), default=0)
+    return 2 * (ranks - 1) / ranks * size / times[str(size)] / 1e9 if size >= ROW[-1][0] and times[str(size)] else 0

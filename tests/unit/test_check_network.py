@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from slingtorch.job import check, findings, limits, network, node, star, variables, wire
+from slingtorch.job.machine import Machine
+from testbed import ROOT
+
+QUIET = {'resent': 0, 'sent': 40, 'before': 0, 'stuck': False, 'underway': False, 'silent': False, 'loopback': []}
+
+
+def of_level(report, level, name):
+    return [finding.text for finding in report.having(level, name)]
+
+
+# --- why an all_reduce failed: what TCP_INFO said in the test bed with each fault planted
+
+
+@pytest.mark.parametrize('error, told, says', [
+    # the second node's egress dropped all packets above 1000 bytes
+    ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5},
+     'small messages pass, large do not .*MTU'),
+    # 60 % of all packets dropped: the small ones needed several trials too
+    ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5, 'before': 4},
+     'packets get lost'),
+    ('the all_reduce of one float did not end within 5 s', {'stuck': True, 'resent': 6}, 'packets get lost'),
+    # 2 Mbit/s
+    ('the all_reduce of 8 MB did not end within 5 s', {'resent': 40, 'sent': 900, 'underway': True}, 'is slow'),
+    ('the all_reduce of 8 MB did not end within 5 s', {'resent': 200, 'sent': 900, 'underway': True},
+     'packets get lost'),
+    # all ports but MASTER_PORT dropped
+    ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'firewall'),
+    # 127.0.1.1 in the hosts file
+    ('the rendezvous of one rank of each node did not end within 6 s', {'loopback': ['127.0.1.1']}, '127.0.1.1 as the'),
+    ('... connect [127.0.1.1]:40000: Connection refused', {}, '127.0.1.1 as the address'),
+    ('an all_reduce of gloo among the ranks of a node failed: no connection to 127.0.0.1 (timed out)', {},
+     'processes of a node cannot reach each other: no connection'),
+])
+def test_the_cause_is_named_and_has_a_remedy(error, told, says):
+    report = findings.Report(0)
+    text, remedy = network.explained(error, {**QUIET, **told})
+    report.add('red', 'collective', text)
+    assert remedy and re.search(says, text), text
+
+
+def test_what_nobody_knows_is_not_explained():
+    assert network.explained('the all_reduce of one float failed: RuntimeError: no', QUIET) == ('', '')
+
+
+@pytest.mark.parametrize('texts, left', [
+    ([('small messages pass', 'look at the MTU'), ('failed: Connection closed by peer', '')], ['small messages pass']),
+    ([('failed: cannot find hsn', ''), ('failed: Connection reset by peer', '')], ['failed: cannot find hsn']),
+    ([('failed: Connection closed by peer', '')], ['failed: Connection closed by peer']),
+    ([('a did not end within 5 s', ''), ('a did not end within 6 s', '')], ['a did not end within 5 s']),
+])
+def test_one_cause_is_one_line(texts, left):
+    report = findings.Report(0)
+    for rank, (text, remedy) in enumerate(texts):
+        report.add('red', 'collective', text, remedy, 1 << rank)
+    check.one_cause(report)
+    assert of_level(report, 'red', 'collective') == left
+    assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
+
+
+def test_the_kernel_tells_of_this_process_s_connections():
+    with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()) as own:
+        own.sendall(b'x' * 1000)
+        found = network.connections()
+        told = network.state(found)
+    assert {network.LISTENING, 1} <= {entry['state'] for entry in found}
+    assert told['loopback'] == ['127.0.0.1'] and told['sent'] >= 2 and not told['silent'] and not told['stuck']
+
+
+def test_a_connection_without_answer_is_seen():
+    with socket.socket() as own:
+        own.setblocking(False)
+        own.connect_ex(('192.0.2.1', 9))    # RFC 5737: nobody's
+        state = [entry['state'] for entry in network.connections()]
+        refused = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    assert network.CONNECTING in state or refused
+
+
+@pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])
+def test_a_network_far_below_its_line_rate_is_yellow(tmp_path, speed, rate, slow):
+    for name, text in (('sys/class/net/hsn0/speed', rate), ('sys/class/net/hsn0/operstate', 'up'),
+                       ('sys/class/net/hsn0/device/x', '')):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    report = findings.Report(0)
+    answer = {'row': {str(8 << 20): (8 << 20) / speed / 1e9}, 'told': QUIET}
+    node.check_speed(report, answer, Machine({}, str(tmp_path)))
+    assert bool(of_level(report, 'yellow', 'network')) == slow
+
+
+# --- another program at MASTER_PORT, and who cannot be reached
+
+
+def test_a_program_that_answers_at_the_port_is_not_rank_0():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        def answer():
+            own = server.accept()[0]
+            own.recv(100)
+            own.sendall(b'HTTP/1.0 400 Bad Request\r\n\r\n')
+            own.close()
+
+        threading.Thread(target=answer).start()
+        with pytest.raises(wire.PeerLost, match='another program is at 127.0.0.1'):
+            wire.call('127.0.0.1', server.getsockname()[1], 'key', 'words', 5)
+
+
+def test_a_master_addr_that_is_each_node_itself_is_said():
+    said = network.own_address('localhost').replace('::1', '127.0.0.1')
+    assert 'MASTER_ADDR=localhost is 127.0.0.1 on this node' in said
+    assert network.own_address('192.0.2.1') == '' == network.own_address('no such name')
+
+
+@pytest.mark.parametrize('seconds, patience', [(4, 4), (20, 12), (120, 12), (600, 60)])
+def test_who_does_not_call_is_waited_for_briefly(seconds, patience):
+    assert star.patience(seconds) == patience
+
+
+# --- limits
+
+
+def limited(ranks, took, world=4, connects=True):
+    report = findings.Report(0)
+    report.ranks = 15
+    details = [{'rank': rank, 'limits': {}, **ranks.get(rank, {})} for rank in range(4)]
+    limits.check(report, details, took, world, connects)
+    return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
+
+
+TOOK = {'fds': 8, 'nodes': 2, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
+
+
+@pytest.mark.parametrize('option, limit, level', [
+    ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 8 << 30, None),
+    ('d', 100 << 20, 'red'), ('s', 8 << 20, None),
+])
+def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
+    found = limited({3: {'limits': {option: limit}}}, TOOK)
+    assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
+    assert not level or 'ulimit -%s' % option in found[0][1]
+
+
+def test_connections_to_all_ranks_need_files():
+    assert [entry[0] for entry in limited({3: {'limits': {'n': 1024}}}, TOOK, 4096)] == ['red']
+    assert not limited({3: {'limits': {'n': 1024}}}, TOOK, 4096, False)
+
+
+def test_memory_of_a_control_group_is_for_all_its_ranks():
+    group = {'memory of': '/sys/fs/cgroup/job/memory.max', 'memory': 400 << 20}
+    [(level, text, ranks)] = limited({2: group, 3: group, 1: group}, TOOK)
+    assert (level, ranks) == ('red', [1, 2, 3]) and '400 MB of memory to 3 ranks' in text
+    assert not limited({2: group, 3: group}, TOOK)
+
+
+def test_quota_nice_and_files_are_looked_at_in_each_rank(tmp_path, monkeypatch):
+    files = {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/cpu.max': 'max 100000\n',
+             'sys/fs/cgroup/job/cpu.max': '4000 100000\n'}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(limits, 'of_shell', lambda: {'f': 102400, 't': 2})
+    monkeypatch.setattr(os, 'getpriority', lambda *_: 19)
+    report = findings.Report(3)
+    limits.look(Machine({}, str(tmp_path)), report, {})
+    assert any('0.04 of a core' in text for text in of_level(report, 'yellow', 'limit'))
+    assert any('nice 19' in text for text in of_level(report, 'yellow', 'limit'))
+    assert [text[:9] for text in sorted(of_level(report, 'red', 'limit'))] == ['ulimit -f', 'ulimit -t']
+
+
+def test_the_limits_of_this_shell_are_read():
+    code = ('import resource, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import limits; '
+            'print(limits.of_shell()["n"], limits.of_shell()["f"])')
+    done = subprocess.run(['bash', '-c', 'ulimit -n 50 -f 100; exec "$0" "$@"', sys.executable, '-c', code, str(ROOT)],
+                          stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ['50', '102400']
+
+
+@pytest.mark.parametrize('error, given, says', [
+    ('import torch ended the process with status 1: OpenBLAS error: Memory allocation still failed after 10 retries',
+     {'v': 500 << 20}, 'ulimit -v: this rank may have 500 MB of address space'),
+    ('import torch failed: ImportError: libtorch_cpu.so: failed to map segment from shared object',
+     {'v': 1 << 30}, '-v'),
+    ('import torch failed: OSError: [Errno 24] Too many open files', {'n': 12}, 'ulimit -n'),
+    ('import torch ended the process with status -11', {'s': 64 << 10}, 'ulimit -s'),
+    ('import torch failed: ModuleNotFoundError', {'v': 1 << 30, 'n': 12}, ''),
+])
+def test_an_import_that_fails_by_a_limit_names_it(error, given, says):
+    found = limits.cause_of(error, given)
+    assert says in found and bool(found) == bool(says)
+
+
+# --- directories and programs
+
+
+def test_directories_are_really_written_to(tmp_path):
+    (tmp_path / 'file').write_text('')
+    (tmp_path / 'dev').mkdir()
+    report = findings.Report(0)
+    env = {'HOME': '/proc/nothing', 'HF_HOME': str(tmp_path / 'new/directory'),
+           'XDG_CACHE_HOME': str(tmp_path / 'file')}
+    limits.look_at_directories(Machine(env, str(tmp_path)), report)
+    assert [text.split('=')[0] for text in sorted(of_level(report, 'yellow', 'disk'))] == ['HOME', 'XDG_CACHE_HOME']
+    assert 'not there' in of_level(report, 'red', 'shm')[0]
+
+
+def test_what_does_not_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(limits, 'WAIT', 0.1)
+    assert not limits.in_time(threading.Event().wait) and limits.in_time(lambda: None)
+
+
+@pytest.mark.parametrize('words, program', [
+    (['train.py', '-m', 'x'], ('script', 'train.py')), (['-u', '-X', 'dev', '-W', 'error', 'a.py'], ('script', 'a.py')),
+    (['-m', 'torch.distributed.run', 'x'], ('module', 'torch.distributed.run')), (['-mtimeit'], ('module', 'timeit')),
+    (['-c', 'print()'], ('', '')), ([], ('', '')), (['-'], ('', '')),
+])
+def test_what_python_will_run(words, program):
+    assert limits.program_of(words) == program
+
+
+def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
+    reports = []
+    for number, text in enumerate(['import os\nimport no_such_package\n', 'import os\n', '', None]):
+        script = tmp_path / 'train.py'
+        script.unlink(missing_ok=True)
+        if text is not None:
+            script.write_text(text)
+        report = findings.Report(number)
+        limits.look_at_program(report, [str(script)])
+        reports.append(report)
+    assert 'is empty' in of_level(reports[2], 'red', 'script')[0]
+    assert 'cannot be read' in of_level(reports[3], 'red', 'script')[0]
+    whole = reports[0]
+    whole.merge(reports[1])
+    limits.compare_programs(whole)
+    assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
+    assert ['imports no_such_package' in text for text in of_level(whole, 'yellow', 'script')] == [True]
+
+
+def test_a_module_that_some_nodes_lack_is_red():
+    report = findings.Report(0)
+    report.fact('module shapes', True, 1)
+    report.fact('module shapes', False, 2)
+    limits.compare_programs(report)
+    assert of_level(report, 'red', 'script') == [
+        'the script imports shapes, which these nodes do not have, and others do']
+
+
+# --- PyTorch's own variables
+
+
+@pytest.mark.parametrize('name, value, says', [
+    ('OMP_NUM_THREADS', 'abc', 'no number of threads'), ('OMP_NUM_THREADS', '0', 'no number of threads'),
+    ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'the node has 16 cores'),
+    ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Meant is perhaps TORCH_NCCL_ASYNC_ERROR_HANDLING'),
+    ('TORCH_NCCL_ASYNC_ERROR_HANDLING', '1', ''), ('TORCH_HOME', '/x', ''),
+    ('GLOO_SOCKET_IFNAM', 'eth0', 'Meant is perhaps GLOO_SOCKET_IFNAME'),
+    ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has the option 'expandable_segment'"),
+    ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
+    ('TORCH_FR_BUFFER_SIZE', '2000', ''),
+])
+def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says):
+    (tmp_path / 'torch/lib').mkdir(parents=True)
+    (tmp_path / 'torch/lib/libtorch_cpu.so').write_bytes(
+        b'\0TORCH_NCCL_ASYNC_ERROR_HANDLING\0x\0GLOO_SOCKET_IFNAME\0expandable_segments\0TORCH_CHECK failed\0')
+    (tmp_path / 'sys/devices/system/cpu').mkdir(parents=True)
+    (tmp_path / 'sys/devices/system/cpu/online').write_text('0-15')
+    report = findings.Report(0)
+    report.fact('env ' + name, value)
+    variables.check_torch(report, str(tmp_path / 'torch'), Machine({}, str(tmp_path)))
+    assert [says in finding.text for finding in report.findings] == [True] * bool(says)
+    assert not report.having('red')
