@@ -5,13 +5,63 @@ import datetime
 import json
 import re
 import sys
+import textwrap
+import threading
 
 from testbed import ROOT, easybuild, modulestools
 
-from . import FAULTS, run_all, verdict
+from . import FAULTS, ONLY_BY_THE_PROGRAM, TRAINING_LIMIT, run_all, verdict
 
 RECORD = ROOT / 'tests/records/faults/seen.json'
 PAGE = ROOT / 'docs/faults.md'
+
+
+MUST = {'red': 'red', 'yellow': 'yellow', 'named': 'red or yellow', 'nothing': 'nothing red'}
+HEAD = '''# Faults that were planted
+
+`cd tests && python -m faults` writes this page (as root). It plants each of these faults on two emulated nodes with a
+network, mounts, host name, `/tmp`, `/dev/shm`, hosts file and boot id of their own, starts `--check` there, and then a
+training of four ranks with PyTorch {torch} over gloo. A training breaks if it ends with an error, if no rank says that
+it trained, or if it made no step in {limit} s; it is slow if it made some of its 8 steps by then. The faults, and the
+training, are in `tests/faults`, the record of {dates} in `tests/records/faults/seen.json`. In CI
+`tests/faults/test_faults.py` plants {tested} of them, and compares what `--check` says.
+
+{sums}
+
+{silent}
+
+| fault | training | `--check` must say | `--check` said |
+|---|---|---|---|
+'''
+
+
+def page(record):
+    """The text of docs/faults.md."""
+    red = {name for name, found in record.items() if found['check'] != 'goes on'}
+    broken = {name for name, found in record.items() if found['training'] == 'breaks'}
+    said = {name: verdict(FAULTS[name], found['check'], found['check said']) for name, found in record.items()}
+    right = {name for name in record if said[name][0]}
+    sums = (f"Of {len(record)} faults and sound set-ups {len(broken)} break the training. `--check` stopped "
+            f"{len(broken & red)} of these, and named the cause of {len(broken & right)}. "
+            f"Of the other {len(record) - len(broken)} it stopped {len(red - broken)}, and said what it "
+            f"must of {len(right - broken)}.")
+    wrong = ', '.join(name for name in record if name not in right)
+    text = HEAD.format(
+        torch=' and '.join(sorted({found['torch'] for found in record.values()})), limit=TRAINING_LIMIT,
+        dates=' and '.join(sorted({found['date'] for found in record.values()})),
+        tested=len(record) - len(ONLY_BY_THE_PROGRAM), sums=textwrap.fill(sums, 120),
+        silent=textwrap.fill(plain(f"It did not say what it must of {len(record) - len(right)}: {wrong}."), 120))
+    for name, found in record.items():
+        colour = found['check'] if name in red or not said[name][1] else 'yellow'
+        cells = (f"**{plain(name)}**: {plain(FAULTS[name].text)}", found['training'], MUST[FAULTS[name].colour],
+                 f"{'' if name in right else '**not yet.** '}{colour} {plain(said[name][1][:240])}".strip())
+        text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def plain(text):
+    """Text that Markdown leaves as it is."""
+    return re.sub(r'([|<>_*`\[\]])', r'\\\1', text.strip())
 
 
 def look(job):
@@ -26,21 +76,27 @@ def main(names):
                                     '--try-amend=environment_image=True')
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {'faults': {}}
     date = datetime.date.today().isoformat()
-    torch = installed.env['EBVERSIONPYTORCH']
-    for name, result in run_all(wanted, installed, look).items():
+    torch, lock = installed.env['EBVERSIONPYTORCH'], threading.Lock()
+
+    def show(name, result):
         if isinstance(result, BaseException):
-            print(f'{name}: {result!r}')
-            continue
+            print(f'{name}: {result!r}', flush=True)
+            return
         training, answer = result
-        right, said = verdict(FAULTS[name], answer)
-        record['faults'][name] = {
-            'date': date, 'torch': torch, 'training': training['outcome'], 'training took': training['seconds'],
-            'training said': training['said'], 'check': said, 'check took': round(answer.seconds, 1),
-            'right': right, 'left': answer.left}
-        print(json.dumps({name: record['faults'][name]}), flush=True)
-    record['faults'] = {name: record['faults'][name] for name in FAULTS if name in record['faults']}
-    RECORD.parent.mkdir(exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=1) + '\n')
+        found = {'date': date, 'torch': torch, 'training': training['outcome'], 'training took': training['seconds'],
+                 'training said': training['said'], 'check': answer.colour, 'check took': round(answer.seconds, 1),
+                 'check said': [[level, line[:400]] for level, line in answer.lines
+                                if level in ('red', 'yellow', 'stderr')][:40],
+                 'left': len(answer.left)}
+        print(json.dumps({name: found}), flush=True)
+        with lock:
+            record['faults'][name] = found
+            record['faults'] = {name: record['faults'][name] for name in FAULTS if name in record['faults']}
+            RECORD.parent.mkdir(exist_ok=True)
+            RECORD.write_text(json.dumps(record, indent=1) + '\n')
+
+    run_all(wanted, installed, look, 4, show)
+    PAGE.write_text(page(record['faults']))
 
 
 if __name__ == '__main__':

@@ -31,7 +31,9 @@ CPUS = 8
 GPUS = 4
 
 # With `separate`: a network of the cluster's own, which ends with its last process, so that clusters cannot meet.
-NETWORK = '10.77.0.%d'
+# Above 127: in 10.0.0.0/8 a node that calls itself 127.0.1.1 does no harm (seen with PyTorch 2.13), as gloo lets the
+# rank with the lower address listen.
+NETWORK = '172.30.0.%d'
 LOGIN = NETWORK % 254
 LOGIN_NODE = f'''echo login > /proc/sys/kernel/hostname
 ip link set lo up

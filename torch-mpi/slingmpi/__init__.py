@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""torch.distributed over MPI: the backend "slingmpi", for a PyTorch that was built without MPI.
+
+    torch.distributed.init_process_group('slingmpi')
+
+with ranks that mpiexec or srun started. PyTorch loads it by name (entry points); with a PyTorch before 2.5 or without
+the package's metadata: `import slingmpi`. With SLINGMPI_AS_MPI=1 in the environment it takes the name "mpi" too, where
+PyTorch itself has none.
+"""
+import atexit
+import datetime
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+NAME = 'slingmpi'
+_loaded = None
+
+
+def built():
+    """What it was built for: {'torch': '2.13', 'mpi': 'mpich 4.0.2', 'compiler': path, 'cxx11_abi': bool}."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'built.json')) as file:
+        return json.load(file)
+
+
+def _load():
+    """The extension, with MPI started. RuntimeError if it fits neither this PyTorch nor the MPI that is loaded."""
+    global _loaded
+    if _loaded is None:
+        made = built()
+        here = '.'.join(torch.__version__.split('.')[:2])
+        if here != made['torch']:
+            raise RuntimeError(f"slingmpi was built for PyTorch {made['torch']}, and this is {torch.__version__}. "
+                               'Build it again: pip install --no-build-isolation --force-reinstall .../torch-mpi')
+        try:
+            from slingmpi import _backend as extension
+        except ImportError as err:
+            raise RuntimeError(f"slingmpi was built with {made['mpi']} ({made['compiler']}) and does not load: {err}. "
+                               'Load the module of that MPI, or build slingmpi again with this one') from err
+        extension.start()
+        atexit.register(_stop)
+        _loaded = extension
+    return _loaded
+
+
+def _stop():
+    """At the end of the program: a rank that ends by an exception ends the others, which would wait for it."""
+    _loaded.stop(failed=getattr(sys, 'last_value', None) is not None)
+
+
+def _group(members, timeout, name):
+    return _loaded.create(members, max(1, timeout // datetime.timedelta(milliseconds=1)), name)
+
+
+def _create(options, _=None):
+    """A process group for torch.distributed.
+
+    :param options: torch.distributed's _DistributedBackendOptions
+    """
+    rank, size = _load().start()
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    # the world's rank and size: those of the default group, or of this one while it is being made
+    world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (
+        options.group_rank, options.group_size)
+    if world != (rank, size):
+        raise RuntimeError(
+            f'this process is rank {world[0]} of {world[1]} for torch.distributed (RANK and WORLD_SIZE), but rank '
+            f'{rank} of {size} for MPI ({_loaded.library_version().splitlines()[0]}). Start the ranks with the '
+            'launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
+    return _group(members, options.timeout, options.group_id or '0')
+
+
+def register(name=NAME):
+    """Make torch.distributed know the backend. PyTorch calls this when it is imported, or when the name is used."""
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=['cpu', 'cuda'])
+    if os.environ.get('SLINGMPI_AS_MPI') == '1':
+        take_name_mpi()
+
+
+class _NamedMPI:
+    """In the place of PyTorch's own class for the name "mpi"."""
+
+    @staticmethod
+    def create(ranks):
+        """A process group of these global ranks, or of all; None where this rank is in none."""
+        rank, size = _load().start()
+        members = list(ranks) or list(range(size))
+        if rank not in members:
+            return None
+        return _group(members, distributed_c10d.default_pg_timeout, f'mpi {members}')
+
+
+def take_name_mpi():
+    """Let init_process_group('mpi') use this backend. RuntimeError where PyTorch has a backend of that name."""
+    if getattr(distributed_c10d, 'ProcessGroupMPI', None) is _NamedMPI:
+        return
+    if dist.is_mpi_available():
+        raise RuntimeError('SLINGMPI_AS_MPI=1, but this PyTorch was built with MPI and has a backend "mpi" of its own. '
+                           'Unset it, and use the name "slingmpi" for this one')
+    distributed_c10d.ProcessGroupMPI = _NamedMPI
+    distributed_c10d._MPI_AVAILABLE = True
+
+
+register()

@@ -1,0 +1,878 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "backend.hpp"
+
+#include "mpi_types.hpp"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+namespace slingmpi {
+
+using c10d::OpType;
+using c10d::ReduceOp;
+
+namespace {
+
+bool is_set(const char* name, const char* value) {
+  const char* found = std::getenv(name);
+  return found != nullptr && std::strcmp(found, value) == 0;
+}
+
+int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes());
+}
+
+// MPI may not be given a null pointer, even for nothing.
+void* memory_of(const at::Tensor& tensor) {
+  static char nothing[16];
+  return tensor.numel() == 0 ? nothing : tensor.data_ptr();
+}
+
+// FSDP gathers into the buffer that its shard is in; MPI forbids that two arguments share memory.
+bool share_memory(const at::Tensor& left, const at::Tensor& right) {
+  const auto* one = static_cast<const char*>(memory_of(left));
+  const auto* other = static_cast<const char*>(memory_of(right));
+  return one < other + bytes_of(right) && other < one + bytes_of(left);
+}
+
+// Calls `function(offset, count)` for parts that MPI's int can count.
+template <typename Function>
+void in_parts(int64_t count, const Function& function) {
+  for (int64_t offset = 0; offset == 0 || offset < count; offset += largest_count) {
+    function(offset, static_cast<int>(std::min(largest_count, count - offset)));
+  }
+}
+
+template <typename Options>
+bool somebody_waits(const Options& options) {
+#if SLINGMPI_TORCH >= 208
+  return !options.asyncOp;
+#else
+  return false;
+#endif
+}
+
+} // namespace
+
+// One operation while it is put together: what MPI gets of each tensor, and what comes back into it.
+class MPIBackend::Call {
+ public:
+  Call(
+      MPIBackend& group,
+      OpType type,
+      const char* name,
+      Tensors inputs,
+      Tensors outputs,
+      std::chrono::milliseconds limit)
+      : group_(group), name_(name), inputs_(inputs), outputs_(outputs) {
+    Engine::get().require_running();
+    const bool own_limit = limit > std::chrono::milliseconds(0);
+    limit = own_limit ? limit : group.timeout_;
+    operation = c10::make_intrusive<Operation>(
+        group.communicator_, type, name, inputs, std::move(outputs), Clock::now() + limit, limit);
+    for (const auto* list : {&inputs_, &outputs_}) {
+      for (const auto& tensor : *list) {
+        look_at(tensor);
+      }
+    }
+  }
+
+  // Memory with what the tensor has, for MPI to read.
+  at::Tensor in(const at::Tensor& tensor) {
+    return stages_copies(tensor) ? to_host(tensor) : tensor.contiguous();
+  }
+
+  // Memory for MPI to write into; afterwards the tensor has it. `filled`: MPI reads it first.
+  at::Tensor out(const at::Tensor& tensor, bool filled = false) {
+    if (tensor.is_contiguous() && !stages_copies(tensor)) {
+      return tensor;
+    }
+    auto memory = filled ? in(tensor)
+        : stages_copies(tensor)
+        ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))
+        : at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);
+    if (memory.is_same(tensor)) {
+      return memory;
+    }
+    after([tensor, memory]() mutable { tensor.copy_(memory); });
+    return memory;
+  }
+
+  // New memory of that size, which is kept until the end.
+  at::Tensor scratch(at::IntArrayRef sizes, const at::Tensor& like) {
+    auto options = like.options();
+    if (stages_copies(like)) {
+      options = options.device(at::kCPU).pinned_memory(true);
+    }
+    return at::empty(sizes, options);
+  }
+
+  void after(std::function<void()> function) {
+    finishing_.insert(finishing_.begin(), std::move(function));
+  }
+
+  void stage(Operation::Stage function) {
+    operation->stages.push_back(std::move(function));
+  }
+
+  bool on_gpu(const at::Tensor& memory) const { return !memory.is_cpu(); }
+
+  WorkPtr go(bool waits) {
+    auto functions = std::move(finishing_);
+    if (!functions.empty()) {
+      auto stream = stream_;
+      operation->finishing = [functions, stream] {
+        std::optional<c10::StreamGuard> guard;
+        if (stream) {
+          guard.emplace(*stream);
+        }
+        for (const auto& function : functions) {
+          function();
+        }
+        if (stream) {
+          stream->synchronize();
+        }
+      };
+    }
+    if (stream_) {
+      // the stream's work up to here makes the input
+      auto event = std::make_shared<c10::Event>(stream_->device_type());
+      event->record(*stream_);
+      operation->ready = [event] { return event->query(); };
+    }
+    ++group_.sequence_;
+    if (is_set("TORCH_DISTRIBUTED_DEBUG", "DETAIL") && operation->ordered) {
+      compare();
+    }
+    Engine::get().submit(operation, waits);
+    return operation;
+  }
+
+  std::string details;    // for compare(): what all ranks must have alike
+  c10::intrusive_ptr<Operation> operation;
+
+ private:
+  void look_at(const at::Tensor& tensor) {
+    TORCH_CHECK(
+        !tensor.is_sparse(), name_, ": slingmpi takes dense tensors alone. Use tensor.to_dense(), or gloo");
+    if (tensor.is_cpu()) {
+      return;
+    }
+    const auto device = tensor.device();
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    static const bool staging = is_set("SLINGMPI_HOST_STAGING", "1");
+    static const bool takes = takes_gpu_memory(device.type());
+    TORCH_CHECK(
+        takes || staging, name_, ": the tensor is on ", device.str(), ", and this MPI does not take GPU memory: ",
+        library_version(), ". Cray MPICH: export MPICH_GPU_SUPPORT_ENABLED=1, and load the module of the "
+        "accelerator before the installation, so that the GTL library is linked. Any MPI: export "
+        "SLINGMPI_HOST_STAGING=1, and copies go through the host's memory, which is slower");
+    staging_ = !takes;
+  }
+
+  bool stages_copies(const at::Tensor& tensor) const { return staging_ && !tensor.is_cpu(); }
+
+  static at::Tensor to_host(const at::Tensor& tensor) {
+    auto memory = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+    return memory.copy_(tensor);
+  }
+
+  // TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that do different things are named, before they wait for each other.
+  void compare() {
+    constexpr int length = 160;
+    std::string mine = c10::str(group_.sequence_, ": ", name_, details);
+    for (const auto& tensor : inputs_) {
+      mine += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
+    }
+    mine.resize(length - 1);
+    mine.push_back('\0');
+    const auto size = static_cast<size_t>(group_.getSize());
+    auto all = std::make_shared<std::vector<char>>(size * length);
+    auto text = std::make_shared<std::string>(mine);
+    auto asked = c10::make_intrusive<Operation>(
+        group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", Tensors(), Tensors(),
+        Clock::now() + group_.timeout_, group_.timeout_);
+    const auto comm = group_.communicator_->comm;
+    asked->stages.push_back([comm, all, text](Requests& requests) {
+      requests.emplace_back();
+      check(MPI_Iallgather(text->data(), length, MPI_CHAR, all->data(), length, MPI_CHAR, comm, &requests.back()),
+            "MPI_Iallgather");
+    });
+    Engine::get().submit(asked, true);
+    asked->wait();
+    for (size_t other = 0; other < size; ++other) {
+      TORCH_CHECK_WITH(
+          DistBackendError, std::memcmp(&(*all)[other * length], mine.data(), length) == 0,
+          "ranks of ", group_.communicator_->name, " do different things. This one: ", mine.c_str(), "; rank ", other,
+          ": ", &(*all)[other * length]);
+    }
+  }
+
+  MPIBackend& group_;
+  const char* name_;
+  Tensors inputs_, outputs_;
+  std::vector<std::function<void()>> finishing_;
+  std::optional<c10::Stream> stream_;
+  bool staging_ = false;
+};
+
+namespace {
+
+void need_same(const char* name, const at::Tensor& left, const at::Tensor& right) {
+  TORCH_CHECK_TYPE(
+      left.scalar_type() == right.scalar_type(), name, ": input and output have different data types, ",
+      c10::toString(left.scalar_type()), " and ", c10::toString(right.scalar_type()));
+}
+
+void need_numel(const char* name, const at::Tensor& tensor, int64_t numel) {
+  TORCH_CHECK_VALUE(
+      tensor.numel() == numel, name, ": a tensor of shape ", tensor.sizes(), " has ", tensor.numel(),
+      " elements, where ", numel, " are needed");
+}
+
+void need_one(const char* name, const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, name, ": ", tensors.size(), " tensors in place of one");
+}
+
+void need_lists(const char* name, size_t lists, size_t tensors, const std::vector<at::Tensor>* list, int size) {
+  TORCH_CHECK_VALUE(
+      lists == 1 && tensors == 1 && static_cast<int>(list->size()) == size, name, ": needs one tensor here and a list "
+      "with one for each of the ", size, " ranks there");
+}
+
+Reduction reduction(at::ScalarType type, const ReduceOp& op) {
+  std::lock_guard<std::mutex> guard(Engine::get().mutex);
+  return reduction_of(type, op);
+}
+
+// What a reduction does to one rank's tensor before and after MPI's sum.
+void multiply_first(const ReduceOp& op, const at::Tensor& memory) {
+  if (op.op_ != ReduceOp::PREMUL_SUM) {
+    return;
+  }
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(factor != nullptr, "PREMUL_SUM has no factor: make it with torch.distributed._make_nccl_premul_sum");
+  if (factor->tensor_factor.defined()) {
+    memory.mul_(factor->tensor_factor.to(memory.device()));
+  } else {
+    memory.mul_(factor->double_factor);
+  }
+}
+
+// Sums by alltoall, the GPU's own arithmetic and allgather: MPI has none for these numbers, and ours is on the host.
+struct Halves {
+  at::Tensor input, received, mine, gathered;
+  int64_t numel;
+};
+
+at::Tensor combined(const at::Tensor& rows, const ReduceOp& op) {
+  switch (op.op_) {
+    case ReduceOp::PRODUCT: return rows.prod(0);
+    case ReduceOp::MIN: return rows.amin(0);
+    case ReduceOp::MAX: return rows.amax(0);
+    default: return rows.sum(0);
+  }
+}
+
+} // namespace
+
+MPIBackend::MPIBackend(const std::vector<int64_t>& ranks, std::chrono::milliseconds timeout, std::string name)
+    : Backend(
+          static_cast<int>(std::find(ranks.begin(), ranks.end(), Engine::get().world_rank) - ranks.begin()),
+          static_cast<int>(ranks.size())),
+      ranks_(ranks),
+      timeout_(timeout),
+      communicator_(std::make_shared<Communicator>()) {
+  auto& engine = Engine::get();
+  engine.require_running();
+  communicator_->rank = rank_;
+  communicator_->size = size_;
+  communicator_->name = c10::str("group ", name, " (rank ", rank_, " of ", size_, ")");
+  std::vector<int> members(ranks.begin(), ranks.end());
+  MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+  // it waits for the other members, and meanwhile other threads may have to make other groups
+  std::unique_lock<std::mutex> lock(engine.mutex, std::defer_lock);
+  if (engine.thread_level < MPI_THREAD_MULTIPLE) {
+    lock.lock();
+  }
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  check(MPI_Group_incl(world, size_, members.data(), &group), "MPI_Group_incl");
+  const int tag = static_cast<int>(std::hash<std::string>()(name) % 32000);
+  const int status = MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &communicator_->comm);
+  MPI_Group_free(&world);
+  MPI_Group_free(&group);
+  check(status, "MPI_Comm_create_group");
+  check(MPI_Comm_set_errhandler(communicator_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  int *largest = nullptr, found = 0;
+  check(MPI_Comm_get_attr(communicator_->comm, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+  if (found) {
+    communicator_->largest_tag = *largest;
+  }
+}
+
+MPIBackend::~MPIBackend() {
+  shutdown();
+}
+
+void MPIBackend::shutdown() {
+  auto& engine = Engine::get();
+  int finalized = 0;
+  std::lock_guard<std::mutex> guard(engine.mutex);
+  MPI_Finalized(&finalized);
+  if (communicator_->broken.empty()) {
+    communicator_->broken = "the process group was destroyed";
+    if (!finalized && communicator_->comm != MPI_COMM_NULL) {
+      MPI_Comm_free(&communicator_->comm);
+    }
+  }
+}
+
+void MPIBackend::abort() {
+  Engine::get().fail(*communicator_, "the process group was aborted by the program");
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> MPIBackend::getBackendOptions() {
+  return c10::make_intrusive<Options>(getBackendName(), timeout_);
+}
+
+c10::intrusive_ptr<c10d::Backend> MPIBackend::part(
+    const std::vector<int>& ranks, std::chrono::milliseconds timeout, std::string name) {
+  std::vector<int64_t> members;
+  for (const int rank : ranks) {
+    members.push_back(ranks_.at(static_cast<size_t>(rank)));
+  }
+  if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) {
+    return nullptr;
+  }
+  return c10::make_intrusive<MPIBackend>(members, timeout, std::move(name));
+}
+
+#if SLINGMPI_TORCH >= 209
+c10::intrusive_ptr<c10d::Backend> MPIBackend::split(
+    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks, const c10::intrusive_ptr<Options>& opts) {
+  return part(ranks, opts ? opts->timeout : timeout_, opts ? opts->group_name : "split");
+}
+#endif
+
+MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  need_one("broadcast", tensors);
+  Call call(*this, OpType::BROADCAST, "slingmpi:broadcast", tensors, tensors, opts.timeout);
+  call.details = c10::str(" from ", opts.rootRank);
+  const int root = static_cast<int>(opts.rootRank);
+  const auto memory = root == rank_ ? call.in(tensors[0]) : call.out(tensors[0]);
+  const auto comm = communicator_->comm;
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(memory));
+    requests.emplace_back();
+    check(MPI_Ibcast(memory_of(memory), bytes.count, bytes.type, root, comm, &requests.back()), "MPI_Ibcast");
+  });
+  return call.go(somebody_waits(opts));
+}
+
+namespace {
+
+// Adds what makes the same of the tensor on all ranks.
+template <typename Call>
+void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI_Comm comm, int size) {
+  const auto how = reduction(tensor.scalar_type(), op);
+  if (op.op_ == ReduceOp::AVG) {
+    call.after([tensor, size] { tensor.div_(size); });
+  }
+  const auto memory = call.out(tensor, /*filled=*/true);
+  multiply_first(op, memory);
+  if (!how.own || !call.on_gpu(memory)) {
+    call.stage([=](Requests& requests) {
+      in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
+        auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
+        requests.emplace_back();
+        check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, &requests.back()), "MPI_Iallreduce");
+      });
+    });
+    return;
+  }
+  auto halves = std::make_shared<Halves>();
+  halves->numel = memory.numel();
+  const int64_t share = (memory.numel() + size - 1) / size;
+  halves->input = at::zeros({share * size}, memory.options());
+  halves->input.slice(0, 0, memory.numel()).copy_(memory.view({-1}));
+  halves->received = at::empty({size, share}, memory.options());
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(share * memory.element_size());
+    requests.emplace_back();
+    check(MPI_Ialltoall(
+              memory_of(halves->input), bytes.count, bytes.type, memory_of(halves->received), bytes.count, bytes.type,
+              comm, &requests.back()),
+          "MPI_Ialltoall");
+  });
+  call.stage([=](Requests& requests) {
+    halves->mine = combined(halves->received, op);
+    c10::impl::VirtualGuardImpl(memory.device().type()).getStream(memory.device()).synchronize();
+    const Bytes bytes(share * memory.element_size());
+    requests.emplace_back();
+    check(MPI_Iallgather(
+              memory_of(halves->mine), bytes.count, bytes.type, memory_of(halves->input), bytes.count, bytes.type, comm,
+              &requests.back()),
+          "MPI_Iallgather");
+  });
+  call.after([=] { memory.view({-1}).copy_(halves->input.slice(0, 0, halves->numel)); });
+}
+
+} // namespace
+
+MPIBackend::WorkPtr MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce: no tensor");
+  Call call(*this, OpType::ALLREDUCE, "slingmpi:all_reduce", tensors, tensors, opts.timeout);
+  call.details = c10::str(" ", name_of(opts.reduceOp));
+  for (const auto& tensor : tensors) {
+    add_allreduce(call, tensor, opts.reduceOp, communicator_->comm, size_);
+  }
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return allreduce(tensors, opts);
+}
+
+MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  need_one("reduce", tensors);
+  Call call(*this, OpType::REDUCE, "slingmpi:reduce", tensors, tensors, opts.timeout);
+  call.details = c10::str(" ", name_of(opts.reduceOp), " to ", opts.rootRank);
+  const auto tensor = tensors[0];
+  const auto comm = communicator_->comm;
+  const int root = static_cast<int>(opts.rootRank);
+  const auto how = reduction(tensor.scalar_type(), opts.reduceOp);
+  if (how.own && !tensor.is_cpu()) {
+    // the result on all ranks is one on the root; the others' tensors are theirs to have anything in
+    add_allreduce(call, tensor, opts.reduceOp, comm, size_);
+    return call.go(somebody_waits(opts));
+  }
+  if (root == rank_ && opts.reduceOp.op_ == ReduceOp::AVG) {
+    const int size = size_;
+    call.after([tensor, size] { tensor.div_(size); });
+  }
+  auto memory = root == rank_ ? call.out(tensor, /*filled=*/true) : call.in(tensor);
+  if (root != rank_ && opts.reduceOp.op_ == ReduceOp::PREMUL_SUM) {
+    memory = memory.clone();
+  }
+  multiply_first(opts.reduceOp, memory);
+  const bool here = root == rank_;
+  call.stage([=](Requests& requests) {
+    in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
+      requests.emplace_back();
+      check(MPI_Ireduce(
+                here ? MPI_IN_PLACE : place, here ? place : nullptr, count, how.type, how.op, root, comm,
+                &requests.back()),
+            "MPI_Ireduce");
+    });
+  });
+  return call.go(somebody_waits(opts));
+}
+
+namespace {
+
+template <typename Call>
+void add_allgather(
+    Call& call,
+    const char* name,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    MPI_Comm comm,
+    int rank,
+    int size) {
+  need_same(name, input, output);
+  need_numel(name, output, input.numel() * size);
+  auto from = call.in(input);
+  const auto to = call.out(output);
+  const bool in_place = memory_of(from) == static_cast<char*>(memory_of(to)) + rank * bytes_of(from);
+  if (!in_place && share_memory(from, to)) {
+    from = from.clone();
+  }
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(from));
+    requests.emplace_back();
+    check(MPI_Iallgather(
+              in_place ? MPI_IN_PLACE : memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count,
+              bytes.type, comm, &requests.back()),
+          "MPI_Iallgather");
+  });
+}
+
+// One tensor for each rank, as rows of one.
+template <typename Call>
+at::Tensor rows_for(Call& call, const char* name, const std::vector<at::Tensor>& list, const at::Tensor& like) {
+  for (const auto& tensor : list) {
+    need_same(name, tensor, like);
+    need_numel(name, tensor, like.numel());
+  }
+  return call.scratch({static_cast<int64_t>(list.size()), like.numel()}, like);
+}
+
+template <typename Call>
+at::Tensor rows_into(Call& call, const char* name, const std::vector<at::Tensor>& list, const at::Tensor& like) {
+  auto rows = rows_for(call, name, list, like);
+  call.after([rows, list] {
+    for (size_t rank = 0; rank < list.size(); ++rank) {
+      list[rank].copy_(rows[static_cast<int64_t>(rank)].view(list[rank].sizes()));
+    }
+  });
+  return rows;
+}
+
+template <typename Call>
+at::Tensor rows_of(Call& call, const char* name, const std::vector<at::Tensor>& list, const at::Tensor& like) {
+  auto rows = rows_for(call, name, list, like);
+  for (size_t rank = 0; rank < list.size(); ++rank) {
+    rows[static_cast<int64_t>(rank)].copy_(list[rank].reshape({-1}));
+  }
+  return rows;
+}
+
+} // namespace
+
+MPIBackend::WorkPtr MPIBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return allgather_coalesced(outputs, inputs, opts);
+}
+
+MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
+    TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather: ", inputs.size(), " tensors, but ", outputs.size(),
+                    " lists for results");
+  Tensors all;
+  for (const auto& list : outputs) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  Call call(*this, OpType::ALLGATHER, "slingmpi:all_gather", inputs, all, opts.timeout);
+  for (size_t number = 0; number < inputs.size(); ++number) {
+    need_lists("all_gather", 1, 1, &outputs[number], size_);
+    const auto rows = rows_into(call, "all_gather", outputs[number], inputs[number]);
+    const auto from = call.in(inputs[number]);
+    const auto comm = communicator_->comm;
+    call.stage([=](Requests& requests) {
+      const Bytes bytes(bytes_of(from));
+      requests.emplace_back();
+      check(MPI_Iallgather(
+                memory_of(from), bytes.count, bytes.type, memory_of(rows), bytes.count, bytes.type, comm,
+                &requests.back()),
+            "MPI_Iallgather");
+    });
+  }
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  Call call(*this, OpType::_ALLGATHER_BASE, "slingmpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
+  add_allgather(call, "all_gather_into_tensor", output, input, communicator_->comm, rank_, size_);
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor: ", inputs.size(), " tensors, but ",
+                    outputs.size(), " for results");
+  Call call(*this, OpType::COALESCED, "slingmpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
+  for (size_t number = 0; number < inputs.size(); ++number) {
+    add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], communicator_->comm, rank_, size_);
+  }
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  need_one("gather", inputs);
+  const int root = static_cast<int>(opts.rootRank);
+  const bool here = root == rank_;
+  if (here) {
+    need_lists("gather", outputs.size(), inputs.size(), outputs.data(), size_);
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: rank ", rank_, " is not the one that gathers, ",
+                      root, ", but gave a list for results");
+  }
+  Call call(*this, OpType::GATHER, "slingmpi:gather", inputs, here ? outputs[0] : Tensors(), opts.timeout);
+  call.details = c10::str(" to ", root);
+  const auto from = call.in(inputs[0]);
+  const auto rows = here ? rows_into(call, "gather", outputs[0], inputs[0]) : from;
+  const auto comm = communicator_->comm;
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(from));
+    requests.emplace_back();
+    check(MPI_Igather(
+              memory_of(from), bytes.count, bytes.type, here ? memory_of(rows) : nullptr, bytes.count, bytes.type, root,
+              comm, &requests.back()),
+          "MPI_Igather");
+  });
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
+  need_one("scatter", outputs);
+  const int root = static_cast<int>(opts.rootRank);
+  const bool here = root == rank_;
+  if (here) {
+    need_lists("scatter", inputs.size(), outputs.size(), inputs.data(), size_);
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: rank ", rank_, " is not the one that scatters, ",
+                      root, ", but gave a list of tensors");
+  }
+  Call call(*this, OpType::SCATTER, "slingmpi:scatter", outputs, outputs, opts.timeout);
+  call.details = c10::str(" from ", root);
+  const auto to = call.out(outputs[0]);
+  const auto rows = here ? rows_of(call, "scatter", inputs[0], outputs[0]) : to;
+  const auto comm = communicator_->comm;
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(to));
+    requests.emplace_back();
+    check(MPI_Iscatter(
+              here ? memory_of(rows) : nullptr, bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, root,
+              comm, &requests.back()),
+          "MPI_Iscatter");
+  });
+  return call.go(somebody_waits(opts));
+}
+
+namespace {
+
+// `rows`: what this rank has for each rank, one row for each, in memory that is ours.
+template <typename Call>
+void add_reduce_scatter(
+    Call& call,
+    const at::Tensor& output,
+    const at::Tensor& rows,
+    const ReduceOp& op,
+    MPI_Comm comm,
+    int rank,
+    int size) {
+  const auto how = reduction(output.scalar_type(), op);
+  if (op.op_ == ReduceOp::AVG) {
+    call.after([output, size] { output.div_(size); });
+  }
+  const auto to = call.out(output);
+  multiply_first(op, rows);
+  const int64_t numel = to.numel(), count = numel * how.parts;
+  if (how.own && call.on_gpu(to)) {
+    const auto received = at::empty({size, numel}, to.options());
+    call.stage([=](Requests& requests) {
+      const Bytes bytes(bytes_of(to));
+      requests.emplace_back();
+      check(MPI_Ialltoall(
+                memory_of(rows), bytes.count, bytes.type, memory_of(received), bytes.count, bytes.type, comm,
+                &requests.back()),
+            "MPI_Ialltoall");
+    });
+    call.after([=] { to.copy_(combined(received, op).view(to.sizes())); });
+  } else if (count <= largest_count) {
+    call.stage([=](Requests& requests) {
+      requests.emplace_back();
+      check(MPI_Ireduce_scatter_block(
+                memory_of(rows), memory_of(to), static_cast<int>(count), how.type, how.op, comm, &requests.back()),
+            "MPI_Ireduce_scatter_block");
+    });
+  } else {
+    call.stage([=](Requests& requests) {
+      const int64_t width = to.element_size() / how.parts;
+      for (int root = 0; root < size; ++root) {
+        in_parts(count, [&](int64_t offset, int part) {
+          requests.emplace_back();
+          check(MPI_Ireduce(
+                    static_cast<char*>(memory_of(rows)) + (root * count + offset) * width,
+                    root == rank ? static_cast<char*>(memory_of(to)) + offset * width : nullptr, part, how.type, how.op,
+                    root, comm, &requests.back()),
+                "MPI_Ireduce");
+        });
+      }
+    });
+  }
+}
+
+template <typename Call>
+at::Tensor own_copy(Call& call, const at::Tensor& input, const at::Tensor& output, const ReduceOp& op) {
+  auto memory = call.in(input);
+  const bool changes = op.op_ == ReduceOp::PREMUL_SUM && memory.is_same(input);
+  return changes || share_memory(memory, output) ? memory.clone() : memory;
+}
+
+} // namespace
+
+MPIBackend::WorkPtr MPIBackend::reduce_scatter(
+    Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
+  need_lists("reduce_scatter", inputs.size(), outputs.size(), inputs.data(), size_);
+  Call call(*this, OpType::REDUCE_SCATTER, "slingmpi:reduce_scatter", inputs[0], outputs, opts.timeout);
+  call.details = c10::str(" ", name_of(opts.reduceOp));
+  const auto rows = rows_of(call, "reduce_scatter", inputs[0], outputs[0]);
+  add_reduce_scatter(call, outputs[0], rows, opts.reduceOp, communicator_->comm, rank_, size_);
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  Tensors outputs{output}, inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+}
+
+MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor: ", inputs.size(), " tensors, but ",
+                    outputs.size(), " for results");
+  Call call(*this, OpType::_REDUCE_SCATTER_BASE, "slingmpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
+  call.details = c10::str(" ", name_of(opts.reduceOp));
+  for (size_t number = 0; number < inputs.size(); ++number) {
+    need_same("reduce_scatter_tensor", inputs[number], outputs[number]);
+    need_numel("reduce_scatter_tensor", inputs[number], outputs[number].numel() * size_);
+    const auto rows = own_copy(call, inputs[number], outputs[number], opts.reduceOp);
+    add_reduce_scatter(call, outputs[number], rows, opts.reduceOp, communicator_->comm, rank_, size_);
+  }
+  return call.go(somebody_waits(opts));
+}
+
+namespace {
+
+// Elements that go to or come from each rank, as slices of the first dimension.
+std::vector<int64_t> shares(const char* name, const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
+  const int64_t length = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const int64_t row = length == 0 ? 0 : tensor.numel() / length;
+  std::vector<int64_t> elements(splits.begin(), splits.end());
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(length % size == 0, name, ": ", length, " rows cannot be shared out over ", size,
+                      " ranks: give split sizes");
+    elements.assign(static_cast<size_t>(size), length / size);
+  }
+  TORCH_CHECK_VALUE(
+      static_cast<int>(elements.size()) == size &&
+          std::accumulate(elements.begin(), elements.end(), int64_t(0)) == length,
+      name, ": split sizes ", elements, " are not one for each of ", size, " ranks with ", length, " rows in all");
+  for (auto& count : elements) {
+    count *= row;
+  }
+  return elements;
+}
+
+// From each rank to each: messages, which may be as large as they are. The largest tag is not a user's.
+template <typename Call>
+void add_exchange(Call& call, std::vector<at::Tensor> from, std::vector<at::Tensor> to, const Communicator& group) {
+  const auto comm = group.comm;
+  const int rank = group.rank, size = group.size, tag = group.largest_tag;
+  call.stage([=](Requests& requests) {
+    requests.reserve(static_cast<size_t>(size) * 2);
+    for (int step = 0; step < size; ++step) {
+      const int source = (rank + size - step) % size;
+      const auto& memory = to[static_cast<size_t>(source)];
+      const Bytes bytes(bytes_of(memory));
+      requests.emplace_back();
+      check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, &requests.back()), "MPI_Irecv");
+    }
+    for (int step = 0; step < size; ++step) {
+      const int target = (rank + step) % size;
+      const auto& memory = from[static_cast<size_t>(target)];
+      const Bytes bytes(bytes_of(memory));
+      requests.emplace_back();
+      check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, target, tag, comm, &requests.back()), "MPI_Isend");
+    }
+  });
+}
+
+} // namespace
+
+MPIBackend::WorkPtr MPIBackend::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits,
+    const c10d::AllToAllOptions& opts) {
+  const char* name = "all_to_all_single";
+  need_same(name, input, output);
+  Call call(*this, OpType::ALLTOALL_BASE, "slingmpi:all_to_all_single", {input}, {output}, opts.timeout);
+  const auto sent = shares(name, input, input_splits, size_), received = shares(name, output, output_splits, size_);
+  const auto to = call.out(output);
+  auto from = call.in(input);
+  if (share_memory(from, to)) {
+    from = from.clone();
+  }
+  const auto comm = communicator_->comm;
+  const bool alike = input_splits.empty() && output_splits.empty();
+  if (alike) {
+    call.stage([=](Requests& requests) {
+      const Bytes bytes(sent[0] * from.element_size());
+      requests.emplace_back();
+      check(MPI_Ialltoall(
+                memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, comm,
+                &requests.back()),
+            "MPI_Ialltoall");
+    });
+  } else {
+    // details differ between ranks, so compare() has nothing to say of shapes
+    const auto parts = [](const at::Tensor& memory, const std::vector<int64_t>& counts) {
+      return memory.reshape({-1}).split_with_sizes(counts);
+    };
+    add_exchange(call, parts(from, sent), parts(to, received), *communicator_);
+  }
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  need_lists("all_to_all", 1, 1, &inputs, size_);
+  need_lists("all_to_all", 1, 1, &outputs, size_);
+  Call call(*this, OpType::ALLTOALL, "slingmpi:all_to_all", inputs, outputs, opts.timeout);
+  Tensors from, to;
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    from.push_back(call.in(inputs[rank]));
+    to.push_back(call.out(outputs[rank]));
+  }
+  add_exchange(call, from, to, *communicator_);
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::barrier(const c10d::BarrierOptions& opts) {
+  Call call(*this, OpType::BARRIER, "slingmpi:barrier", {}, {}, opts.timeout);
+  const auto comm = communicator_->comm;
+  call.stage([comm](Requests& requests) {
+    requests.emplace_back();
+    check(MPI_Ibarrier(comm, &requests.back()), "MPI_Ibarrier");
+  });
+  return call.go(somebody_waits(opts));
+}
+
+MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag) {
+  need_one("send", tensors);
+  TORCH_CHECK_VALUE(tag >= 0 && tag < communicator_->largest_tag, "send: tag ", tag, " is not from 0 to ",
+                    communicator_->largest_tag - 1);
+  Call call(*this, OpType::SEND, "slingmpi:send", tensors, {}, c10d::kUnsetTimeout);
+  call.operation->ordered = false;
+  const auto memory = call.in(tensors[0]);
+  const auto comm = communicator_->comm;
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(memory));
+    requests.emplace_back();
+    check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, destination, tag, comm, &requests.back()), "MPI_Isend");
+  });
+  return call.go(false);
+}
+
+MPIBackend::WorkPtr MPIBackend::recv(Tensors& tensors, int source, int tag) {
+  need_one("recv", tensors);
+  TORCH_CHECK_VALUE(tag >= 0 && tag < communicator_->largest_tag, "recv: tag ", tag, " is not from 0 to ",
+                    communicator_->largest_tag - 1);
+  Call call(*this, OpType::RECV, "slingmpi:recv", tensors, tensors, c10d::kUnsetTimeout);
+  call.operation->ordered = false;
+  const auto memory = call.out(tensors[0]);
+  call.operation->expected_bytes = bytes_of(memory);
+  const auto comm = communicator_->comm;
+  call.stage([=](Requests& requests) {
+    const Bytes bytes(bytes_of(memory));
+    requests.emplace_back();
+    check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, &requests.back()), "MPI_Irecv");
+  });
+  return call.go(false);
+}
+
+MPIBackend::WorkPtr MPIBackend::recvAnysource(Tensors& tensors, int tag) {
+  return recv(tensors, MPI_ANY_SOURCE, tag);
+}
+
+} // namespace slingmpi

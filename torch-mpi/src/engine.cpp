@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "engine.hpp"
+
+#include "mpi_types.hpp"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+
+namespace slingmpi {
+
+namespace {
+
+template <typename... Words>
+std::exception_ptr error_of(const Words&... words) {
+  try {
+    TORCH_CHECK_WITH(DistBackendError, false, words...);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+} // namespace
+
+Operation::Operation(
+    std::shared_ptr<Communicator> communicator,
+    c10d::OpType type,
+    const char* title,
+    std::vector<at::Tensor> inputs,
+    std::vector<at::Tensor> outputs,
+    Clock::time_point deadline,
+    std::chrono::milliseconds limit)
+    : Work(communicator->rank, type, title, inputs),
+      communicator_(std::move(communicator)),
+      title_(title),
+      inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)),
+      deadline_(deadline),
+      limit_(limit) {}
+
+bool Operation::start() {
+  if (next_stage_ == stages.size() || !requests_.empty() || (ordered && communicator_->waiting.front().get() != this)) {
+    return false;
+  }
+  if (next_stage_ == 0 && !ready()) {
+    return false;
+  }
+  do {
+    stages[next_stage_++](requests_);
+  } while (requests_.empty() && next_stage_ < stages.size());
+  if (ordered && next_stage_ == stages.size()) {
+    communicator_->waiting.pop_front();
+  }
+  return true;
+}
+
+bool Operation::test() {
+  if (requests_.empty()) {
+    return next_stage_ == stages.size();
+  }
+  int complete = 0;
+  if (requests_.size() == 1) {
+    MPI_Status status;
+    check(MPI_Test(requests_.data(), &complete, &status), title_.c_str());
+    if (complete && expected_bytes >= 0) {
+      source_ = status.MPI_SOURCE;
+      MPI_Count bytes = 0;
+      check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+      TORCH_CHECK_WITH(
+          DistBackendError, bytes == expected_bytes, title_, " in ", communicator_->name, ": rank ", source_,
+          " sent ", bytes, " bytes, but the tensor to receive into has ", expected_bytes,
+          ". Give both the same shape and data type");
+    }
+  } else {
+    check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, MPI_STATUSES_IGNORE),
+          title_.c_str());
+  }
+  if (complete) {
+    requests_.clear();
+  }
+  return complete && next_stage_ == stages.size();
+}
+
+void Operation::complete(std::exception_ptr error) {
+  if (!error && finishing) {
+    try {
+      finishing();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    exception_ = error;
+    done_ = true;
+    future = future_;
+  }
+  cv_.notify_all();
+  if (recordFunctionEndCallback_) {
+    recordFunctionEndCallback_();
+  }
+  if (!error) {
+    stages.clear();
+    finishing = nullptr;
+    ready = nullptr;
+    inputs_.clear();
+  }
+  if (future) {
+    settle(future);
+  }
+}
+
+void Operation::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
+  if (exception_) {
+    future->setError(exception_);
+  } else {
+    future->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Operation::getFuture() {
+  std::unique_lock<std::mutex> guard(mutex_);
+  if (!future_) {
+    std::vector<c10::Device> devices;
+    for (const auto& tensor : outputs_) {
+      if (!tensor.is_cpu() && std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+        devices.push_back(tensor.device());
+      }
+    }
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    if (done_) {
+      guard.unlock();
+      settle(future_);
+    }
+  }
+  return future_;
+}
+
+bool Operation::isCompleted() {
+  if (!done_) {
+    Engine::get().progress();
+  }
+  return done_;
+}
+
+bool Operation::isSuccess() const {
+  return done_ && !exception_;
+}
+
+std::exception_ptr Operation::exception() const {
+  return done_ ? exception_ : nullptr;
+}
+
+bool Operation::wait(std::chrono::milliseconds timeout) {
+  if (!done_) {
+    auto& engine = Engine::get();
+    engine.require_running();
+    Engine::Waiter waiter;
+    const auto end = Clock::now() + timeout;
+    for (unsigned round = 1; !done_; ++round) {
+      if (!engine.progress() || round % 64 == 0) {
+        sched_yield();
+      }
+      TORCH_CHECK_WITH(
+          DistBackendError, timeout == kNoTimeout || round % 64 != 0 || Clock::now() < end, title_, " in ",
+          communicator_->name, " is not complete after the ", timeout.count(), " ms that wait() was given");
+    }
+  }
+  if (exception_) {
+    std::rethrow_exception(exception_);
+  }
+  return true;
+}
+
+void Operation::abort() {
+  Engine::get().fail(*communicator_, "an operation of it was aborted by the program");
+}
+
+Engine& Engine::get() {
+  static auto* engine = new Engine;    // never destroyed: threads of Python may outlive static objects
+  return *engine;
+}
+
+Engine::Waiter::Waiter() {
+  ++Engine::get().waiters_;
+}
+
+Engine::Waiter::~Waiter() {
+  auto& engine = Engine::get();
+  if (--engine.waiters_ == 0 && engine.pending_) {
+    engine.wake_.notify_one();
+  }
+}
+
+void Engine::start() {
+  std::lock_guard<std::mutex> guard(mutex);
+  if (started_) {
+    return;
+  }
+  int finalized = 0, initialized = 0;
+  MPI_Finalized(&finalized);
+  TORCH_CHECK(!finalized, "MPI was finalized already in this process, and cannot be started again. Create the process "
+                          "group before whatever calls MPI_Finalize, or MPI.Finalize() of mpi4py");
+  MPI_Initialized(&initialized);
+  if (initialized) {
+    MPI_Query_thread(&thread_level);
+  } else {
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level), "MPI_Init_thread");
+    started_here_ = true;
+  }
+  TORCH_CHECK(
+      thread_level >= MPI_THREAD_SERIALIZED, "MPI was started for one thread alone (thread level ", thread_level,
+      "), and slingmpi needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. ",
+      started_here_ ? "Use a build of MPI with support for threads: " + library_version()
+                    : "Whoever started it must ask for that; mpi4py: mpi4py.rc.thread_level = 'multiple'");
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
+  pthread_atfork(nullptr, nullptr, [] { get().forked_ = true; });
+  thread_ = std::make_unique<std::thread>([this] { run(); });
+  started_ = true;
+}
+
+void Engine::require_running() const {
+  TORCH_CHECK(
+      !forked_, "this process was forked from one that uses MPI, and MPI does not work in it. Start processes that "
+                "communicate with multiprocessing's \"spawn\"; workers of a DataLoader must not");
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  TORCH_CHECK(!finalized, "MPI was finalized while the process group is in use. Call destroy_process_group() before "
+                          "MPI_Finalize, or MPI.Finalize() of mpi4py");
+}
+
+void Engine::submit(const OperationPtr& operation, bool somebody_waits) {
+  require_running();
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto& communicator = *operation->communicator_;
+    TORCH_CHECK_WITH(
+        DistBackendError, communicator.broken.empty(), operation->title_, " in ", communicator.name,
+        " cannot start: ", communicator.broken);
+    if (operation->ordered) {
+      communicator.waiting.push_back(operation);
+    }
+    active_.push_back(operation);
+    pending_ = true;
+    try {
+      operation->start();
+    } catch (...) {
+      active_.pop_back();
+      communicator.waiting.clear();
+      communicator.broken = "an earlier operation of it failed";
+      broken_ = true;
+      throw;
+    }
+  }
+  if (!somebody_waits) {
+    wake_.notify_one();
+  }
+}
+
+bool Engine::progress() {
+  std::vector<std::pair<OperationPtr, std::exception_ptr>> ended;
+  {
+    std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+    if (!lock.owns_lock()) {
+      return false;
+    }
+    static unsigned rounds = 0;
+    const bool look_at_clock = ++rounds % 64 == 0;
+    const auto now = look_at_clock ? Clock::now() : Clock::time_point();
+    auto keep = active_.begin();
+    for (auto& operation : active_) {
+      std::exception_ptr error;
+      bool complete = false;
+      try {
+        complete = operation->test();
+        while (!complete && operation->start()) {
+          complete = operation->test();
+        }
+      } catch (...) {
+        error = std::current_exception();
+      }
+      if (!error && !complete && look_at_clock && now > operation->deadline_) {
+        error = error_of(
+            operation->title_, " in ", operation->communicator_->name, " is not complete after ",
+            operation->limit_.count(), " ms: at least one other rank did not come to it, or is dead. Look for the "
+            "first message of another rank; the limit is init_process_group's timeout");
+      }
+      if (error) {
+        failed_.emplace_back(operation, error);
+      }
+      if (complete) {
+        ended.emplace_back(std::move(operation), nullptr);
+      } else if (!error) {
+        if (&*keep != &operation) {
+          *keep = std::move(operation);
+        }
+        ++keep;
+      }
+    }
+    active_.erase(keep, active_.end());
+    for (auto& failure : failed_) {
+      // what MPI was asked for cannot be taken back
+      broken_ = true;
+      abandoned_.push_back(failure.first);
+      auto& communicator = *failure.first->communicator_;
+      if (communicator.broken.empty()) {
+        communicator.broken = "an earlier operation of it failed";
+      }
+      for (auto other = active_.begin(); other != active_.end();) {
+        if ((*other)->communicator_ == failure.first->communicator_) {
+          abandoned_.push_back(*other);
+          ended.emplace_back(*other, failure.second);
+          other = active_.erase(other);
+        } else {
+          ++other;
+        }
+      }
+      communicator.waiting.clear();
+      ended.push_back(std::move(failure));
+    }
+    failed_.clear();
+    pending_ = !active_.empty();
+  }
+  for (auto& [operation, error] : ended) {
+    operation->complete(error);
+  }
+  return true;
+}
+
+void Engine::fail(Communicator& communicator, const std::string& why) {
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    communicator.broken = why;
+    const auto found = std::find_if(active_.begin(), active_.end(), [&](const OperationPtr& operation) {
+      return operation->communicator_.get() == &communicator;
+    });
+    if (found == active_.end()) {
+      return;
+    }
+    failed_.emplace_back(*found, error_of((*found)->title_, " in ", communicator.name, " was given up: ", why));
+    active_.erase(found);
+  }
+  while (!progress()) {
+    sched_yield();
+  }
+}
+
+void Engine::run() {
+  pthread_setname_np(pthread_self(), "slingmpi");
+  prctl(PR_SET_TIMERSLACK, 1000UL);    // short naps are short: 50 us more by default
+  sigset_t signals;
+  sigfillset(&signals);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);    // Python's handlers run in its main thread
+  unsigned rounds = 0;
+  while (!stopping_) {
+    if (!pending_ || waiters_ != 0) {
+      std::unique_lock<std::mutex> lock(mutex);
+      // with a limit: a notice may come between the test above and the wait
+      wake_.wait_for(lock, std::chrono::milliseconds(20), [this] { return stopping_ || (pending_ && waiters_ == 0); });
+      rounds = 0;
+      continue;
+    }
+    progress();
+    if (++rounds < 200) {
+      sched_yield();
+    } else {
+      // the core belongs to the program's own threads
+      std::this_thread::sleep_for(std::chrono::microseconds(rounds < 2000 ? 10 : 50));
+    }
+  }
+}
+
+void Engine::stop(bool failed) {
+  if (!started_ || forked_) {
+    return;
+  }
+  stopping_ = true;
+  wake_.notify_all();
+  thread_->join();
+  started_ = false;
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized) {
+    return;
+  }
+  if (broken_ || ((failed || !active_.empty()) && started_here_)) {
+    // MPI_Finalize would wait for operations that nobody completes, and other ranks for this one
+    std::fflush(nullptr);
+    std::fprintf(stderr, "slingmpi: rank %d ends with %s: MPI_Abort ends the other ranks too\n", world_rank,
+                 failed ? "an error" : broken_ ? "a failed operation" : "operations that are not complete");
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  if (started_here_) {
+    free_types();
+    MPI_Finalize();
+  }
+}
+
+} // namespace slingmpi

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0-only
+// Operations in flight: who starts them, who asks MPI whether they are complete, and what happens when they are late.
+//
+// MPI moves data while somebody calls it. A thread that waits for its operation calls it itself, so that a small
+// operation costs no change of threads; while nobody waits, the progress thread does. One lock is around all calls,
+// so MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is asked for, because mpi4py calls MPI beside us.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <mpi.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace slingmpi {
+
+class Operation;
+using OperationPtr = c10::intrusive_ptr<Operation>;
+using Clock = std::chrono::steady_clock;
+using Requests = std::vector<MPI_Request>;
+
+// The ranks of one process group.
+struct Communicator {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0;
+  int size = 1;
+  int largest_tag = 32767;
+  std::string name;                   // for messages: group 0 (rank 1 of 4)
+  std::deque<OperationPtr> waiting;   // collectives whose last stage has not begun, in the order of the program
+  std::string broken;                 // why nothing can be started any more
+};
+
+class Operation : public c10d::Work {
+ public:
+  // Starts MPI requests. A collective of several stages keeps later ones waiting, so that all ranks start in one order.
+  using Stage = std::function<void(Requests&)>;
+
+  Operation(
+      std::shared_ptr<Communicator> communicator,
+      c10d::OpType type,
+      const char* title,
+      std::vector<at::Tensor> inputs,
+      std::vector<at::Tensor> outputs,
+      Clock::time_point deadline,
+      std::chrono::milliseconds limit);
+
+  std::vector<Stage> stages;
+  std::function<void()> finishing;                    // when MPI has done its part: copies and divisions
+  std::function<bool()> ready = [] { return true; };  // whether GPUs have made the input
+  int64_t expected_bytes = -1;                        // of a receive: fewer are an error
+  bool ordered = true;                                // a collective, not a message
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override { return source_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override { wait(); }
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  friend class Engine;
+
+  bool start();    // the next stage, if it may; whether something began
+  bool test();     // whether MPI is through with the stage that has begun
+  void complete(std::exception_ptr error);
+  void settle(const c10::intrusive_ptr<c10::ivalue::Future>& future);
+
+  std::shared_ptr<Communicator> communicator_;
+  std::string title_;
+  std::vector<at::Tensor> inputs_, outputs_;
+  Clock::time_point deadline_;
+  std::chrono::milliseconds limit_;
+  size_t next_stage_ = 0;
+  Requests requests_;
+  int source_ = -1;
+  std::atomic<bool> done_{false};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class Engine {
+ public:
+  static Engine& get();
+
+  // Starts MPI unless it runs already (mpi4py), and the progress thread.
+  void start();
+  void submit(const OperationPtr& operation, bool somebody_waits);
+  // Asks MPI about all operations once; returns whether another thread was not doing it just then.
+  bool progress();
+  // All operations of the communicator end with this error, and no other can start.
+  void fail(Communicator& communicator, const std::string& why);
+  // At the end of the program. `failed`: the program ends by an exception, others may wait for this rank.
+  void stop(bool failed);
+  // Throws unless MPI can be called.
+  void require_running() const;
+
+  std::mutex mutex;    // around MPI, the operations and the communicators
+  int world_rank = 0;
+  int world_size = 1;
+  int thread_level = MPI_THREAD_SINGLE;
+
+  struct Waiter {
+    Waiter();
+    ~Waiter();
+  };
+
+ private:
+  void run();
+
+  std::vector<OperationPtr> active_;
+  std::vector<OperationPtr> abandoned_;    // MPI may still write into their memory
+  std::vector<std::pair<OperationPtr, std::exception_ptr>> failed_;
+  std::condition_variable wake_;
+  std::atomic<int> waiters_{0};
+  std::atomic<bool> pending_{false};
+  std::atomic<bool> stopping_{false};
+  bool started_here_ = false;
+  bool started_ = false;
+  bool broken_ = false;
+  std::atomic<bool> forked_{false};
+  std::unique_ptr<std::thread> thread_;
+};
+
+} // namespace slingmpi
