@@ -248,12 +248,14 @@ def explained(text: str, told: dict) -> tuple:
         return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them drops packets, such as a firewall",
                 "have the centre open all ports between the nodes of a job; a training's connections take any")
-    if told.get('stuck') and re.search(r'(64 k|8 M)B', text) and not told.get('before'):
-        return ("small messages pass, large do not (%s): packets of full size are lost on the way, as where the MTU of "
-                "a switch or an interface between the nodes is smaller than that of the nodes" % text,
+    # ETIMEDOUT is the kernel's: nobody acknowledges what it sends again
+    unheard = told.get('stuck') or 'Connection timed out' in text
+    if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:
+        return ("small messages pass, the all_reduce of 64 kB does not: packets of full size are lost on the way, as "
+                "where the MTU of a switch or an interface between the nodes is smaller than that of the nodes",
                 "have the centre look at the MTU of the nodes and switches; ip link show dev NAME mtu")
-    if re.search('8 MB.*did not end', text) and told['resent'] <= 0.1 * told['sent']:
-        return ("the network between the nodes is slow: %s, and 64 kB did end" % text,
+    if re.search('8 MB.*did not end', text):
+        return ("the network between the nodes is slow, or loses packets: %s, and 64 kB did end" % text,
                 "vet measures the nodes, and finds a slow one: docs/check.md")
     if told.get('resent', 0) + told.get('before', 0) >= RESENT:
         return ("packets get lost between the nodes: %s" % text,

@@ -31,6 +31,8 @@ SECOND_PORT = 32
 # Seconds that rank 0's node waits longer for others than these wait for their ranks.
 SLACK = 2
 ONE_DAY = 86400
+# what every host takes: RFC 9293, 3.7.1
+SMALL_SEGMENT = 536
 # instead of rank 0's word, '0' or '1'
 LOST = b'lost'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
@@ -232,6 +234,8 @@ class Root:
         else:
             raise PeerLost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
                 environ['MASTER_PORT'], SECOND_PORT))
+        # others send in small segments, so that what they found arrives where packets of full size are lost
+        self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
         self.word, self.sent = '0', network.segments()
         self.known = threading.Event()
 
