@@ -31,9 +31,9 @@ DEFAULT_RUNSCRIPTS = (
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'look',
-                                           'machine', 'nccl', 'node', 'probe', 'records', 'star', 'tree_copy',
-                                           'variables', 'vet', 'wire']]
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings',
+                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'probe', 'records',
+                                           'star', 'tree_copy', 'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 

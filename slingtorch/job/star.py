@@ -44,7 +44,7 @@ def patience(seconds: float) -> float:
 
     :param seconds: SLINGTORCH_CHECK_SECONDS
     """
-    return min(seconds, max(12, seconds / 10))
+    return min(seconds, max(20, seconds / 10))
 
 
 class Usage(Exception):

@@ -20,7 +20,7 @@ def of_tree(emulation, directory):
 def of_cluster(kind, directory):
     """Facts of a Slurm configuration that is written, and not started."""
     cluster = kind.__new__(kind)
-    cluster.dir, cluster.root, cluster.nodes = directory, None, NODES
+    cluster.dir, cluster.root, cluster.nodes, cluster.separate = directory, None, NODES, False
     directory.mkdir()
     cluster.write_configuration()
     return witnesses.of_slurm((directory / 'slurm.conf').read_text())

@@ -288,11 +288,13 @@ def test_name_of_the_user_in_the_directory(alone):
 def pbs_nodes(alone, count, env=()):
     """Starts as under PBS, one rank on each node: [CompletedProcess]. They run at the same time."""
     processes = []
+    # 127.0.0.1, which the runscript refuses in a job of several nodes: these are one machine
+    this_machine = '2130706433'
     for rank in range(count):
         directory = alone.dir / f'node{rank}'
         directory.mkdir()
         own = {**alone.env, 'SLINGTORCH_STAGE_DIR': str(directory), 'PBS_JOBID': '12.server', 'RANK': str(rank),
-               'WORLD_SIZE': str(count), 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'nid000001',
+               'WORLD_SIZE': str(count), 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': this_machine,
                **dict(env)}
         processes.append(subprocess.Popen([START, '--stage', '-c', SHOW], env=own, text=True, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE))

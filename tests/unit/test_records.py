@@ -185,8 +185,8 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
     log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
     log.write_text(record.text)
-    with open(tmp_path / 'said', 'w') as said:
-        probe.collective(result, torch, ['n1', '29500', '0', '1', '9'], str(log), said.fileno())
+    with open(tmp_path / 'said', 'w') as said, open(log, 'rb') as written:
+        probe.collective(result, torch, ['n1', '29500', '0', '1', '9'], written, said.fileno())
     assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
 
 
