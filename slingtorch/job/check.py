@@ -290,6 +290,12 @@ def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> N
 def one_cause(report: Report) -> None:
     """What a broken network does on the nodes is one line: that which names the cause, or says most."""
     found = report.having('red', 'rendezvous') + report.having('red', 'collective')
+    # Gloo's device.cc names the interface that GLOO_SOCKET_IFNAME names; that it is not there is said already
+    for finding in list(found):
+        name = re.search(r'Unable to find address for: (\S+)', finding.text)
+        if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
+            report.findings.pop(finding)
+            found.remove(finding)
     best = ([finding for finding in found if finding.remedy] or
             [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
     for finding in set(found) - set(best):

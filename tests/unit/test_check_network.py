@@ -71,6 +71,17 @@ def test_one_cause_is_one_line(texts, left):
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
 
 
+def test_an_interface_that_is_missing_is_one_line():
+    # as in the runs with GLOO_SOCKET_IFNAME=hsn0 (tests/records/faults/seen.json)
+    says = 'device.cc:84] ifa != nullptr. Unable to find address for: hsn0'
+    report = findings.Report(0)
+    report.add('red', 'collective', 'an all_reduce of gloo among the ranks of a node failed: [enforce fail at ' + says)
+    report.add('red', 'rendezvous', 'the rendezvous of one rank of each node failed: [enforce fail at ' + says)
+    report.add('red', 'interface', 'GLOO_SOCKET_IFNAME=hsn0: this node has no interface hsn0 (it has eth0, lo)')
+    check.one_cause(report)
+    assert [finding.name for finding in report.having('red')] == ['interface']
+
+
 def test_the_kernel_tells_of_this_process_s_connections():
     with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()) as own:
         own.sendall(b'x' * 1000)
