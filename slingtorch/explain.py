@@ -7,6 +7,7 @@ does not matter: each rule names texts that its lines hold, and only lines with 
 """
 import configparser
 import gzip
+import io
 import json
 import os
 import pickle
@@ -223,7 +224,7 @@ class Log:
 
     def read(self, name: str, stream: BinaryIO) -> None:
         """Read one log from a binary stream; name is what the report calls it."""
-        number, rest, last = 1, b'', b'\n'
+        number, rest, last = 1, b'', b''
         while True:
             data, error = read_block(stream)
             if error:
@@ -239,7 +240,9 @@ class Log:
             rest = block[end:]
             if error or not data:
                 break
-        if last != b'\n':
+        if not last and not error:
+            self.remarks.append("%s is empty: the job wrote nothing, or its output goes to another file" % name)
+        elif last not in (b'', b'\n'):
             self.remarks.append("%s ends in the middle of a line: it may be cut off, and its end tells the most" % name)
 
     def search(self, name: str, block: bytes, number: int) -> None:
@@ -597,11 +600,30 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
 # ----------------------------------------------------------------------------------------------------------------------
 # the command
 
+class Utf16:
+    """A log in UTF-16, as PowerShell writes it, read as UTF-8."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.text = io.TextIOWrapper(stream, 'utf-16', 'replace', newline='')
+
+    def read(self, size: int) -> bytes:
+        """About this many bytes."""
+        return self.text.read(size).encode('utf-8', 'replace')
+
+    def __enter__(self) -> 'Utf16':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.text.close()
+
+
 def open_log(path: str) -> Tuple[str, Any]:
     """(name, binary stream) of a log; '-' is standard input, and what is compressed with gzip is read as such."""
     if path == '-':
         return 'standard input', sys.stdin.buffer
     stream = open(path, 'rb')
+    if stream.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
+        return path, Utf16(stream)
     return path, gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == b'\x1f\x8b' else stream
 
 
@@ -661,7 +683,8 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
     for remark in log.remarks:
         print('remark: %s' % remark)
     if not findings and not told:
-        print("Nothing known was found. What helps: the whole output with standard error, of a run with export "
-              "NCCL_DEBUG=WARN, and the flight recorder's files.")
+        print("Nothing known was found. What helps: the whole output with standard error of another run, with "
+              "export NCCL_DEBUG=INFO FI_LOG_LEVEL=warn, conda-python-distributed --check before it, and the flight "
+              "recorder's files.")
         return NOTHING_KNOWN
     return EXPLAINED

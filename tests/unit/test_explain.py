@@ -95,6 +95,13 @@ CUDA = 'RuntimeError: CUDA error: '
     ('mps', CUDA + 'the MPS client has been terminated by the server'),
     # ofiwg/libfabric v2.6.0 prov/cxi/src/cxip_cmdq.c
     ('cxi-access', CXI + 'No room to allocate CP for VNI:1024'),
+    # prov/cxi/src/cxip_iomm.c: MAP_FAIL_MSG, and line 513; with brackets: issue 27
+    ('cxi-register', CXI + 'cxil_map failed: -12:Cannot allocate memory'),
+    ('cxi-register', CXI + 'cxil_map() failed: -12:Cannot allocate memory'),
+    # NVIDIA/nccl src/transport/net.cc
+    ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/Socket/1'),
+    ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/Socket/1(2)/Shared'),
+    ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 4[0] -> 0[0] [receive] via NET/Socket/0'),
     ('cxi-access', CXI + 'Failed to allocate CP, ret: -28 VNI: 1024 TC: LOW_LATENCY TYPE: DEFAULT'),
 ])
 def test_texts_of_upstreams_sources(rule, line):
@@ -496,3 +503,34 @@ def test_a_foreign_pickle_runs_nothing(tmp_path):
     assert done.returncode == 3 and not (tmp_path / 'trapped').exists()
     assert 'rank-0 is no file of the flight recorder' in shown and 'rank-1 is no file' in shown
     assert 'has no files of PyTorch' in shown
+
+
+# --- files as they come
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    (tmp_path / 'empty').write_bytes(b'')
+    done = command(tmp_path / 'empty')
+    assert done.returncode == 3 and b'is empty: the job wrote nothing' in done.stdout
+
+
+@pytest.mark.parametrize('mark, encoding', [(b'\xff\xfe', 'utf-16-le'), (b'\xfe\xff', 'utf-16-be')])
+def test_utf_16_is_read(tmp_path, mark, encoding):
+    (tmp_path / 'log').write_bytes(mark + OOM.encode(encoding))
+    done = command(tmp_path / 'log')
+    assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+@pytest.mark.parametrize('name', ['<(cat {0})', '/dev/stdin < <(cat {0})'])
+def test_what_can_be_read_only_once(tmp_path, name):
+    (tmp_path / 'log').write_text(OOM)
+    env = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(['bash', '-c', sys.executable + ' -m slingtorch explain ' + name.format(tmp_path / 'log')],
+                          env=env, cwd='/', stdout=subprocess.PIPE, check=True)
+    assert b'The memory of a node was used up' in done.stdout
+
+
+def test_the_empty_answer_says_what_to_switch_on():
+    done = command('-', stdin=b'all is well\n')
+    assert done.returncode == 3
+    for word in (b'NCCL_DEBUG=INFO', b'FI_LOG_LEVEL=warn', b'--check'):
+        assert word in done.stdout
