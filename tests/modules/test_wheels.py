@@ -13,8 +13,9 @@ from testbed.sitewheels import Wheels
 
 TODAY, OLD, DERECHO = EASYCONFIGS = [
     'PyTorch-2.10.0-frontier-rocm-7.1.1.eb', 'PyTorch-2.2.2-frontier-rocm-5.7.1.eb', 'PyTorch-2.10.0-derecho-cu129.eb']
-RANK = ('import os, torch, mpi4py; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], '
-        'torch.__version__, torch.__file__)')
+# in one write, which the launcher's pipe keeps whole
+RANK = ('import os, sys, torch, mpi4py; sys.stdout.write("rank {} of {} {} {}\\n".format('
+        'os.environ["RANK"], os.environ["WORLD_SIZE"], torch.__version__, torch.__file__))')
 # what OLCF's page of 2026-07 says (olcf/olcf-user-docs@2745903), with NCCL_NET left to the runscript
 FRONTIER = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
