@@ -273,7 +273,8 @@ class Log:
 
     def search(self, name: str, block: bytes, number: int) -> None:
         """Search a block, whose first line has this number."""
-        known = set()
+        # lines that a cause explains; those that any rule explains
+        causes, known = set(), set()    # type: Set[int], Set[int]
         # most lines, without their numbers, are like those of earlier blocks: only new ones are searched for the texts
         new = set(block.translate(None, VARYING).split(b'\n')) - self.seen
         lines_of_block = b'\n'.join(new)
@@ -291,7 +292,7 @@ class Log:
             if once and rule.name in self.findings:
                 continue
             for start, end in self.lines_with(rule, block):
-                if rule.level in BROAD and start in known:
+                if rule.level in BROAD and start in (known if rule.level == 'unknown' else causes):
                     continue
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
@@ -302,6 +303,8 @@ class Log:
                     continue
                 if rule.level != 'note':
                     known.add(start)
+                if rule.level == 'cause':
+                    causes.add(start)
                 self.keep(rule, name, block, start, line, number, match)
                 if once:
                     break
