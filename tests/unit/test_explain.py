@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -72,12 +73,98 @@ def test_each_line_of_a_sample_is_needed_by_some_rule(name):
         assert log.findings, line
 
 
+def read_forms():
+    """[(rule, line)] of explain_forms.txt."""
+    forms, name = [], ''
+    for line in pathlib.Path(__file__).with_name('explain_forms.txt').read_text(encoding='utf-8').splitlines()[3:]:
+        header = re.match(r'\[([a-z0-9-]+)\]$', line)
+        if header and header.group(1) in RULES:
+            name = header.group(1)
+        elif line:
+            forms.append((name, line))
+    return forms
+
+
+FORMS = read_forms()
+
+
+def conditional(rule):
+    """Whether it needs more than one line."""
+    return rule.level == 'fact' or rule.needs or rule.absent or rule.distinct or rule.lines > 1
+
+
+@pytest.mark.parametrize('name', dict(FORMS))
+def test_each_form_of_a_message_is_answered_by_its_rule_first(name):
+    for line in [line for rule, line in FORMS if rule == name]:
+        log = explain.Log(RULES)
+        log.read('form', io.BytesIO(line.encode() + b'\n'))
+        assert name in log.findings and (conditional(RULES[name]) or log.report()[0].rule.name == name), line
+
+
+def alternatives(pattern):
+    """
+    What stands between the bars of an expression, each as an expression that has it alone.
+
+    A group of single words, inside of a text, is a list of names, one of which will do; what must not match needs none.
+    """
+    groups, found, place = [[0, [], False]], [], 0
+
+    def close(end):
+        start, bars, forbidden = groups.pop()
+        cuts = [start - 1] + bars + [end]
+        parts = [pattern[first + 1:last] for first, last in zip(cuts, cuts[1:])]
+        if bars and not forbidden and (not groups or any(' ' in part or '\\s' in part for part in parts)):
+            found.extend(pattern[:start] + part + pattern[end:] for part in parts)
+
+    while place < len(pattern):
+        char = pattern[place]
+        if char == '\\':
+            place += 1
+        elif char == '[':
+            place += 1 + pattern.startswith('[^', place)
+            place += pattern[place] == ']'
+            while pattern[place] != ']':
+                place += 1 + (pattern[place] == '\\')
+        elif char == '(':
+            head = re.match(r'\((?:\?P<\w+>|\?<?[=!]|\?\w*:|\?\w+(?=\)))?', pattern[place:]).group()
+            place += len(head) - 1
+            groups.append([place + 1, [], groups[-1][2] or head in ('(?!', '(?<!')])
+        elif char == '|':
+            groups[-1][1].append(place)
+        elif char == ')':
+            close(place)
+        place += 1
+    close(len(pattern))
+    return found or [pattern]
+
+
+def test_alternatives_are_found():
+    assert alternatives('a|b c') == ['a', 'b c']
+    assert alternatives(r'x (?:a b|c[|)]) \(y\|') == [r'x (?:a b) \(y\|', r'x (?:c[|)]) \(y\|']
+    assert alternatives('x(?!a |b)(?:cu|hip)y') == ['x(?!a |b)(?:cu|hip)y']
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_each_alternative_has_a_sample(name):
+    rule = RULES[name]
+    texts = ['\n'.join(rule.sample)] if rule.lines > 1 else rule.sample
+    texts = texts + [line for other, line in FORMS if other == name]
+    texts += [line.strip() for section in SAMPLES.sections() for line in SAMPLES[section]['log'].splitlines()]
+    texts += [line for marked in TEXTS for line in marked[1].split('\n') if marked[0] == name]
+    texts += [line for text, other in DOCUMENTED if other == name for line in text.split('\n')]
+    texts = [text for text in texts if any(has in text.encode() for has in rule.has)]
+    texts += [explain.LABEL.sub('', text) for text in texts]
+    without = [one for pattern in rule.patterns for one in alternatives(pattern.pattern)
+               if not any(re.search(one, text) for text in texts)]
+    assert without == []
+
+
 NCCL = 'nid001001:4711:4811 [0] NCCL WARN '
 CXI = 'libfabric:4711:1701636928::cxi:core:cxip_cmdq_cp_alloc():83<warn> x1001c7s6b0n0: '
 CUDA = 'RuntimeError: CUDA error: '
 
 
-@pytest.mark.parametrize('rule, line', [
+TEXTS = [
     # NVIDIA/nccl src/bootstrap.cc, v2.12.7-1 to v2.22.3-1; from v2.23.4-1 on
     ('rank-twice', NCCL + 'Bootstrap Root : mismatch in rank count from procs 8 : 4'),
     ('rank-twice', NCCL + 'Bootstrap Root : mismatch in info from procs, nranks 8 vs 4, nroots 1 vs 1, iroot 0 vs 0'),
@@ -103,7 +190,10 @@ CUDA = 'RuntimeError: CUDA error: '
     ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/Socket/1(2)/Shared'),
     ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 4[0] -> 0[0] [receive] via NET/Socket/0'),
     ('cxi-access', CXI + 'Failed to allocate CP, ret: -28 VNI: 1024 TC: LOW_LATENCY TYPE: DEFAULT'),
-])
+]
+
+
+@pytest.mark.parametrize('rule, line', TEXTS)
 def test_texts_of_upstreams_sources(rule, line):
     """Each form that releases in use have."""
     assert names(line + '\n')[:1] == [rule]
@@ -135,7 +225,7 @@ def test_results_at_first_sight_are_the_documented_ones():
 
 
 # what the documents name that the rules come from: HPE's and CSCS' on NCCL on Slingshot, OLCF's, NCAR's and LUMI's
-@pytest.mark.parametrize('text, expected', [
+DOCUMENTED = [
     ('NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).', 'plugin-not-loaded'),
     ('NCCL INFO NET/Plugin : No plugin found (librccl-net.so), using internal implementation', 'plugin-not-loaded'),
     ('NCCL INFO NET/Plugin: Could not find: libnccl-net.so.', 'plugin-not-loaded'),
@@ -165,7 +255,10 @@ def test_results_at_first_sight_are_the_documented_ones():
     ('RuntimeError: CUDA error: invalid device ordinal', 'gpu-number'),
     ('# Out of bounds values : 951005 FAILED', 'wrong-values'),
     ('ImportError: libcuda.so.1: cannot open shared object file: No such file or directory', 'missing-library'),
-])
+]
+
+
+@pytest.mark.parametrize('text, expected', DOCUMENTED)
 def test_lines_that_the_documents_name(text, expected):
     assert names(text + '\n', ['slingshot'])[:1] == [expected]
 
