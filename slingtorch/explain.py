@@ -102,6 +102,8 @@ class Rule:
             self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
         except re.error as err:
             raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, str(err.pattern), err))
+        if self.search('') or '' in self.has:
+            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % name)
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""

@@ -101,6 +101,27 @@ def test_each_form_of_a_message_is_answered_by_its_rule_first(name):
         assert name in log.findings and (conditional(RULES[name]) or log.report()[0].rule.name == name), line
 
 
+ORDINARY = ['The model was trained for three epochs on 8 GPUs; the loss is 0.35.', 'Saved to /scratch/project/out.txt in 2.5 s',
+            '[rank0]: step 100: loss=1.234 lr=1e-4', 'a', '0', ': ', '[]', 'INFO 2026-01-01 12:00:00 main.py:12] starting']
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_no_rule_matches_ordinary_lines(name):
+    """Without the texts that it looks for first, too."""
+    if name != 'saving':    # it says that a program saves
+        assert [line for line in ORDINARY if RULES[name].search(line)] == []
+
+
+@pytest.mark.parametrize('name', [name for name, rule in RULES.items() if rule.level == 'cause'])
+def test_no_broad_rule_answers_for_a_line_that_a_cause_knows(name):
+    samples = RULES[name].sample if RULES[name].lines == 1 else []
+    for line in samples + [line for rule, line in FORMS if rule == name]:
+        log = explain.Log(RULES)
+        log.read('form', io.BytesIO(line.encode() + b'\n'))
+        if name in log.findings:
+            assert [found for found in log.findings if RULES[found].level in explain.BROAD] == [], line
+
+
 def alternatives(pattern):
     """
     What stands between the bars of an expression, each as an expression that has it alone.
@@ -271,6 +292,8 @@ def test_lines_that_the_documents_name(text, expected):
     ('[a]\nlevel = fact\nhas = x\npattern =\n  x\n  (y\nsample = x\nsource = x\n', '(y is no regular expression'),
     ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nrole = y\n', "role is 'y', one of timeout"),
     ('level = fact\n', 'cannot be read'),
+    ('[a]\nlevel = fact\nhas = x\npattern = .*\nsample = x\nsource = x\n', 'rule [a] matches every line'),
+    ('[a]\nlevel = fact\nhas = x\npattern =\n  x\n  (y)?\nsample = x\nsource = x\n', 'matches every line'),
 ])
 def test_rules_that_are_wrong(tmp_path, text, words):
     path = tmp_path / 'rules.cfg'
@@ -627,3 +650,95 @@ def test_the_empty_answer_says_what_to_switch_on():
     assert done.returncode == 3
     for word in (b'NCCL_DEBUG=INFO', b'FI_LOG_LEVEL=warn', b'--check'):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-le', 'utf-16-be'])
+def test_utf_16_without_a_mark_and_on_standard_input(tmp_path, encoding):
+    (tmp_path / 'log').write_bytes(OOM.encode(encoding))
+    for done in (command(tmp_path / 'log'), command('-', stdin=OOM.encode(encoding))):
+        assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_a_fifo(tmp_path):
+    os.mkfifo(tmp_path / 'fifo')
+    writer = subprocess.Popen(['bash', '-c', 'printf "%s" "$1" > "$2"', 'bash', OOM, str(tmp_path / 'fifo')])
+    done = command(tmp_path / 'fifo')
+    assert writer.wait() == 0 and done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_a_log_of_zeros_of_one_gigabyte_that_is_one_line(tmp_path):
+    with open(tmp_path / 'log', 'wb') as handle:
+        handle.seek(1 << 30)
+        handle.write(b' ' + OOM.encode())
+    done = command(tmp_path / 'log')
+    assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_two_jobs_after_one_another():
+    """The cause of each is told."""
+    first = 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n'
+    assert names(first + 'step 1\n' + OOM) == ['host-memory', 'gpu-memory']
+
+
+def test_a_log_that_is_cut_in_a_character():
+    findings, remarks = read(OOM.encode() + 'ü'.encode()[:1])
+    assert [finding.rule.name for finding in findings] == ['host-memory'] and len(remarks) == 1
+
+
+def test_a_directory_with_outputs_of_jobs(tmp_path):
+    for number in range(1000):
+        (tmp_path / ('slurm-%d.out' % number)).write_text(OOM if number == 700 else 'step 1\n')
+    (tmp_path / 'train.py').write_text('# ' + OOM)
+    (tmp_path / 'data.bin').write_text(OOM)
+    done = command(tmp_path)
+    shown = done.stdout.decode()
+    assert done.returncode == 0 and 'slurm-700.out:1: ' in shown and ' lines' not in shown
+
+
+@pytest.mark.parametrize('name', ['job.o4711', 'train.err', 'stderr.log', 'slurm-1_2.out', 'out.txt', 'a.out.gz'])
+def test_names_of_outputs(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(OOM.encode()) if name.endswith('gz') else OOM.encode())
+    assert command(tmp_path).returncode == 0
+
+
+# --- answers
+
+@pytest.mark.parametrize('line, words', [
+    ('x ' * 300 + 'DUE TO TIME LIMIT', 'DUE TO TIME LIMIT'),
+    ('DUE TO TIME LIMIT' + ' x' * 300, 'DUE TO TIME LIMIT'),
+    ('NCCL WARN No algorithm/protocol available' + ' x' * 300 + ' end', ' end'),
+])
+def test_the_evidence_keeps_the_telling_word(line, words):
+    shown = read(line + '\n')[0][0].evidence()
+    assert words in shown and len(shown) <= explain.SHOWN + 10
+
+
+def test_the_node_and_the_rank_come_first_where_a_node_is_the_cause():
+    assert read('srun: error: nid001234: task 7: Out Of Memory\n')[0][0].cause().startswith('nid001234, rank 7: The mem')
+    assert read('nid001234: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\n')[0][0].cause().startswith('nid001234:')
+    many = ''.join('srun: error: nid%06d: task 7: Out Of Memory\n' % number for number in range(9))
+    assert read(many)[0][0].cause().startswith('The memory')
+
+
+TERMINATE = ("terminate called after throwing an instance of 'boost::filesystem::filesystem_error'\n"
+             '  what():  boost::filesystem::permissions: No such file or directory: "/home/me/.config/miopen//x.ufdb.txt"\n')
+
+
+@pytest.mark.parametrize('label', LABELS + ['3: ', '2026-01-01T12:00:00 ', 'nid001234 3: ', 'x1001c7s6b0n0: '])
+def test_what_terminate_says_on_two_lines(label):
+    labelled = ''.join(label + line + '\n' for line in TERMINATE.splitlines())
+    assert names(labelled) == ['miopen-database']
+
+
+def test_a_job_that_was_cancelled_is_no_cause():
+    cancelled = 'slurmstepd: error: *** JOB 1 ON nid001001 CANCELLED AT 2026-01-01T12:00:00 ***\n'
+    killed = 'srun: error: nid001001: task 0: Killed\n'
+    assert names(cancelled + killed) == ['job-cancelled'] and names(killed) == ['killed']
+    # srun cancels the step after a rank has ended: then what ended it comes first
+    assert names(killed + cancelled.replace('JOB 1', 'STEP 1.0'))[0] == 'killed'
+
+
+def test_a_provider_that_is_found_later_is_no_fault():
+    missing = 'nid001:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
+    found = 'nid001:1:1 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)\n'
+    assert names(missing) == ['ofi-no-provider'] and names(missing + found) == []
