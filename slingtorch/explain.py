@@ -44,10 +44,13 @@ LINE = 4096             # bytes of a line that are looked at, on either side of 
 SHOWN = 240             # characters of a line that are shown
 MAX_BLAMED = 3          # nodes that a cause names first
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
+MATCHES = 200000        # lines that are compared with expressions; later, only those unlike all before are
+MAX_KINDS = 200000      # of lines that are remembered then
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
+COUNTED = re.compile(rb'\d{4,}|\d+(?=[:.]\d)|(?<=\d[:.])\d+')     # times, measurements, addresses; no status and no rank
 MAX_DUMP_BYTES = 1 << 28
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
@@ -126,12 +129,12 @@ class Finding:
         self.first: List[int] = []      # the ranks of the first line
         self.details: List[str] = []
 
-    def add(self, place: Tuple[str, int], text: str, match: 're.Match[str]') -> None:
+    def add(self, text: str, match: 're.Match[str]') -> None:
         """Count one line."""
         groups = match.groupdict()
         ranks, nodes = who(text, groups)
         if not self.count:
-            self.place, self.line, self.groups, self.first = place, text, groups, ranks
+            self.line, self.groups, self.first = text, groups, ranks
             self.told = match.group().split('\n')[0]
         self.count += 1
         self.ranks.update(ranks[:MAX_TRACKED - len(self.ranks)])
@@ -247,6 +250,9 @@ class Log:
         self.seen_size = 0
         self.likely: Set[bytes] = set()     # texts whose word was seen there, and those that were seen themselves
         self.possible: Set[bytes] = set()
+        self.looked = 0      # lines that had a text of a rule
+        self.kinds: Set[int] = set()    # of lines, after many of those
+        self.thinned = False
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
 
@@ -277,6 +283,9 @@ class Log:
         """Search a block, whose first line has this number."""
         # lines that a cause explains; those that any rule explains
         causes, known = set(), set()    # type: Set[int], Set[int]
+        numbers = []    # type: List[int]
+        if self.looked > MATCHES:
+            block, numbers = self.thin(block, number)
         # most lines, without their numbers, are like those of earlier blocks: only new ones are searched for the texts
         new = set(block.translate(None, VARYING).split(b'\n')) - self.seen
         lines_of_block = b'\n'.join(new)
@@ -296,6 +305,7 @@ class Log:
             for start, end in self.lines_with(rule, block):
                 if rule.level in BROAD and start in (known if rule.level == 'unknown' else causes):
                     continue
+                self.looked += 1
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
@@ -307,7 +317,10 @@ class Log:
                     known.add(start)
                 if rule.level == 'cause':
                     causes.add(start)
-                self.keep(rule, name, block, start, line, number, match)
+                finding = self.keep(rule, block, start, line, match)
+                if finding and finding.count == 1:
+                    index = block.count(b'\n', 0, start)
+                    finding.place = name, numbers[index] if numbers else number + index
                 if once:
                     break
 
@@ -323,19 +336,30 @@ class Log:
                     yield start, end
                 place = block.find(text, max(end, place + 1))
 
-    def keep(self, rule: Rule, name: str, block: bytes, start: int, line: str, number: int,
-             match: 're.Match[str]') -> None:
+    def thin(self, block: bytes, number: int) -> Tuple[bytes, List[int]]:
+        """The lines of a block that are not like an earlier one but for times and measurements, and their numbers."""
+        kept, numbers = [], []
+        for line, kind in zip(block.split(b'\n'), map(hash, COUNTED.sub(b'0', block).split(b'\n'))):
+            if kind not in self.kinds:
+                kept.append(line)
+                numbers.append(number)
+                if len(self.kinds) < MAX_KINDS:
+                    self.kinds.add(kind)
+            number += 1
+        self.thinned = True
+        return b'\n'.join(kept) + b'\n', numbers + [number]
+
+    def keep(self, rule: Rule, block: bytes, start: int, line: str, match: 're.Match[str]') -> Optional[Finding]:
         """Keep what a rule found in the line that starts there."""
         kept, key = self.findings, rule.name
         if rule.role == 'exception':
             message = match.group('exception') + (match.group('message') or '')[:80]
             kept, key = self.exceptions, re.sub(r'[\d\W]+', '', message)
         finding = kept.get(key)
-        place = finding.place if finding else (name, number + block.count(b'\n', 0, start))
         if not finding:
             frame = own_frame(self.before + block[:start], line) if rule.level in REASONS else ''
             if frame is None or len(kept) > MAX_EXCEPTIONS:
-                return
+                return None
             finding = kept[key] = Finding(rule)
             finding.details = [frame] if frame else []
             if rule.role == 'timeout':
@@ -345,8 +369,9 @@ class Log:
                                            "for one that only some ranks reach (a save, a validation or a log entry "
                                            "under 'if rank == 0')")
             self.findings.setdefault(rule.name, finding)
-        finding.add(place, line, match)
+        finding.add(line, match)
         self.remember(rule.role, line, match)
+        return finding
 
     def progress(self, finding: Finding, before: bytes) -> None:
         """Note a progress bar that stood right before the watchdog's first line."""
@@ -391,6 +416,8 @@ class Log:
             # where a special rule and a general one found the same lines, the special one stands first
             told.setdefault((finding.place, finding.count) if finding.rule.level in REASONS else finding.rule.name,
                             finding)
+        if self.thinned:
+            self.remarks.append("lines like earlier ones were not counted after %d that a rule looked at" % MATCHES)
         return list(told.values())
 
     def choose_exception(self) -> None:

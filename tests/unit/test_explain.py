@@ -742,3 +742,13 @@ def test_a_provider_that_is_found_later_is_no_fault():
     missing = 'nid001:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
     found = 'nid001:1:1 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)\n'
     assert names(missing) == ['ofi-no-provider'] and names(missing + found) == []
+
+
+def test_after_many_lines_only_new_kinds_are_looked_at(monkeypatch):
+    monkeypatch.setattr(explain, 'MATCHES', 10)
+    monkeypatch.setattr(explain, 'BLOCK', 256)
+    dense = ''.join('2026-01-01T12:00:%02d exit code 0 after %d.5 s\n' % (number % 60, number) for number in range(500))
+    late = '[rank3]: x exit code 137\n[rank5]: x exit code 137\n'
+    findings, remarks = read(dense + late)
+    assert [finding.rule.name for finding in findings] == ['killed'] and findings[0].ranks == {3, 5}
+    assert findings[0].place == ('job.log', 501) and 'were not counted after 10' in remarks[0]
