@@ -27,7 +27,7 @@ RULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'explain_rules
 # statuses of the command; 1 is an error
 EXPLAINED, NOTHING_KNOWN = 0, 3
 
-# what a rule says is: needed by other rules, the reason, a reason that fits not every line it matches, an unknown reason,
+# what a rule says is: needed by other rules, the reason, a reason that fits only some lines, an unknown reason,
 # what follows from a reason, worth knowing
 LEVELS = ('fact', 'cause', 'perhaps', 'unknown', 'consequence', 'note')
 REASONS = LEVELS[1:4]
@@ -35,7 +35,8 @@ BROAD = LEVELS[2:4]      # they never answer for a line that a cause knows
 TITLES = {'cause': 'cause', 'perhaps': 'perhaps', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines', 'blame')
+OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines',
+            'blame')
 # what the program does with a finding besides: docs/explain.md
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
@@ -50,7 +51,8 @@ MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
-COUNTED = re.compile(rb'\d{4,}|\d+(?=[:.]\d)|(?<=\d[:.])\d+')     # times, measurements, addresses; no status and no rank
+# times, measurements, addresses; no status and no rank
+COUNTED = re.compile(rb'\d{4,}|\d+(?=[:.]\d)|(?<=\d[:.])\d+')
 MAX_DUMP_BYTES = 1 << 28
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')

@@ -101,8 +101,9 @@ def test_each_form_of_a_message_is_answered_by_its_rule_first(name):
         assert name in log.findings and (conditional(RULES[name]) or log.report()[0].rule.name == name), line
 
 
-ORDINARY = ['The model was trained for three epochs on 8 GPUs; the loss is 0.35.', 'Saved to /scratch/project/out.txt in 2.5 s',
-            '[rank0]: step 100: loss=1.234 lr=1e-4', 'a', '0', ': ', '[]', 'INFO 2026-01-01 12:00:00 main.py:12] starting']
+ORDINARY = ['The model was trained for three epochs on 8 GPUs; the loss is 0.35.',
+            'Saved to /scratch/project/out.txt in 2.5 s', '[rank0]: step 100: loss=1.234 lr=1e-4', 'a', '0', ': ', '[]',
+            'INFO 2026-01-01 12:00:00 main.py:12] starting']
 
 
 @pytest.mark.parametrize('name', RULES)
@@ -714,14 +715,17 @@ def test_the_evidence_keeps_the_telling_word(line, words):
 
 
 def test_the_node_and_the_rank_come_first_where_a_node_is_the_cause():
-    assert read('srun: error: nid001234: task 7: Out Of Memory\n')[0][0].cause().startswith('nid001234, rank 7: The mem')
-    assert read('nid001234: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\n')[0][0].cause().startswith('nid001234:')
+    found = read('srun: error: nid001234: task 7: Out Of Memory\n')[0][0]
+    assert found.cause().startswith('nid001234, rank 7: The memory')
+    found = read('nid001234: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\n')[0][0]
+    assert found.cause().startswith('nid001234: ')
     many = ''.join('srun: error: nid%06d: task 7: Out Of Memory\n' % number for number in range(9))
     assert read(many)[0][0].cause().startswith('The memory')
 
 
 TERMINATE = ("terminate called after throwing an instance of 'boost::filesystem::filesystem_error'\n"
-             '  what():  boost::filesystem::permissions: No such file or directory: "/home/me/.config/miopen//x.ufdb.txt"\n')
+             '  what():  boost::filesystem::permissions: No such file or directory: '
+             '"/home/me/.config/miopen//x.ufdb.txt"\n')
 
 
 @pytest.mark.parametrize('label', LABELS + ['3: ', '2026-01-01T12:00:00 ', 'nid001234 3: ', 'x1001c7s6b0n0: '])
