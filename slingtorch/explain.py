@@ -27,23 +27,32 @@ RULES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'explain_rules
 # statuses of the command; 1 is an error
 EXPLAINED, NOTHING_KNOWN = 0, 3
 
-# what a rule says is: needed by other rules, the reason, an unknown reason, what follows from a reason, worth knowing
-LEVELS = ('fact', 'cause', 'unknown', 'consequence', 'note')
-TITLES = {'cause': 'cause', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
+# what a rule says is: needed by other rules, the reason, a reason that fits only some lines, an unknown reason,
+# what follows from a reason, worth knowing
+LEVELS = ('fact', 'cause', 'perhaps', 'unknown', 'consequence', 'note')
+REASONS = LEVELS[1:4]
+BROAD = LEVELS[2:4]      # they never answer for a line that a cause knows
+TITLES = {'cause': 'cause', 'perhaps': 'perhaps', 'unknown': 'cause?', 'consequence': 'follows', 'note': 'note'}
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
-OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines')
+OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines',
+            'blame')
 # what the program does with a finding besides: docs/explain.md
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
 BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
+MAX_BLAMED = 3          # nodes that a cause names first
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
+MATCHES = 200000        # lines that are compared with expressions; later, only those unlike all before are
+MAX_KINDS = 200000      # of lines that are remembered then
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
 SEEN_BUDGET = 1 << 22   # bytes of short lines that are remembered
 VARYING = b'0123456789abcdefABCDEF'     # numbers and addresses: without them most lines of a log are alike
+# times, measurements, addresses; no status and no rank
+COUNTED = re.compile(rb'\d{4,}|\d+(?=[:.]\d)|(?<=\d[:.])\d+')
 MAX_DUMP_BYTES = 1 << 28
 
 COLOUR = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]')
@@ -51,15 +60,20 @@ CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 # who wrote a line: PyTorch, srun --label, Open MPI, Cray MPICH
 RANK = re.compile(r'^\s*\[?rank ?(\d+)\]?:|\[rank=(\d+)\]|^\s*(\d+): |^\[\d+,(\d+)\]<|\[[Rr]ank (\d+)\]'
                   r'|\bPE (\d+): MPICH|\bRank (\d+)\]')
-# NCCL, Cray MPICH, libfabric, Slurm
-NODE = re.compile(r'(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
+# PALS, NCCL, Cray MPICH, libfabric, Slurm
+NODE = re.compile(r'^\s*(nid\d+|x\d+c\d+s\d+b\d+n\d+)(?: \d+)?: '
+                  r'|(?:^|[\s>])([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] |\] \[([A-Za-z][\w.-]*)\] - Abort'
                   r'|<(?:warn|info|error)> ([A-Za-z][\w.-]*): | ON (\S+) CANCELLED AT| error: ([A-Za-z][\w.-]*): task')
+# Slurm, PBS (job.o4711), torchrun (stdout.log), and what people name theirs
+OUTPUT_NAME = re.compile(r'\.(?:out|err|log|txt|output|error)(?:\.gz)?$|\.[oe]\d+(?:\.\d+)?$|^slurm-\d')
 DUMP_NAME = re.compile(r'^(.*?)(\d+)$')
 BAR = re.compile(r'(\d+)%\|.*\[([\d:]+)<([\d:]+),')
 EXCEPTION = re.compile(r'\b[A-Z]\w*(?:Error|Exception)\b|\bException: ')
 # Python's own form, and that of rich (in a frame of lines)
 FRAME = re.compile(r'(?:\bFile "|│ (?=/))(?P<file>[^":]+)(?:", line |:)(?P<line>\d+)(?:,? in (?P<name>\S+))?')
-LABEL = re.compile(r'^\s*(?:\[[^\]]*\](?:<\w+>)?:?\s*|\d+:\s+)*')
+# what launchers and loggers write before a message: srun --label, Open MPI, PALS, torchrun, PyTorch, and times
+LABEL = re.compile(r'^\s*(?:\[[^\]]*\](?:<\w+>)?:?\s*|(?:\d+|nid\d+|x\d+c\d+s\d+b\d+n\d+)(?: \d+)?:\s+'
+                   r'|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*\s+)*')
 NOT_OWN = re.compile(r'/(?:site|dist)-packages/|/lib(?:64)?/python\d|/torch/|^<|/bin/(?:torchrun|accelerate)$')
 NO_EXCEPTION = re.compile(r'^(?:Exception|Error) ignored in|^Exception in thread .*\(daemon\)')
 
@@ -87,11 +101,14 @@ class Rule:
         self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
         self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
+        self.blame = keys.get('blame')
         try:
             self.patterns = [re.compile(pattern) for pattern in lines(keys['pattern'])]
             self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
         except re.error as err:
             raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, str(err.pattern), err))
+        if self.search('') or '' in self.has:
+            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % name)
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
@@ -106,6 +123,7 @@ class Finding:
         self.rule = rule
         self.count = 0
         self.place, self.line = ('', 0), ''     # (file, number) of the first line, and what it says
+        self.told = ''      # what the pattern found there
         self.groups: Dict[str, Optional[str]] = {}      # what the pattern's groups are there
         self.ranks: Set[int] = set()
         self.nodes: Set[str] = set()
@@ -113,12 +131,13 @@ class Finding:
         self.first: List[int] = []      # the ranks of the first line
         self.details: List[str] = []
 
-    def add(self, place: Tuple[str, int], text: str, match: 're.Match[str]') -> None:
+    def add(self, text: str, match: 're.Match[str]') -> None:
         """Count one line."""
         groups = match.groupdict()
         ranks, nodes = who(text, groups)
         if not self.count:
-            self.place, self.line, self.groups, self.first = place, text, groups, ranks
+            self.line, self.groups, self.first = text, groups, ranks
+            self.told = match.group().split('\n')[0]
         self.count += 1
         self.ranks.update(ranks[:MAX_TRACKED - len(self.ranks)])
         self.nodes.update(nodes[:MAX_TRACKED - len(self.nodes)])
@@ -131,7 +150,21 @@ class Finding:
         text = re.sub(r'\{(\w+)\}', lambda match: self.groups.get(match.group(1)) or '\0', self.rule.cause)
         # a group that found nothing leaves neither its blank nor its brackets
         text = re.sub(r'\s*\0+(?=[\s),.;:]|$)|\0', '', re.sub(r'\s*\([\0\s]+\)', '', text.replace('(\0 ', '(')))
-        return re.sub(r'\s+', ' ', text).strip(' :,')
+        text = re.sub(r'\s+', ' ', text).strip(' :,')
+        if self.rule.blame and 0 < len(self.nodes) <= MAX_BLAMED:
+            ranks = ', ' + ranks_text(self.ranks) if self.ranks else ''
+            text = '%s%s: %s' % (', '.join(sorted(self.nodes)), ranks, text)
+        return text
+
+    def evidence(self) -> str:
+        """The line, cut so that what was found in it is seen."""
+        start = self.line.find(self.told)
+        if len(self.line) <= SHOWN or start + len(self.told) <= SHOWN:
+            return self.line[:SHOWN]
+        if len(self.told) <= SHOWN - 40:
+            return '...' + self.line[start - 40:][:SHOWN]
+        half = SHOWN // 2
+        return '%s%s ... %s' % ('...' * bool(start), self.told[:half], self.told[-half:])
 
     def data(self) -> Dict[str, Any]:
         """For JSON."""
@@ -219,6 +252,9 @@ class Log:
         self.seen_size = 0
         self.likely: Set[bytes] = set()     # texts whose word was seen there, and those that were seen themselves
         self.possible: Set[bytes] = set()
+        self.looked = 0      # lines that had a text of a rule
+        self.kinds: Set[int] = set()    # of lines, after many of those
+        self.thinned = False
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
 
@@ -247,7 +283,11 @@ class Log:
 
     def search(self, name: str, block: bytes, number: int) -> None:
         """Search a block, whose first line has this number."""
-        known = set()
+        # lines that a cause explains; those that any rule explains
+        causes, known = set(), set()    # type: Set[int], Set[int]
+        numbers = []    # type: List[int]
+        if self.looked > MATCHES:
+            block, numbers = self.thin(block, number)
         # most lines, without their numbers, are like those of earlier blocks: only new ones are searched for the texts
         new = set(block.translate(None, VARYING).split(b'\n')) - self.seen
         lines_of_block = b'\n'.join(new)
@@ -260,22 +300,29 @@ class Log:
         self.likely.update(text for text, word in self.texts.items() if word in words_of_block)
         self.possible.update(text for text in self.likely if text.translate(None, VARYING) in lines_of_block)
         # a line that another rule explains is no exception that nobody knows
-        for rule in sorted(self.rules.values(), key=lambda rule: rule.level == 'unknown'):
+        for rule in sorted(self.rules.values(), key=lambda rule: rule.level in BROAD and BROAD.index(rule.level) + 1):
             once = rule.level == 'fact' and not rule.role
             if once and rule.name in self.findings:
                 continue
             for start, end in self.lines_with(rule, block):
-                if rule.level == 'unknown' and start in known:
+                if rule.level in BROAD and start in (known if rule.level == 'unknown' else causes):
                     continue
+                self.looked += 1
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
-                    seen = readable(b'\n'.join(block[start:start + LINE].split(b'\n', rule.lines)[:-1]))
-                match = rule.search(seen)
+                    seen = with_next(line, block[end:end + LINE], rule.lines)
+                bare = LABEL.sub('', seen)
+                match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
                 if not match or (rule.absent_line and rule.absent_line.search(line)):
                     continue
                 if rule.level != 'note':
                     known.add(start)
-                self.keep(rule, name, block, start, line, number, match)
+                if rule.level == 'cause':
+                    causes.add(start)
+                finding = self.keep(rule, block, start, line, match)
+                if finding and finding.count == 1:
+                    index = block.count(b'\n', 0, start)
+                    finding.place = name, numbers[index] if numbers else number + index
                 if once:
                     break
 
@@ -291,19 +338,30 @@ class Log:
                     yield start, end
                 place = block.find(text, max(end, place + 1))
 
-    def keep(self, rule: Rule, name: str, block: bytes, start: int, line: str, number: int,
-             match: 're.Match[str]') -> None:
+    def thin(self, block: bytes, number: int) -> Tuple[bytes, List[int]]:
+        """The lines of a block that are not like an earlier one but for times and measurements, and their numbers."""
+        kept, numbers = [], []
+        for line, kind in zip(block.split(b'\n'), map(hash, COUNTED.sub(b'0', block).split(b'\n'))):
+            if kind not in self.kinds:
+                kept.append(line)
+                numbers.append(number)
+                if len(self.kinds) < MAX_KINDS:
+                    self.kinds.add(kind)
+            number += 1
+        self.thinned = True
+        return b'\n'.join(kept) + b'\n', numbers + [number]
+
+    def keep(self, rule: Rule, block: bytes, start: int, line: str, match: 're.Match[str]') -> Optional[Finding]:
         """Keep what a rule found in the line that starts there."""
         kept, key = self.findings, rule.name
         if rule.role == 'exception':
             message = match.group('exception') + (match.group('message') or '')[:80]
             kept, key = self.exceptions, re.sub(r'[\d\W]+', '', message)
         finding = kept.get(key)
-        place = finding.place if finding else (name, number + block.count(b'\n', 0, start))
         if not finding:
-            frame = own_frame(self.before + block[:start], line) if rule.level in ('cause', 'unknown') else ''
+            frame = own_frame(self.before + block[:start], line) if rule.level in REASONS else ''
             if frame is None or len(kept) > MAX_EXCEPTIONS:
-                return
+                return None
             finding = kept[key] = Finding(rule)
             finding.details = [frame] if frame else []
             if rule.role == 'timeout':
@@ -313,8 +371,9 @@ class Log:
                                            "for one that only some ranks reach (a save, a validation or a log entry "
                                            "under 'if rank == 0')")
             self.findings.setdefault(rule.name, finding)
-        finding.add(place, line, match)
-        self.remember(rule.role, match)
+        finding.add(line, match)
+        self.remember(rule.role, line, match)
+        return finding
 
     def progress(self, finding: Finding, before: bytes) -> None:
         """Note a progress bar that stood right before the watchdog's first line."""
@@ -324,9 +383,9 @@ class Log:
                                    "the preparation of data or a checkpoint on a rank, it only needs a longer timeout "
                                    "(init_process_group(timeout=...)), or to be done before" % match.groups())
 
-    def remember(self, role: str, match: 're.Match[str]') -> None:
+    def remember(self, role: str, line: str, match: 're.Match[str]') -> None:
         """Who waits for what, of PyTorch's watchdog; who failed first, of torchrun; the size of the job."""
-        for rank in who(match.string, match.groupdict())[0][:1]:
+        for rank in who(line, match.groupdict())[0][:1]:
             if role == 'timeout' and match.group('seq') and len(self.timeouts) < MAX_TRACKED:
                 self.timeouts.setdefault(rank, (int(match.group('seq')), match.group('op')))
             elif role == 'work' and len(self.works) < MAX_TRACKED:
@@ -334,7 +393,7 @@ class Log:
                                              int(match.group('enqueued'))))
         if role == 'first-failed' and match.group('rank') and self.root is None:
             self.root = int(match.group('rank'))
-        size = re.search(r'\bn[Rr]anks (\d+)', match.string)
+        size = re.search(r'\bn[Rr]anks (\d+)', line)
         if size:
             self.size = max(self.size, int(size.group(1)))
 
@@ -355,12 +414,13 @@ class Log:
                     found.append(finding)
         self.compare_ranks(found)
         order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
-        for finding in found:
+        for finding in sorted(found, key=lambda one: (LEVELS.index(one.rule.level), order.index(one.rule.name))):
             # where a special rule and a general one found the same lines, the special one stands first
-            reason = finding.rule.level in ('cause', 'unknown')
-            told.setdefault((finding.place, finding.count) if reason else finding.rule.name, finding)
-        return sorted(told.values(),
-                      key=lambda finding: (LEVELS.index(finding.rule.level), order.index(finding.rule.name)))
+            told.setdefault((finding.place, finding.count) if finding.rule.level in REASONS else finding.rule.name,
+                            finding)
+        if self.thinned:
+            self.remarks.append("lines like earlier ones were not counted after %d that a rule looked at" % MATCHES)
+        return list(told.values())
 
     def choose_exception(self) -> None:
         """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
@@ -458,6 +518,17 @@ def own_frame(before: bytes, line: str) -> Optional[str]:
                 return None
             break
     return frame
+
+
+def with_next(line: str, after: bytes, count: int) -> str:
+    """A line and those of the same rank that follow it, without their labels: so many in all."""
+    ranks, together = who(line, {})[0], [line]
+    for text in map(readable, after.split(b'\n')[1:]):
+        if len(together) == count:
+            break
+        if who(text, {})[0] == ranks:
+            together.append(LABEL.sub('', text))
+    return '\n'.join(together)
 
 
 def line_around(block: bytes, place: int) -> Tuple[int, int]:
@@ -603,8 +674,8 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
 class Utf16:
     """A log in UTF-16, as PowerShell writes it, read as UTF-8."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self.text = io.TextIOWrapper(stream, 'utf-16', 'replace', newline='')
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self.text = io.TextIOWrapper(stream, encoding, 'replace', newline='')
 
     def read(self, size: int) -> bytes:
         """About this many bytes."""
@@ -617,20 +688,38 @@ class Utf16:
         self.text.close()
 
 
+def decoded(stream: Any) -> Any:
+    """A stream that gives bytes of text: what is compressed with gzip or in UTF-16 is read as such."""
+    start = stream.peek(64)[:64]
+    low, high = start[::2], start[1::2]
+    if start[:2] == b'\x1f\x8b':
+        return gzip.GzipFile(fileobj=stream)
+    if start[:2] in (b'\xff\xfe', b'\xfe\xff'):
+        return Utf16(stream, 'utf-16')
+    # without a mark: every other byte is zero, and no other one
+    for encoding, zero, other in (('utf-16-le', high, low), ('utf-16-be', low, high)):
+        if len(zero) > 1 and not zero.strip(b'\0') and b'\0' not in other:
+            return Utf16(stream, encoding)
+    return stream
+
+
 def open_log(path: str) -> Tuple[str, Any]:
-    """(name, binary stream) of a log; '-' is standard input, and what is compressed with gzip is read as such."""
+    """(name, binary stream) of a log; '-' is standard input."""
     if path == '-':
-        return 'standard input', sys.stdin.buffer
-    stream = open(path, 'rb')
-    if stream.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
-        return path, Utf16(stream)
-    return path, gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == b'\x1f\x8b' else stream
+        return 'standard input', decoded(sys.stdin.buffer)
+    return path, decoded(open(path, 'rb'))
+
+
+def outputs(directory: str) -> List[str]:
+    """The files of a directory whose names are those of job outputs, the newest last."""
+    paths = [entry.path for entry in os.scandir(directory) if OUTPUT_NAME.search(entry.name) and entry.is_file()]
+    return sorted(paths, key=lambda path: (os.stat(path).st_mtime, path))
 
 
 def print_finding(number: int, finding: Finding) -> None:
     """One finding, for a person."""
     print('%d. %s: %s' % (number, TITLES[finding.rule.level], finding.cause()))
-    print('   %-9s%s' % ('line', '%s:%d: %s' % (finding.place + (finding.line[:SHOWN],))))
+    print('   %-9s%s' % ('line', '%s:%d: %s' % (finding.place + (finding.evidence(),))))
     seen = []
     if finding.count > 1:
         seen.append('%d lines' % finding.count)
@@ -649,16 +738,21 @@ def print_finding(number: int, finding: Finding) -> None:
 
 def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
     """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
-    log, dumps = Log(read_rules()), []
+    log, dumps, logs = Log(read_rules()), [], []
     for path in paths:
-        if os.path.isdir(path):
-            found, remarks = find_dumps(path)
-            log.remarks += remarks
-            if not found:
-                log.remarks.append("%s has no files of PyTorch's flight recorder (...rank-0, ...rank-1)" % path)
-            for prefix, by_rank in found.items():
-                dumps.append((os.path.join(path, prefix), len(by_rank), explain_dumps(by_rank)))
+        if not os.path.isdir(path):
+            logs.append(path)
             continue
+        found, remarks = find_dumps(path)
+        log.remarks += remarks
+        inside = outputs(path)
+        if not found and not inside:
+            log.remarks.append("%s has no files of PyTorch's flight recorder (...rank-0, ...rank-1) and no outputs of "
+                               "jobs (slurm-*, *.out, *.err, *.log, *.o4711)" % path)
+        for prefix, by_rank in found.items():
+            dumps.append((os.path.join(path, prefix), len(by_rank), explain_dumps(by_rank)))
+        logs += inside
+    for path in logs:
         try:
             name, stream = open_log(path)
             with stream:

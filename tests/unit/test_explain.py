@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -72,12 +73,120 @@ def test_each_line_of_a_sample_is_needed_by_some_rule(name):
         assert log.findings, line
 
 
+def read_forms():
+    """[(rule, line)] of explain_forms.txt."""
+    forms, name = [], ''
+    for line in pathlib.Path(__file__).with_name('explain_forms.txt').read_text(encoding='utf-8').splitlines()[3:]:
+        header = re.match(r'\[([a-z0-9-]+)\]$', line)
+        if header and header.group(1) in RULES:
+            name = header.group(1)
+        elif line:
+            forms.append((name, line))
+    return forms
+
+
+FORMS = read_forms()
+
+
+def conditional(rule):
+    """Whether it needs more than one line."""
+    return rule.level == 'fact' or rule.needs or rule.absent or rule.distinct or rule.lines > 1
+
+
+@pytest.mark.parametrize('name', dict(FORMS))
+def test_each_form_of_a_message_is_answered_by_its_rule_first(name):
+    for line in [line for rule, line in FORMS if rule == name]:
+        log = explain.Log(RULES)
+        log.read('form', io.BytesIO(line.encode() + b'\n'))
+        assert name in log.findings and (conditional(RULES[name]) or log.report()[0].rule.name == name), line
+
+
+ORDINARY = ['The model was trained for three epochs on 8 GPUs; the loss is 0.35.',
+            'Saved to /scratch/project/out.txt in 2.5 s', '[rank0]: step 100: loss=1.234 lr=1e-4', 'a', '0', ': ', '[]',
+            'INFO 2026-01-01 12:00:00 main.py:12] starting']
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_no_rule_matches_ordinary_lines(name):
+    """Without the texts that it looks for first, too."""
+    if name != 'saving':    # it says that a program saves
+        assert [line for line in ORDINARY if RULES[name].search(line)] == []
+
+
+@pytest.mark.parametrize('name', [name for name, rule in RULES.items() if rule.level == 'cause'])
+def test_no_broad_rule_answers_for_a_line_that_a_cause_knows(name):
+    samples = RULES[name].sample if RULES[name].lines == 1 else []
+    for line in samples + [line for rule, line in FORMS if rule == name]:
+        log = explain.Log(RULES)
+        log.read('form', io.BytesIO(line.encode() + b'\n'))
+        if name in log.findings:
+            assert [found for found in log.findings if RULES[found].level in explain.BROAD] == [], line
+
+
+def alternatives(pattern):
+    """
+    What stands between the bars of an expression, each as an expression that has it alone.
+
+    A group of single words, inside of a text, is a list of names, one of which will do; what must not match needs none.
+    """
+    groups, found, place = [[0, [], False]], [], 0
+
+    def close(end):
+        start, bars, forbidden = groups.pop()
+        cuts = [start - 1] + bars + [end]
+        parts = [pattern[first + 1:last] for first, last in zip(cuts, cuts[1:])]
+        if bars and not forbidden and (not groups or any(' ' in part or '\\s' in part for part in parts)):
+            found.extend(pattern[:start] + part + pattern[end:] for part in parts)
+
+    while place < len(pattern):
+        char = pattern[place]
+        if char == '\\':
+            place += 1
+        elif char == '[':
+            place += 1 + pattern.startswith('[^', place)
+            place += pattern[place] == ']'
+            while pattern[place] != ']':
+                place += 1 + (pattern[place] == '\\')
+        elif char == '(':
+            head = re.match(r'\((?:\?P<\w+>|\?<?[=!]|\?\w*:|\?\w+(?=\)))?', pattern[place:]).group()
+            place += len(head) - 1
+            groups.append([place + 1, [], groups[-1][2] or head in ('(?!', '(?<!')])
+        elif char == '|':
+            groups[-1][1].append(place)
+        elif char == ')':
+            close(place)
+        place += 1
+    close(len(pattern))
+    return found or [pattern]
+
+
+def test_alternatives_are_found():
+    assert alternatives('a|b c') == ['a', 'b c']
+    assert alternatives(r'x (?:a b|c[|)]) \(y\|') == [r'x (?:a b) \(y\|', r'x (?:c[|)]) \(y\|']
+    assert alternatives('x(?!a |b)(?:cu|hip)y') == ['x(?!a |b)(?:cu|hip)y']
+
+
+@pytest.mark.parametrize('name', RULES)
+def test_each_alternative_has_a_sample(name):
+    rule = RULES[name]
+    texts = ['\n'.join(rule.sample)] if rule.lines > 1 else rule.sample
+    texts = texts + [line for other, line in FORMS if other == name]
+    texts += [line.strip() for section in SAMPLES.sections() for line in SAMPLES[section]['log'].splitlines()]
+    texts += [line for marked in TEXTS for line in marked[1].split('\n') if marked[0] == name]
+    texts += [line for text, other in DOCUMENTED if other == name for line in text.split('\n')]
+    texts = [text for text in texts if any(has in text.encode() for has in rule.has)]
+    texts += [explain.LABEL.sub('', text) for text in texts]
+    without = [one for pattern in rule.patterns for one in alternatives(pattern.pattern)
+               if not any(re.search(one, text) for text in texts)]
+    assert without == []
+
+
 NCCL = 'nid001001:4711:4811 [0] NCCL WARN '
 CXI = 'libfabric:4711:1701636928::cxi:core:cxip_cmdq_cp_alloc():83<warn> x1001c7s6b0n0: '
 CUDA = 'RuntimeError: CUDA error: '
 
 
-@pytest.mark.parametrize('rule, line', [
+TEXTS = [
     # NVIDIA/nccl src/bootstrap.cc, v2.12.7-1 to v2.22.3-1; from v2.23.4-1 on
     ('rank-twice', NCCL + 'Bootstrap Root : mismatch in rank count from procs 8 : 4'),
     ('rank-twice', NCCL + 'Bootstrap Root : mismatch in info from procs, nranks 8 vs 4, nroots 1 vs 1, iroot 0 vs 0'),
@@ -103,7 +212,10 @@ CUDA = 'RuntimeError: CUDA error: '
     ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/Socket/1(2)/Shared'),
     ('tcp', 'n1:33:47 [0] NCCL INFO Channel 00/0 : 4[0] -> 0[0] [receive] via NET/Socket/0'),
     ('cxi-access', CXI + 'Failed to allocate CP, ret: -28 VNI: 1024 TC: LOW_LATENCY TYPE: DEFAULT'),
-])
+]
+
+
+@pytest.mark.parametrize('rule, line', TEXTS)
 def test_texts_of_upstreams_sources(rule, line):
     """Each form that releases in use have."""
     assert names(line + '\n')[:1] == [rule]
@@ -135,7 +247,7 @@ def test_results_at_first_sight_are_the_documented_ones():
 
 
 # what the documents name that the rules come from: HPE's and CSCS' on NCCL on Slingshot, OLCF's, NCAR's and LUMI's
-@pytest.mark.parametrize('text, expected', [
+DOCUMENTED = [
     ('NCCL INFO NET/Plugin : No plugin found (libnccl-net.so).', 'plugin-not-loaded'),
     ('NCCL INFO NET/Plugin : No plugin found (librccl-net.so), using internal implementation', 'plugin-not-loaded'),
     ('NCCL INFO NET/Plugin: Could not find: libnccl-net.so.', 'plugin-not-loaded'),
@@ -165,7 +277,10 @@ def test_results_at_first_sight_are_the_documented_ones():
     ('RuntimeError: CUDA error: invalid device ordinal', 'gpu-number'),
     ('# Out of bounds values : 951005 FAILED', 'wrong-values'),
     ('ImportError: libcuda.so.1: cannot open shared object file: No such file or directory', 'missing-library'),
-])
+]
+
+
+@pytest.mark.parametrize('text, expected', DOCUMENTED)
 def test_lines_that_the_documents_name(text, expected):
     assert names(text + '\n', ['slingshot'])[:1] == [expected]
 
@@ -178,6 +293,8 @@ def test_lines_that_the_documents_name(text, expected):
     ('[a]\nlevel = fact\nhas = x\npattern =\n  x\n  (y\nsample = x\nsource = x\n', '(y is no regular expression'),
     ('[a]\nlevel = fact\nhas = x\npattern = x\nsample = x\nsource = x\nrole = y\n', "role is 'y', one of timeout"),
     ('level = fact\n', 'cannot be read'),
+    ('[a]\nlevel = fact\nhas = x\npattern = .*\nsample = x\nsource = x\n', 'rule [a] matches every line'),
+    ('[a]\nlevel = fact\nhas = x\npattern =\n  x\n  (y)?\nsample = x\nsource = x\n', 'matches every line'),
 ])
 def test_rules_that_are_wrong(tmp_path, text, words):
     path = tmp_path / 'rules.cfg'
@@ -534,3 +651,108 @@ def test_the_empty_answer_says_what_to_switch_on():
     assert done.returncode == 3
     for word in (b'NCCL_DEBUG=INFO', b'FI_LOG_LEVEL=warn', b'--check'):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-le', 'utf-16-be'])
+def test_utf_16_without_a_mark_and_on_standard_input(tmp_path, encoding):
+    (tmp_path / 'log').write_bytes(OOM.encode(encoding))
+    for done in (command(tmp_path / 'log'), command('-', stdin=OOM.encode(encoding))):
+        assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_a_fifo(tmp_path):
+    os.mkfifo(tmp_path / 'fifo')
+    writer = subprocess.Popen(['bash', '-c', 'printf "%s" "$1" > "$2"', 'bash', OOM, str(tmp_path / 'fifo')])
+    done = command(tmp_path / 'fifo')
+    assert writer.wait() == 0 and done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_a_log_of_zeros_of_one_gigabyte_that_is_one_line(tmp_path):
+    with open(tmp_path / 'log', 'wb') as handle:
+        handle.seek(1 << 30)
+        handle.write(b' ' + OOM.encode())
+    done = command(tmp_path / 'log')
+    assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
+
+
+def test_two_jobs_after_one_another():
+    """The cause of each is told."""
+    first = 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.\n'
+    assert names(first + 'step 1\n' + OOM) == ['host-memory', 'gpu-memory']
+
+
+def test_a_log_that_is_cut_in_a_character():
+    findings, remarks = read(OOM.encode() + 'ü'.encode()[:1])
+    assert [finding.rule.name for finding in findings] == ['host-memory'] and len(remarks) == 1
+
+
+def test_a_directory_with_outputs_of_jobs(tmp_path):
+    for number in range(1000):
+        (tmp_path / ('slurm-%d.out' % number)).write_text(OOM if number == 700 else 'step 1\n')
+    (tmp_path / 'train.py').write_text('# ' + OOM)
+    (tmp_path / 'data.bin').write_text(OOM)
+    done = command(tmp_path)
+    shown = done.stdout.decode()
+    assert done.returncode == 0 and 'slurm-700.out:1: ' in shown and ' lines' not in shown
+
+
+@pytest.mark.parametrize('name', ['job.o4711', 'train.err', 'stderr.log', 'slurm-1_2.out', 'out.txt', 'a.out.gz'])
+def test_names_of_outputs(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(OOM.encode()) if name.endswith('gz') else OOM.encode())
+    assert command(tmp_path).returncode == 0
+
+
+# --- answers
+
+@pytest.mark.parametrize('line, words', [
+    ('x ' * 300 + 'DUE TO TIME LIMIT', 'DUE TO TIME LIMIT'),
+    ('DUE TO TIME LIMIT' + ' x' * 300, 'DUE TO TIME LIMIT'),
+    ('NCCL WARN No algorithm/protocol available' + ' x' * 300 + ' end', ' end'),
+])
+def test_the_evidence_keeps_the_telling_word(line, words):
+    shown = read(line + '\n')[0][0].evidence()
+    assert words in shown and len(shown) <= explain.SHOWN + 10
+
+
+def test_the_node_and_the_rank_come_first_where_a_node_is_the_cause():
+    found = read('srun: error: nid001234: task 7: Out Of Memory\n')[0][0]
+    assert found.cause().startswith('nid001234, rank 7: The memory')
+    found = read('nid001234: NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off\n')[0][0]
+    assert found.cause().startswith('nid001234: ')
+    many = ''.join('srun: error: nid%06d: task 7: Out Of Memory\n' % number for number in range(9))
+    assert read(many)[0][0].cause().startswith('The memory')
+
+
+TERMINATE = ("terminate called after throwing an instance of 'boost::filesystem::filesystem_error'\n"
+             '  what():  boost::filesystem::permissions: No such file or directory: '
+             '"/home/me/.config/miopen//x.ufdb.txt"\n')
+
+
+@pytest.mark.parametrize('label', LABELS + ['3: ', '2026-01-01T12:00:00 ', 'nid001234 3: ', 'x1001c7s6b0n0: '])
+def test_what_terminate_says_on_two_lines(label):
+    labelled = ''.join(label + line + '\n' for line in TERMINATE.splitlines())
+    assert names(labelled) == ['miopen-database']
+
+
+def test_a_job_that_was_cancelled_is_no_cause():
+    cancelled = 'slurmstepd: error: *** JOB 1 ON nid001001 CANCELLED AT 2026-01-01T12:00:00 ***\n'
+    killed = 'srun: error: nid001001: task 0: Killed\n'
+    assert names(cancelled + killed) == ['job-cancelled'] and names(killed) == ['killed']
+    # srun cancels the step after a rank has ended: then what ended it comes first
+    assert names(killed + cancelled.replace('JOB 1', 'STEP 1.0'))[0] == 'killed'
+
+
+def test_a_provider_that_is_found_later_is_no_fault():
+    missing = 'nid001:1:1 [0] NCCL INFO NET/OFI No eligible providers were found\n'
+    found = 'nid001:1:1 [0] NCCL INFO NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)\n'
+    assert names(missing) == ['ofi-no-provider'] and names(missing + found) == []
+
+
+def test_after_many_lines_only_new_kinds_are_looked_at(monkeypatch):
+    monkeypatch.setattr(explain, 'MATCHES', 10)
+    monkeypatch.setattr(explain, 'BLOCK', 256)
+    dense = ''.join('2026-01-01T12:00:%02d exit code 0 after %d.5 s\n' % (number % 60, number) for number in range(500))
+    late = '[rank3]: x exit code 137\n[rank5]: x exit code 137\n'
+    findings, remarks = read(dense + late)
+    assert [finding.rule.name for finding in findings] == ['killed'] and findings[0].ranks == {3, 5}
+    assert findings[0].place == ('job.log', 501) and 'were not counted after 10' in remarks[0]
