@@ -31,8 +31,12 @@ FIRST, LARGEST, FACTOR, ENOUGH = 64 << 10, 16 << 30, 8, 0.1
 MESSAGE = 32 << 20
 
 
+class Absent(Exception):
+    """There is nothing that could be tried."""
+
+
 class Exchange:
-    """The end of pairs that this process is. :raises RuntimeError: PyTorch has no backend for it"""
+    """The end of pairs that this process is. :raises Absent: PyTorch has no backend, or no such GPU"""
 
     def __init__(self, number: int) -> None:
         import torch
@@ -40,9 +44,9 @@ class Exchange:
         self.torch, self.dist, self.kept = torch, dist, []  # type: Any, Any, list
         gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
         if number >= max(1, gpus):
-            raise RuntimeError("PyTorch sees %d GPUs, and no number %d" % (gpus, number))
+            raise Absent("PyTorch sees %d GPUs, and no number %d" % (gpus, number))
         if not gpus and not dist.is_gloo_available():
-            raise RuntimeError("this PyTorch has neither gloo nor a GPU that it sees (MPI is not tried)")
+            raise Absent("this PyTorch has neither gloo nor a GPU that it sees (MPI is not tried)")
         self.backend, self.gpu = 'nccl' if gpus else 'gloo', ''
         device = 'cpu'
         if gpus:
@@ -54,17 +58,23 @@ class Exchange:
                 self.gpu += ' (%04x:%02x:%02x.0)' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
         self.buffer = torch.zeros(MESSAGE, dtype=torch.uint8, device=device)
         self.store = dist.TCPStore('localhost', 0, None, True, datetime.timedelta(seconds=20), False)
+        # what one process alone can find out, such as an interface that is not there
+        group, _ = self.group({'turn': -1, 'rank': 0, 'limit': 60}, 1)
+        self.kept.append(group)
+        group.allreduce([self.buffer[:4]]).wait()
+        if gpus:
+            torch.cuda.synchronize(device)
 
-    def group(self, order: dict) -> tuple:
+    def group(self, order: dict, ranks: int = 2) -> tuple:
         """(process group of the two, their store)"""
         limit = datetime.timedelta(seconds=order['limit'])
         # a connection of its own: one that waits keeps others from asking
         host, port = ('localhost', self.store.port) if order['rank'] == 0 else (order['host'], order['port'])
         store = self.dist.PrefixStore('pair-%d' % order['turn'], self.dist.TCPStore(host, port, None, False, limit))
         if self.backend == 'gloo':
-            return self.dist.ProcessGroupGloo(store, order['rank'], 2, limit), store
+            return self.dist.ProcessGroupGloo(store, order['rank'], ranks, limit), store
         # NCCL's own watchdog would end the process: this one has a limit itself
-        return self.dist.ProcessGroupNCCL(store, order['rank'], 2, datetime.timedelta(hours=1)), store
+        return self.dist.ProcessGroupNCCL(store, order['rank'], ranks, datetime.timedelta(hours=1)), store
 
     def volley(self, group: 'Any', sends: bool, other: int, size: int, end: float) -> float:
         """Send or receive so many bytes; the seconds that it took."""
@@ -148,9 +158,8 @@ def main(argv: list) -> None:
                 log.seek(0)
                 found['network'], found['provider'], _ = nccl.network(log.read().decode(errors='replace'))
             say(descriptor, found)
-    except ImportError as err:
-        absent = getattr(err, 'name', '') == 'torch'
-        say(descriptor, {'ready': False, 'error': 'no torch' if absent else 'import torch failed: %s' % first_lines(err)})
     except BaseException as err:    # whatever it is, it is the answer
-        say(descriptor, {'ready': False, 'error': first_lines(err)})
+        no_torch = isinstance(err, ImportError) and err.name == 'torch'
+        say(descriptor, {'error': 'no torch' if no_torch else first_lines(err),
+                         'absent': no_torch or isinstance(err, Absent)})
     os._exit(0)

@@ -171,11 +171,12 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
     for lane in range(max(map(len, states.values()), default=0)):
         told = {number: said[lane] for number, said in states.items() if len(said) > lane}
         kinds = collections.Counter(said['backend'] for said in told.values() if said.get('ready'))
-        if not kinds:
+        if not kinds and all(said.get('absent') for said in told.values()):
             errors = collections.Counter(said['error'] for said in told.values())
-            untested.append("backend%s: %s" % (' of GPU %d' % lane if lane else '', errors.most_common(1)[0][0]))
+            untested.append("backend%s: not tested, %s" % (' of GPU %d' % lane if lane else '',
+                                                           errors.most_common(1)[0][0]))
             continue
-        kind = kinds.most_common(1)[0][0]
+        kind = kinds.most_common(1)[0][0] if kinds else 'the backend'
         for number, said in told.items():
             if not said.get('ready'):
                 wrong.setdefault(number, "fails: %s does not start: %s" % (kind, said['error']))
@@ -219,8 +220,8 @@ def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict,
 
 def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Optional[dict]' = None) -> str:
     """Lines as vetnode's readers take them: 'Vetted: NODE' and 'Cordon: NODE', and what was measured behind it."""
-    word, more = 'Vetted: %s%s\n' if len(names) > 1 else 'Untested: %s    no other node answered%s\n', {}  # type: str, dict
-    more.update((number, '    ' + text) for number, text in (columns or {}).items())
+    word = 'Vetted: %s%s\n' if len(names) > 1 else 'Untested: %s    no other node answered%s\n'
+    more = {number: '    ' + text for number, text in (columns or {}).items()}
     return ''.join([word % (names[number], more.get(number, '')) for number in good] +
                    ['Cordon: %s    %s%s\n' % (names[number], why, more.get(number, ''))
                     for number, why in sorted(wrong.items())] +
@@ -259,13 +260,13 @@ class Lane:
             try:
                 found = self.said.get(timeout=max(0.1, end - time.time()))
             except queue.Empty:
-                return {'error': 'no answer' if turn is not None else 'import torch did not end in time', 'gone': True}
+                return {'error': "no answer in time", 'gone': True, 'absent': True}
             if found is None:
                 self.errors.seek(0)
                 last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
                 self.said.put(None)
-                return {'error': "it ended with status %s%s" % (self.process.wait(), ''.join(': ' + text[:300]
-                                                                                             for text in last)), 'gone': True}
+                return {'gone': True, 'error': "it ended with status %s%s" % (
+                    self.process.wait(), ''.join(': ' + text[:300] for text in last))}
             if found.get('turn') == turn:
                 return found
 
@@ -312,9 +313,10 @@ class Conductor:
     :ivar network: what NCCL says that it runs over, '' if nothing
     :ivar seconds: of the slowest start, of all rounds
     :param table: [host, port] of each node
+    :param failed: numbers of the nodes that nobody is to wait for
     """
 
-    def __init__(self, lanes: list, connections: list, table: list, seconds: float) -> None:
+    def __init__(self, lanes: list, connections: list, table: list, seconds: float, failed: set) -> None:
         self.lanes, self.connections, self.table = lanes, connections, table
         self.failed, self.worked, self.network = collections.Counter(), set(), ''  # type: Any, set, str
         end = time.time() + seconds
@@ -322,13 +324,13 @@ class Conductor:
         self.speeds = {}  # type: dict
         for number, connection in enumerate(connections, 1):
             self.states[number] = self.receive(connection, end + star.SLACK) or [
-                {'error': 'it did not answer', 'gone': True}]
+                {'error': "it did not answer"}]
         ready = [said for said in sum(self.states.values(), []) if said.get('ready')]
         self.seconds = [max((said['seconds'] for said in ready), default=0.0), 0.0]
         kinds = collections.Counter(said['backend'] for said in ready)
         self.kind = kinds.most_common(1)[0][0] if kinds else ''
         self.playing = {(lane, number) for number, said in self.states.items() for lane, told in enumerate(said)
-                        if told.get('ready') and told['backend'] == self.kind}
+                        if told.get('ready') and told['backend'] == self.kind and number not in failed}
 
     @staticmethod
     def receive(connection: socket.socket, end: float) -> 'Any':
@@ -463,8 +465,9 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     columns = {number: ['TCP %.2f GB/s' % (speed / 1e9)] for number, speed in best_pairs(speeds).items()}
     figures, kind, took = {}, '', [0.0, 0.0]  # type: dict, str, list
     if len(names) > 1:
-        over = Conductor(lanes, nodes, table, seconds)
-        if over.kind:
+        over = Conductor(lanes, nodes, table, seconds, {number for number in range(len(names))
+                                                        if not best_pairs(speeds).get(number)})
+        if over.playing:
             for turn in range(count):
                 over.round(turn)
         wire.tell_all(nodes, b'null')
@@ -481,34 +484,35 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
         if over.network.startswith('Socket') and machine.slingshot():
             yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
         network_of = ' (%s)' % over.network if over.network else ''
-    not_tested += ["TCP over %s" % name for name in found[1:]]
+    not_tested += ["TCP over %s: not tested, %s was" % (name, interface) for name in found[1:]]
     total_gpus = len(machine.gpus())
     if total_gpus > len(lanes):
-        not_tested.append("%d of the node's %d GPUs, which this rank does not see: start one rank per node, with all GPUs"
-                          % (total_gpus - len(lanes), total_gpus))
+        not_tested.append("%d of a node's %d GPUs: not tested, this rank sees %d. Start one rank per node, with all "
+                          "GPUs" % (total_gpus - len(lanes), total_gpus, len(lanes)))
     expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
     total = len(names) + len(absent)
     figure = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
     text = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)" % (
-        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, figure, ' on ' + interface if own else '')
+        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, figure,
+        ' on ' + interface if own else '')
     if figures:
         text += "; %.2f GB/s (%s%s)\ntimes: TCP %.1f s, start of PyTorch %.1f s, %s %.1f s" % (
             statistics.median(figures.values()), kind, network_of, tcp, took[0], kind, took[1])
     out.write(text + '\n' + table_text(names, good, wrong, absent, {
         number: ', '.join(texts) for number, texts in columns.items()}))
     out.write(''.join('yellow: %s\n' % line for line in yellow) +
-              ''.join('not tested: %s\n' % line for line in not_tested))
+              ''.join(line + '\n' for line in not_tested))
     out.flush()
     if path:
+        entries = [{'name': name, 'good': number in good, 'why': wrong.get(number, ''), 'line_rates': rates[number],
+                    'tcp': best_pairs(speeds).get(number, 0) / 1e9, 'backend': figures.get(number)}
+                   for number, name in enumerate(names)]
+        entries += [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]
         with open(path, 'w') as stream:
-            json.dump({
-                'format': 1, 'title': text.splitlines()[0], 'rounds': count, 'backend': kind, 'yellow': yellow,
-                'not_tested': not_tested, 'seconds': {'tcp': tcp, 'start': took[0], 'backend': took[1]}, 'nodes': [
-                    {'name': name, 'good': number in good, 'why': wrong.get(number, ''), 'tcp': best_pairs(speeds).get(
-                        number, 0) / 1e9, 'backend': figures.get(number), 'line_rates': rates[number]}
-                    for number, name in enumerate(names)
-                ] + [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]}, stream, indent=1)
+            json.dump({'format': 1, 'title': text.splitlines()[0], 'rounds': count, 'backend': kind, 'yellow': yellow,
+                       'not_tested': not_tested, 'nodes': entries,
+                       'seconds': {'tcp': tcp, 'start': took[0], 'backend': took[1]}}, stream, indent=1)
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
     failed = bool(wrong or absent)
