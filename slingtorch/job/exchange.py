@@ -18,6 +18,7 @@ import threading
 import time
 
 from . import nccl
+from .machine import Machine
 from .probe import first_lines, say, scratch_file
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -29,6 +30,21 @@ if TYPE_CHECKING:
 FIRST, LARGEST, FACTOR, ENOUGH = 64 << 10, 16 << 30, 8, 0.1
 # bytes of one message at most
 MESSAGE = 32 << 20
+
+
+def nearest_card(machine: Machine, address: str) -> str:
+    """The one network card that shares most PCI bridges with a GPU, at least the first one; '' if none or several."""
+    def bridges(path):
+        root = os.path.realpath(machine.path('sys/devices'))
+        return os.path.relpath(os.path.realpath(path), root).split('/')
+
+    own, shared = bridges(machine.path('sys/bus/pci/devices/' + address)), {}  # type: Any, dict
+    for path in machine.glob('sys/class/net/*/device') + machine.glob('sys/class/infiniband/*/device'):
+        common = os.path.commonprefix([own, bridges(path)])
+        if common and common[0].startswith('pci'):
+            shared.setdefault(len(common), []).append(path.split('/')[-2])
+    found = shared[max(shared)] if shared else []
+    return found[0] if len(found) == 1 else ''
 
 
 class Absent(Exception):
@@ -55,7 +71,9 @@ class Exchange:
             told = torch.cuda.get_device_properties(device)
             self.gpu = 'GPU %d' % number
             if hasattr(told, 'pci_bus_id'):     # of newer releases
-                self.gpu += ' (%04x:%02x:%02x.0)' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
+                address = '%04x:%02x:%02x.0' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
+                card = nearest_card(Machine(), address)
+                self.gpu += ' (%s%s)' % (address, ', near ' + card if card else '')
         self.buffer = torch.zeros(MESSAGE, dtype=torch.uint8, device=device)
         self.store = dist.TCPStore('localhost', 0, None, True, datetime.timedelta(seconds=20), False)
         # what one process alone can find out, such as an interface that is not there
@@ -118,8 +136,9 @@ class Exchange:
                     raise RuntimeError("wrong values were received")
             return received
         except BaseException:
-            # since 2.6; it ends kernels that would wait on the GPU
-            getattr(group, 'abort', lambda: None)()
+            if self.backend == 'nccl':
+                # since 2.6; it ends kernels that would wait on the GPU
+                getattr(group, 'abort', lambda: None)()
             raise
 
     def answer(self, order: dict) -> dict:

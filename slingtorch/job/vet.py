@@ -2,7 +2,7 @@
 """
 Bandwidth between nodes, pair by pair, before a job starts on them: names slow and failing ones (docs/check.md).
 
-    python job vet [--rounds N] [--write PREFIX] [--json FILE] [--reference GB/S]
+    python job vet [--rounds N] [--write PREFIX] [--json FILE] [--reference BACKEND=GB/S]
                                                    in one rank per node; further ranks of a node end at once
 
 In every round each node has one partner (the circle method of a round-robin tournament): all nodes measure at the
@@ -194,21 +194,27 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
     return wrong, dict(figures), untested
 
 
-def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict, reference: float) -> list:
+def reference_of(text: str) -> tuple:
+    """('nccl', 80.0) of 'nccl=80'."""
+    backend, _, figure = text.partition('=')
+    return backend, float(figure)
+
+
+def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict, references: dict) -> list:
     """
     Lines about nodes whose network is slower than what it is said to be: nothing that stops a job.
 
     :param figures: GB/s of a node
     :param rates: of each node {network card: GB/s}
     :param lanes: {number of a node: how many GPUs were measured}: that many cards at most are used
-    :param reference: GB/s that the site expects of a node, 0 if nobody knows
+    :param references: {backend: GB/s that the site expects of a node}
     """
     lines, share = [], OF_LINE_RATE.get(kind, 0.5)
     for what, wanted, text in (
             ('line rate', {number: share * min(sum(rates[number].values()), max(rates[number].values()) *
                            lanes.get(number, 1)) for number in figures if rates[number]},
              "less than %g of the line rate of its network cards" % share),
-            ('reference', {number: reference for number in figures}, "less than the site's reference")):
+            ('reference', {number: references.get(kind, 0.0) for number in figures}, "less than the site's reference")):
         low = sorted(number for number, least in wanted.items() if figures[number] < least)
         if low:
             shown = ', '.join(names[number] for number in low[:8]) + (', ...' if len(low) > 8 else '')
@@ -388,14 +394,14 @@ class Conductor:
 
 
 def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
-        path: 'Optional[str]' = None, reference: float = 0) -> int:
+        path: 'Optional[str]' = None, references: 'Optional[dict]' = None) -> int:
     """
     Vet, as one rank.
 
     :param count: rounds at most
     :param prefix: rank 0 writes PREFIX.vetted and PREFIX.cordon
     :param path: rank 0 writes what it found there, as JSON
-    :param reference: GB/s that the site expects of a node
+    :param references: {backend: GB/s that the site expects of a node}
     :return: exit status: 0 on all nodes if none is bad, else 1
     """
     star.read_ranks(machine.environ)
@@ -406,14 +412,14 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
     # they import PyTorch meanwhile
     lanes = [Lane(machine.environ, number) for number in range(max(1, seen))]
     try:
-        return vet(machine, out, lanes, count, prefix, path, reference)
+        return vet(machine, out, lanes, count, prefix, path, references or {})
     finally:
         for lane in lanes:
             lane.end()
 
 
 def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional[str]', path: 'Optional[str]',
-        reference: float) -> int:
+        references: dict) -> int:
     """As run(), with this node's processes of exchange.py."""
     environ, begin = machine.environ, time.time()
     seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
@@ -474,13 +480,13 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
         bad, figures, not_tested = judge_backend(names, over.states, over.speeds)
         kind, took = over.kind, over.seconds
         for number, why in bad.items():
-            wrong.setdefault(number, why)
+            wrong[number] = '; '.join(filter(None, (wrong.get(number), why)))
         good = [number for number in good if number not in wrong]
         for number, figure in figures.items():
             columns.setdefault(number, []).append('%s %.2f GB/s' % (kind, figure))
         measured = {number: len({lane for lane, pairs in over.speeds.items() for pair in pairs if number in pair})
                     for number in figures}
-        yellow = judge_rates(names, figures, kind, rates, measured, reference)
+        yellow = judge_rates(names, figures, kind, rates, measured, references)
         if over.network.startswith('Socket') and machine.slingshot():
             yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
         network_of = ' (%s)' % over.network if over.network else ''
@@ -527,9 +533,9 @@ def main(argv: list) -> int:
                         help="how many partners each node has at most (%(default)s)")
     parser.add_argument('--write', metavar='PREFIX', help="write PREFIX.vetted and PREFIX.cordon")
     parser.add_argument('--json', metavar='FILE', help="write what was found")
-    parser.add_argument('--reference', metavar='GB/S', type=float, default=0,
-                        help="what a node should send to another one over the backend, by all its GPUs together")
+    parser.add_argument('--reference', metavar='BACKEND=GB/S', type=reference_of, action='append', default=[],
+                        help="what a node should send over this backend, by all its GPUs together: nccl=80")
     args = parser.parse_args(argv)
     machine = Machine()
     return star.guarded('vet', machine,
-                        lambda: run(machine, sys.stdout, args.rounds, args.write, args.json, args.reference))
+                        lambda: run(machine, sys.stdout, args.rounds, args.write, args.json, dict(args.reference)))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """--vet and with-spares with the PyTorch that real `eb` installed, on three nodes with a network of their own."""
 import json
+import re
 import shutil
+import socket
+import subprocess
 
 import pytest
 
@@ -78,7 +81,7 @@ def test_a_slow_node_is_named(vet, three):
                  ['show', 'dev', 'eth0']):
         testbed.run(three.on(NODES[2], 'tc', 'qdisc', *line))
     try:
-        done, nodes, found = vet('--reference', '50', nodes=3)
+        done, nodes, found = vet('--reference', 'gloo=50', nodes=3)
     finally:
         testbed.run(three.on(NODES[2], 'tc', 'qdisc', 'del', 'dev', 'eth0', 'root'))
     assert done.returncode != 0 and not nodes[NODES[2]]['good'], done.stdout
@@ -116,3 +119,75 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
     assert f'Cordon: {NODES[0]}    fails: gloo does not start' in done.stdout
     ranks = sorted(line for line in done.stdout.splitlines() if line.startswith('rank '))
     assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}' for rank in range(2)]
+
+
+# PyTorch as it is with two GPUs, as far as exchange.py asks: gloo in the place of NCCL, whose works end by themselves.
+# The second GPU of rank 1 sends and receives late.
+TWO_GPUS = """
+import os, sys, threading, time, types
+if 'exchange' in sys.orig_argv:
+    import torch, torch.distributed as dist
+
+    class Work:
+        def __init__(self, work):
+            self.thread = threading.Thread(target=work.wait, daemon=True)
+            self.thread.start()
+        def is_completed(self):
+            return not self.thread.is_alive()
+        def wait(self):
+            pass
+
+    class Group:
+        def __init__(self, store, rank, size, timeout):
+            self.group = dist.ProcessGroupGloo(store, rank, size, timeout)
+        def allreduce(self, tensors):
+            return self.group.allreduce(tensors)
+        def send(self, *args):
+            return self.late(self.group.send(*args), args)
+        def recv(self, *args):
+            return self.late(self.group.recv(*args), args)
+        def late(self, work, args):
+            if (os.environ['RANK'], sys.orig_argv[-1]) == ('1', '1') and len(args[0][0]) > 4:
+                if os.environ['PLANTED'] == 'dies':
+                    os._exit(3)
+                time.sleep(0.1)
+            return Work(work)
+
+    dist.is_nccl_available = lambda: True
+    dist.ProcessGroupNCCL = Group
+    torch.device = lambda kind, number: 'cpu'
+    torch.cuda.device_count = lambda: 2
+    torch.cuda.set_device = torch.cuda.synchronize = lambda device: None
+    torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(
+        pci_domain_id=0, pci_bus_id=0x41 + 0x40 * int(sys.orig_argv[-1]), pci_device_id=0)
+"""
+WITH_TWO_GPUS = """
+import sys
+from slingtorch.job import vet
+vet.Machine.gpus = lambda self: [('0000:41:00.0', [], 'cuda'), ('0000:81:00.0', [], 'cuda')]
+vet.look.visible_gpus = lambda machine, known: [entry[0] for entry in known]
+sys.exit(vet.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize('planted, says', [
+    ('is slow', r'nccl, GPU 1 \(0000:81:00\.0\), slow: best pair 0\.\d\d GB/s, median \d\.\d\d GB/s'),
+    ('dies', r'nccl, GPU 1 \(0000:81:00\.0\), fails: no pair of it worked \(it ended with status 3\)'),
+])
+def test_the_gpu_of_a_node_is_named(installed_pytorch, tmp_path, planted, says):
+    """Three nodes of two GPUs each, on this machine and with a stand-in for NCCL."""
+    (tmp_path / 'sitecustomize.py').write_text(TWO_GPUS)
+    with socket.create_server(('', 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(3):
+        env = {**installed_pytorch.env, 'RANK': rank, 'WORLD_SIZE': 3, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1,
+               'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': 1,
+               'PYTHONPATH': f'{tmp_path}:{testbed.ROOT}', 'PLANTED': planted}
+        ranks.append(subprocess.Popen(
+            [installed_pytorch.python, '-c', WITH_TWO_GPUS, '--json', tmp_path / 'vet.json'], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env={name: str(value) for name, value in env.items()}))
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    found = json.loads((tmp_path / 'vet.json').read_text())
+    assert found['backend'] == 'nccl' and any(re.search(says, entry['why']) for entry in found['nodes']), said
+    assert not found['nodes'][0]['why'].startswith('nccl, GPU 0') and not found['not_tested']

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from slingtorch.job import vet
+from slingtorch.check import reference_options
+from slingtorch.job import exchange, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -87,12 +88,13 @@ HSN = {'hsn%d' % number: 25.0 for number in range(4)}
     (86, 'nccl', 8, 85, []),
 ])
 def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
-    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], {0: lanes, 1: lanes}, reference)
+    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], {0: lanes, 1: lanes},
+                             {kind: reference} if reference else {})
     assert len(lines) == len(says) and all(line.startswith(text) for line, text in zip(lines, says))
 
 
 def test_without_a_known_line_rate_nothing_is_said():
-    assert not vet.judge_rates(['a', 'b'], {0: 0.1, 1: 0.1}, 'gloo', [{}, {}], {}, 0)
+    assert not vet.judge_rates(['a', 'b'], {0: 0.1, 1: 0.1}, 'gloo', [{}, {}], {}, {'nccl': 80})
 
 
 def test_what_was_measured_stands_behind_the_names_that_vetnode_reads():
@@ -163,7 +165,7 @@ def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
         def close(self):
             pass
 
-    over = conductor(monkeypatch, {Connection(number): [[GOOD]] + [None if number == 2 else {'0': {'received': 5e9}}] * 3
+    over = conductor(monkeypatch, {Connection(number): [[GOOD], None if number == 2 else {'0': {'received': 5e9}}]
                                    for number in (1, 2, 3)})
     over.round(0)
     assert (0, 2) not in over.playing and (0, 1) in over.playing
@@ -201,6 +203,25 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
         assert lane.hear(vet.time.time() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
     finally:
         lane.end()
+
+
+@pytest.mark.parametrize('address, card', [
+    ('0000:41:00.0', 'hsn1'), ('0000:81:00.0', ''),     # two are as near
+    ('0000:c1:00.0', ''), ('0000:00:00.0', ''),
+])
+def test_the_network_card_beside_a_gpu(tmp_path, address, card):
+    sys_ = tmp_path / 'sys'
+    for name, where in {'0000:41:00.0': 'pci0000:40/0000:40:01.1/0000:41:00.0',
+                        '0000:81:00.0': 'pci0000:80/0000:80:01.1/0000:81:00.0',
+                        '0000:c1:00.0': 'pci0000:c0/0000:c1:00.0',
+                        'hsn0': 'pci0000:00/0000:01:00.0', 'hsn1': 'pci0000:40/0000:40:01.1/0000:42:00.0',
+                        'hsn2': 'pci0000:80/0000:80:03.1/0000:82:00.0', 'hsn3': 'pci0000:80/0000:80:04.1/0000:83:00.0',
+                        'hsn4': 'pci0000:40/0000:40:02.1/0000:43:00.0', 'lo': 'virtual/net/lo'}.items():
+        (sys_ / 'devices' / where).mkdir(parents=True)
+        link = sys_ / ('bus/pci/devices/' + name if ':' in name else f'class/net/{name}/device')
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(sys_ / 'devices' / where)
+    assert exchange.nearest_card(Machine({}, str(tmp_path)), address) == card
 
 
 # --- with-spares under PBS
@@ -254,6 +275,35 @@ def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
 def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
     done = with_spares(tmp_path, *args, **env)
     assert done.returncode == status and says in done.stdout
+
+
+SRUN = '''#!/bin/bash
+echo "srun tasks=${SLURM_GPUS_PER_TASK-}${SLURM_TRES_PER_TASK-} $*"
+[[ $* != *--vet* ]] || { echo n1 > "${@: -1}.vetted"; echo n2 > "${@: -1}.cordon"; }
+'''
+
+
+@pytest.mark.parametrize('env, option', [
+    ({}, ''), ({'SLURM_GPUS_ON_NODE': '4'}, ''),
+    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_GPUS_PER_TASK': '1'}, '--gpus-per-node=4 '),
+    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_TRES_PER_TASK': 'gres/gpu=1'}, '--gpus-per-node=4 '),
+])
+def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_says(tmp_path, env, option):
+    (tmp_path / 'srun').write_text(SRUN)
+    (tmp_path / 'srun').chmod(0o755)
+    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', '1', 'srun', 'train.py'], text=True,
+                          stdout=subprocess.PIPE, env={
+                              'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7', 'SLINGTORCH_VET_DIR': str(tmp_path),
+                              'PATH': f'{tmp_path}:{os.environ["PATH"]}', **env})
+    vetting, program = done.stdout.splitlines()
+    assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
+    kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
+    assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
+
+
+def test_references_of_the_site():
+    assert reference_options({}) == []
+    assert reference_options({'SLINGTORCH_SITE': 'lumi'}) == ['--reference', 'nccl=80.75']
 
 
 def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
