@@ -490,7 +490,8 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
         if over.network.startswith('Socket') and machine.slingshot():
             yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
         network_of = ' (%s)' % over.network if over.network else ''
-    not_tested += ["TCP over %s: not tested, %s was" % (name, interface) for name in found[1:]]
+    if found[1:]:
+        not_tested.append("TCP over %s: not tested, %s was" % (', '.join(found[1:]), interface))
     total_gpus = len(machine.gpus())
     if total_gpus > len(lanes):
         not_tested.append("%d of a node's %d GPUs: not tested, this rank sees %d. Start one rank per node, with all "
