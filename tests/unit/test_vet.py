@@ -88,8 +88,8 @@ HSN = {'hsn%d' % number: 25.0 for number in range(4)}
     (86, 'nccl', 8, 85, []),
 ])
 def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
-    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], {0: lanes, 1: lanes},
-                             {kind: reference} if reference else {})
+    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], dict.fromkeys((0, 1), lanes),
+                            {kind: reference})
     assert len(lines) == len(says) and all(line.startswith(text) for line, text in zip(lines, says))
 
 
@@ -107,7 +107,7 @@ def test_what_was_measured_stands_behind_the_names_that_vetnode_reads():
 
 
 class Planted:
-    """Stands for a process of exchange.py on rank 0's node: each pair works, unless its partner is in `failing`."""
+    """Stands for a process of exchange.py on rank 0's node: each of its pairs works."""
 
     def __init__(self, first=GOOD):
         self.first, self.asked = first, []
