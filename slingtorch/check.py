@@ -7,9 +7,9 @@ import argparse
 import os
 import shutil
 import sys
-from typing import Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
-from slingtorch import bundle_root
+from slingtorch import bundle_root, slingshot_sites
 
 # the batch script and salloc's interactive step (slurm.h): no tasks
 NO_TASKS = ('4294967291', '4294967290')
@@ -31,6 +31,19 @@ def is_task(environ: Mapping[str, str]) -> bool:
     return bool(environ.get('SLURM_PROCID')) and step not in NO_TASKS or any(map(environ.get, TASK_VARIABLES))
 
 
+def reference_options(environ: Mapping[str, str]) -> List[str]:
+    """What vet's nodes should reach by the reference figures of the site in SLINGTORCH_SITE: options of vet."""
+    name = environ.get('SLINGTORCH_SITE')
+    found: Dict[str, float] = {}
+    for each in slingshot_sites().load(name, environ).references if name else []:
+        if each.operation not in ('all_reduce', 'send_receive') or int(each.nodes) < 2:
+            continue    # all_reduce's rings leave a node with the bus bandwidth, send_receive is that of one rank
+        ranks = int(each.ranks_per_node) if each.operation == 'send_receive' else 1
+        figure = float(each.bus_bandwidth) * (1 - float(each.tolerance)) * ranks
+        found[each.backend] = max(figure, found.get(each.backend, 0.0))
+    return [word for backend in sorted(found) for word in ('--reference', '%s=%.4g' % (backend, found[backend]))]
+
+
 def what_to_type(environ: Mapping[str, str], option: str) -> Optional[str]:
     """The line for a job script; None where there is no scheduler."""
     path = '$RUNSCRIPTS/conda-python-distributed' if environ.get('RUNSCRIPTS') else runscript(environ)
@@ -44,6 +57,9 @@ def what_to_type(environ: Mapping[str, str], option: str) -> Optional[str]:
 def run(args: argparse.Namespace) -> int:
     """slingtorch check, slingtorch vet"""
     path, line = runscript(os.environ), None if is_task(os.environ) else what_to_type(os.environ, args.option)
+    if args.option == '--vet':
+        more = reference_options(os.environ)
+        args.arguments, line = more + args.arguments, line and ' '.join([line] + more)
     if line:
         sys.stderr.write("slingtorch: this is no rank of a job. In a job script, or in an allocation, with the module "
                          "of PyTorch loaded:\n    %s\n" % line)

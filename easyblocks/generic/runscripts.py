@@ -31,7 +31,7 @@ DEFAULT_RUNSCRIPTS = (
     + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
                                          'stage', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings',
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
                                            'limits', 'look', 'machine', 'nccl', 'network', 'node', 'probe', 'records',
                                            'star', 'tree_copy', 'variables', 'vet', 'wire']]
 )

@@ -950,7 +950,7 @@ def test_nodes_are_measured(job, tmp_path, monkeypatch):
     statuses, text, _ = job.run()
     assert set(statuses.values()) == {1}
     assert text.startswith('slingtorch vet: 5 nodes, 3 rounds')
-    assert sorted(re.findall(r'^Vetted: (\S+)$', text, re.M)) == ['n0', 'n1', 'n2', 'n4']
+    assert sorted(re.findall(r'^Vetted: (\S+)    TCP', text, re.M)) == ['n0', 'n1', 'n2', 'n4']
     assert (tmp_path / 'vet.cordon').read_text() == 'n3\n'
     assert sorted((tmp_path / 'vet.vetted').read_text().split()) == ['n0', 'n1', 'n2', 'n4']
 

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""--vet and with-spares with the PyTorch that real `eb` installed, on three nodes with a network of their own."""
+import json
+import re
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+import testbed
+from testbed import slurm as slurm_
+
+pytestmark = pytest.mark.real
+
+NODES = ('nid000001', 'nid000002', 'nid000003')
+
+
+@pytest.fixture(scope='module')
+def three():
+    """A cluster of three separate nodes."""
+    slurm_.clean_up_killed_runs()
+    cluster = slurm_.Cluster(nodes=NODES, separate=True)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def python(three, installed_pytorch, request):
+    """PATH with a python in front of which bash runs a line on one node alone."""
+    directory = three.shared / request.node.name
+    directory.mkdir()
+
+    def plant(line, node, real=installed_pytorch.python):
+        path = directory / 'python'
+        path.write_text(f'#!/bin/bash\n[[ $HOSTNAME != "{node}" ]] || {line}\nexec {real} "$@"\n')
+        path.chmod(0o755)
+        return f'{directory}:{installed_pytorch.env["PATH"]}'
+    return plant
+
+
+def environment(three, installed_pytorch, **env):
+    return {**installed_pytorch.env, 'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': three.shared,
+            'SLINGTORCH_CHECK_SECONDS': '60', 'SLINGTORCH_VET_DIR': three.shared, **env}
+
+
+@pytest.fixture
+def vet(three, installed_pytorch):
+    """Run `--vet ARGS`: (CompletedProcess, {node: what the JSON says of it}, the JSON)."""
+    def run(*args, nodes=2, **env):
+        path = three.shared / 'vet.json'
+        path.unlink(missing_ok=True)
+        done = three.srun(f'-N{nodes}', '--ntasks-per-node=1', installed_pytorch.runscripts / 'conda-python-distributed',
+                          '--vet', '--json', path, *args, env=environment(three, installed_pytorch, **env), check=False)
+        assert path.exists(), done.stdout + done.stderr
+        found = json.loads(path.read_text())
+        return done, {entry['name']: entry for entry in found['nodes']}, found
+    return run
+
+
+def test_sound_nodes_are_measured_over_gloo(vet):
+    done, nodes, found = vet()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len([line for line in done.stdout.splitlines() if 'Vetted: ' in line and ', gloo ' in line]) == 2
+    assert found['backend'] == 'gloo' and all(entry['tcp'] > 0 and entry['backend'] > 0 for entry in nodes.values())
+    assert found['seconds']['tcp'] + found['seconds']['backend'] < 15 and not found['not_tested']
+
+
+def test_a_backend_that_does_not_start_is_named_with_its_message(vet, python):
+    done, nodes, _ = vet(PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[1]))
+    assert done.returncode != 0
+    assert nodes[NODES[0]]['good'] and not nodes[NODES[1]]['good']
+    assert 'gloo does not start' in nodes[NODES[1]]['why'] and 'for: hsn0' in nodes[NODES[1]]['why']
+    assert nodes[NODES[1]]['tcp'] > 0, 'TCP has nothing to do with it'
+
+
+def test_a_slow_node_is_named(vet, three):
+    for line in (['add', 'dev', 'eth0', 'root', 'tbf', 'rate', '200mbit', 'burst', '64kb', 'latency', '100ms'],
+                 ['show', 'dev', 'eth0']):
+        testbed.run(three.on(NODES[2], 'tc', 'qdisc', *line))
+    try:
+        done, nodes, found = vet('--reference', 'gloo=50', nodes=3)
+    finally:
+        testbed.run(three.on(NODES[2], 'tc', 'qdisc', 'del', 'dev', 'eth0', 'root'))
+    assert done.returncode != 0 and not nodes[NODES[2]]['good'], done.stdout
+    assert 'slow: best pair 0.0' in nodes[NODES[2]]['why']
+    assert nodes[NODES[2]]['backend'] < 0.5 * nodes[NODES[0]]['backend']
+    assert any('reference: 3 of 3 nodes' in line for line in found['yellow'])
+
+
+def test_without_pytorch_tcp_is_measured(vet, python):
+    done, nodes, _ = vet(PATH=python('true', '', '/usr/bin/python3'))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'backend: not tested, no torch' in done.stdout and done.stdout.count('Vetted: ') == 2
+    assert all(entry['tcp'] > 0 and entry['backend'] is None for entry in nodes.values())
+
+
+def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch, python):
+    """hydra starts its proxies on the nodes as by ssh; PBS's variables are those of a job's first node."""
+    ssh = three.shared / 'ssh'
+    ssh.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\ncase $1 in\n' + ''.join(
+        f'{node}) enter="{" ".join(three.on(node, ""))}" ;;\n' for node in NODES) +
+        'esac\nshift\nexec $enter bash -c "$*"\n')
+    ssh.chmod(0o755)
+    (three.shared / 'nodefile').write_text(''.join(f'{node}\n' * 2 for node in NODES[:2]))
+    hydra = shutil.which('mpiexec.hydra') or testbed.missing('MPICH (package mpich)')
+    env = environment(three, installed_pytorch, PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[0]),
+                      PBS_JOBID='77.server', PBS_NODEFILE=three.shared / 'nodefile', HYDRA_LAUNCHER='ssh',
+                      HYDRA_LAUNCHER_EXEC=ssh)
+    program = ('import os, socket; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", '
+               'socket.gethostname(), "master", os.environ["MASTER_ADDR"])')
+    done = testbed.run(
+        three.on(NODES[0], installed_pytorch.runscripts / 'with-spares', '1', hydra, '-ppn', '2',
+                 installed_pytorch.runscripts / 'conda-python-distributed', '-c', program),
+        env={name: str(value) for name, value in env.items()}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f'Cordon: {NODES[0]}    fails: gloo does not start' in done.stdout
+    ranks = sorted(line for line in done.stdout.splitlines() if line.startswith('rank '))
+    assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}' for rank in range(2)]
+
+
+# PyTorch as it is with two GPUs, as far as exchange.py asks: gloo in the place of NCCL, whose works end by themselves.
+# The second GPU of rank 1 sends and receives late.
+TWO_GPUS = """
+import os, sys, threading, time, types
+if 'exchange' in sys.orig_argv:
+    import torch, torch.distributed as dist
+
+    class Work:
+        def __init__(self, work):
+            self.thread = threading.Thread(target=work.wait, daemon=True)
+            self.thread.start()
+        def is_completed(self):
+            return not self.thread.is_alive()
+        def wait(self):
+            pass
+
+    class Group:
+        def __init__(self, store, rank, size, timeout):
+            self.group = dist.ProcessGroupGloo(store, rank, size, timeout)
+        def allreduce(self, tensors):
+            return self.group.allreduce(tensors)
+        def send(self, *args):
+            return self.late(self.group.send(*args), args)
+        def recv(self, *args):
+            return self.late(self.group.recv(*args), args)
+        def late(self, work, args):
+            if (os.environ['RANK'], sys.orig_argv[-1]) == ('1', '1') and len(args[0][0]) > 4:
+                if os.environ['PLANTED'] == 'dies':
+                    os._exit(3)
+                time.sleep(0.1)
+            return Work(work)
+
+    dist.is_nccl_available = lambda: True
+    dist.ProcessGroupNCCL = Group
+    torch.device = lambda kind, number: 'cpu'
+    torch.cuda.device_count = lambda: 2
+    torch.cuda.set_device = torch.cuda.synchronize = lambda device: None
+    torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(
+        pci_domain_id=0, pci_bus_id=0x41 + 0x40 * int(sys.orig_argv[-1]), pci_device_id=0)
+"""
+WITH_TWO_GPUS = """
+import sys
+from slingtorch.job import vet
+vet.Machine.gpus = lambda self: [('0000:41:00.0', [], 'cuda'), ('0000:81:00.0', [], 'cuda')]
+vet.look.visible_gpus = lambda machine, known: [entry[0] for entry in known]
+sys.exit(vet.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize('planted, says', [
+    ('is slow', r'nccl, GPU 1 \(0000:81:00\.0\), slow: best pair 0\.\d\d GB/s, median \d\.\d\d GB/s'),
+    ('dies', r'nccl, GPU 1 \(0000:81:00\.0\), fails: no pair of it worked \(it ended with status 3\)'),
+])
+def test_the_gpu_of_a_node_is_named(installed_pytorch, tmp_path, planted, says):
+    """Three nodes of two GPUs each, on this machine and with a stand-in for NCCL."""
+    (tmp_path / 'sitecustomize.py').write_text(TWO_GPUS)
+    with socket.create_server(('', 0)) as free:
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(3):
+        env = {**installed_pytorch.env, 'RANK': rank, 'WORLD_SIZE': 3, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1,
+               'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': 1,
+               'PYTHONPATH': f'{tmp_path}:{testbed.ROOT}', 'PLANTED': planted}
+        ranks.append(subprocess.Popen(
+            [installed_pytorch.python, '-c', WITH_TWO_GPUS, '--json', tmp_path / 'vet.json'], stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env={name: str(value) for name, value in env.items()}))
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    found = json.loads((tmp_path / 'vet.json').read_text())
+    assert found['backend'] == 'nccl' and any(re.search(says, entry['why']) for entry in found['nodes']), said
+    assert not found['nodes'][0]['why'].startswith('nccl, GPU 0') and not found['not_tested']

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+from slingtorch.check import reference_options
+from slingtorch.job import exchange, vet
+from slingtorch.job.machine import Machine
+from testbed import ROOT
+
+NAMES = ['n%d' % number for number in range(6)]
+GOOD = {'ready': True, 'backend': 'gloo', 'gpu': '', 'seconds': 1.0, 'port': 1}
+NO_TORCH = {'error': 'no torch', 'absent': True}
+
+
+def speeds(nodes=6, slow=(), failing=(), one_direction=False):
+    """What these nodes tell each other: slow ones, and those of which no pair works."""
+    return {(one, other): 'no route' if {one, other} & set(failing) else
+            1e9 if {one} & set(slow) or {other} & set(slow) and not one_direction else 10e9
+            for one in range(nodes) for other in range(nodes) if one != other}
+
+
+def states(**different):
+    """What each of six nodes says at first: one process with gloo, unless a test says otherwise of n3 ..."""
+    return {number: different.get(name, [GOOD]) for number, name in enumerate(NAMES)}
+
+
+def gpus(count=4):
+    return [dict(GOOD, backend='nccl', gpu='GPU %d (0000:%x1:00.0)' % (lane, lane)) for lane in range(count)]
+
+
+def test_a_sound_backend():
+    assert vet.judge_backend(NAMES, states(), {0: speeds()}) == ({}, dict.fromkeys(range(6), 10.0), [])
+
+
+@pytest.mark.parametrize('planted, says', [
+    (speeds(slow=[2]), 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
+    (speeds(slow=[2], one_direction=True), 'gloo slow: best pair 1.00 GB/s'),
+    (speeds(failing=[2]), 'gloo fails: no pair of it worked (no route)'),
+])
+def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
+    wrong, _, untested = vet.judge_backend(NAMES, states(), {0: planted})
+    assert list(wrong) == [2] and says in wrong[2] and not untested
+
+
+def test_one_slow_gpu_is_named():
+    wrong, figures, _ = vet.judge_backend(NAMES, {number: gpus() for number in range(6)}, {
+        lane: speeds(slow=[4] if lane == 2 else []) for lane in range(4)})
+    assert wrong == {4: 'nccl, GPU 2 (0000:21:00.0), slow: best pair 1.00 GB/s, median 10.00 GB/s'}
+    assert figures[0] == 40 and figures[4] == 31
+
+
+@pytest.mark.parametrize('said, says', [
+    ([{'error': 'RuntimeError: no such interface'}], 'fails: gloo does not start: RuntimeError: no such interface'),
+    ([NO_TORCH], 'fails: gloo does not start: no torch'),
+    ([{'error': 'no answer in time', 'absent': True}], 'fails: gloo does not start: no answer in time'),
+    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch takes nccl, that of the others gloo'),
+])
+def test_a_backend_that_does_not_start_on_one_node(said, says):
+    wrong, figures, untested = vet.judge_backend(NAMES, states(n3=said), {0: {
+        pair: speed for pair, speed in speeds().items() if 3 not in pair}})
+    assert wrong == {3: says} and len(figures) == 5 and not untested
+
+
+def test_what_starts_nowhere():
+    everywhere = {number: [NO_TORCH] for number in range(6)}
+    assert vet.judge_backend(NAMES, everywhere, {}) == ({}, {}, ['backend: not tested, no torch'])
+    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, and no number 1', 'absent': True}]
+                  for number in range(6)}
+    assert vet.judge_backend(NAMES, everywhere, {0: speeds()})[2] == [
+        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, and no number 1']
+    # it was tried, and is certain
+    broken = {number: [{'error': 'ImportError: libmkl.so', 'absent': False}] for number in range(6)}
+    assert set(vet.judge_backend(NAMES, broken, {})[0]) == set(range(6))
+
+
+HSN = {'hsn%d' % number: 25.0 for number in range(4)}
+
+
+@pytest.mark.parametrize('figure, kind, lanes, reference, says', [
+    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: 49.00 GB/s over nccl']),
+    (20, 'nccl', 1, 0, []),         # one GPU has one card
+    (3, 'gloo', 1, 0, []), (0.4, 'gloo', 1, 0, ['line rate: 2 of 2 nodes']),
+    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: 80.00 GB/s over nccl at least, less than the site\'s reference']),
+    (86, 'nccl', 8, 85, []),
+])
+def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
+    lines = vet.judge_rates(['a', 'b'], {0: figure, 1: figure}, kind, [HSN, HSN], dict.fromkeys((0, 1), lanes),
+                            {kind: reference})
+    assert len(lines) == len(says) and all(line.startswith(text) for line, text in zip(lines, says))
+
+
+def test_without_a_known_line_rate_nothing_is_said():
+    assert not vet.judge_rates(['a', 'b'], {0: 0.1, 1: 0.1}, 'gloo', [{}, {}], {}, {'nccl': 80})
+
+
+def test_what_was_measured_stands_behind_the_names_that_vetnode_reads():
+    text = vet.table_text(['a', 'b'], [0], {1: 'slow'}, ['c'], {0: 'TCP 1.00 GB/s', 1: 'TCP 0.10 GB/s'})
+    assert [line.split()[:2] for line in text.splitlines()] == [['Vetted:', 'a'], ['Cordon:', 'b'], ['Cordon:', 'c']]
+    assert text.splitlines()[0] == 'Vetted: a    TCP 1.00 GB/s'
+
+
+# --- the rounds
+
+
+class Planted:
+    """Stands for a process of exchange.py on rank 0's node: each of its pairs works."""
+
+    def __init__(self, first=GOOD):
+        self.first, self.asked = first, []
+
+    def tell(self, order):
+        self.asked.append(order['turn'])
+
+    def hear(self, end, turn=None):
+        return self.first if turn is None else {'turn': turn, 'received': 5e9}
+
+
+class Others(vet.Conductor):
+    """The other nodes' answers are planted: {number: what it says of each round}."""
+
+    planted = {}
+
+    def receive(self, connection, end):
+        answer = self.planted[connection]
+        return answer.pop(0) if isinstance(answer, list) else answer
+
+
+def conductor(monkeypatch, planted, failed=()):
+    """Of rank 0's node and these."""
+    monkeypatch.setattr(Others, 'planted', planted)
+    monkeypatch.setattr(vet.wire, 'tell_all', lambda *_: None)
+    return Others([Planted()], sorted(planted), [['host%d' % n, 1] for n in range(len(planted) + 1)], 1, set(failed))
+
+
+def test_a_process_that_is_gone_is_not_waited_for_again(monkeypatch):
+    over = conductor(monkeypatch, {number: [[GOOD]] + [{'0': {'error': 'it ended', 'gone': True}} if number == 2 else
+                                                       {'0': {'received': 5e9}}] * 3 for number in (1, 2, 3)})
+    asked = []
+    for turn in range(3):
+        orders = over.orders(turn)
+        asked.append(sorted(number for number in orders if orders[number]))
+        over.round(turn)
+    assert asked[0] == [0, 1, 2, 3] and all(2 not in each for each in asked[1:])
+    assert 'it ended' in over.speeds[0].values()
+
+
+def test_after_some_pairs_that_failed_and_none_that_worked_nobody_is_waited_for(monkeypatch):
+    over = conductor(monkeypatch, {number: [[GOOD]] + [{'0': {'error': 'no answer within 8 s'} if number == 4 else
+                                                        {'received': 5e9}}] * 8 for number in range(1, 8)})
+    turns = []
+    for turn in range(7):
+        if over.orders(turn)[4]:
+            turns.append(turn)
+        over.round(turn)
+    assert len(turns) == vet.ENOUGH
+    assert list(vet.judge_backend(['n'] * 8, over.states, over.speeds)[0]) == [4]
+
+
+def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
+    class Connection(int):
+        def close(self):
+            pass
+
+    over = conductor(monkeypatch, {Connection(number): [[GOOD], None if number == 2 else {'0': {'received': 5e9}}]
+                                   for number in (1, 2, 3)})
+    over.round(0)
+    assert (0, 2) not in over.playing and (0, 1) in over.playing
+    assert 'it did not answer' in over.speeds[0].values()
+
+
+def test_nodes_without_tcp_are_left_out(monkeypatch):
+    over = conductor(monkeypatch, {number: [[GOOD]] for number in (1, 2, 3)}, failed={2})
+    assert all(not over.orders(turn)[2] for turn in range(3))
+
+
+# --- the process
+
+
+@pytest.mark.parametrize('code, found', [
+    (None, {'error': 'no torch', 'absent': True}),
+    ('raise ImportError("libmkl.so is missing")', {'error': 'ImportError: libmkl.so is missing', 'absent': False}),
+    ('import os, signal; print("a bug", file=__import__("sys").stderr, flush=True); os.kill(os.getpid(), '
+     'signal.SIGSEGV)', {'error': 'it ended with status -11: a bug', 'gone': True}),
+])
+def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
+    if code:
+        (tmp_path / 'torch.py').write_text(code)
+    lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
+    try:
+        assert lane.hear(vet.time.time() + 60) == found
+    finally:
+        lane.end()
+
+
+def test_a_process_that_hangs_is_given_up(tmp_path):
+    (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
+    lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
+    try:
+        assert lane.hear(vet.time.time() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
+    finally:
+        lane.end()
+
+
+@pytest.mark.parametrize('address, card', [
+    ('0000:41:00.0', 'hsn1'), ('0000:81:00.0', ''),     # two are as near
+    ('0000:c1:00.0', ''), ('0000:00:00.0', ''),
+])
+def test_the_network_card_beside_a_gpu(tmp_path, address, card):
+    sys_ = tmp_path / 'sys'
+    for name, where in {'0000:41:00.0': 'pci0000:40/0000:40:01.1/0000:41:00.0',
+                        '0000:81:00.0': 'pci0000:80/0000:80:01.1/0000:81:00.0',
+                        '0000:c1:00.0': 'pci0000:c0/0000:c1:00.0',
+                        'hsn0': 'pci0000:00/0000:01:00.0', 'hsn1': 'pci0000:40/0000:40:01.1/0000:42:00.0',
+                        'hsn2': 'pci0000:80/0000:80:03.1/0000:82:00.0', 'hsn3': 'pci0000:80/0000:80:04.1/0000:83:00.0',
+                        'hsn4': 'pci0000:40/0000:40:02.1/0000:43:00.0', 'lo': 'virtual/net/lo'}.items():
+        (sys_ / 'devices' / where).mkdir(parents=True)
+        link = sys_ / ('bus/pci/devices/' + name if ':' in name else f'class/net/{name}/device')
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(sys_ / 'devices' / where)
+    assert exchange.nearest_card(Machine({}, str(tmp_path)), address) == card
+
+
+# --- with-spares under PBS
+
+MPIEXEC = '''#!/bin/bash
+# Starts nothing but vet's answer: which hosts are good; and shows how it was called.
+echo "mpiexec MASTER_ADDR=$MASTER_ADDR $*"
+while [[ $1 != --hostfile ]]; do shift; done
+echo "hosts: $(tr '\\n' ' ' < "$2")"
+if [[ $* == *--vet* ]]; then
+    printf '%s\\n' {good} > "${{@: -1}}.vetted"
+    : > "${{@: -1}}.cordon"
+fi
+'''
+
+
+def with_spares(directory, *args, good='a c', nodes='a.hsn\na.hsn\nb.hsn\nc.hsn\n', **env):
+    (directory / 'nodes').write_text(nodes)
+    launcher = directory / 'mpiexec'
+    launcher.write_text(MPIEXEC.format(good=good))
+    launcher.chmod(0o755)
+    env = {'PBS_NODEFILE': str(directory / 'nodes'), 'PBS_JOBID': '12.server', 'SLINGTORCH_VET_DIR': str(directory),
+           'PATH': f'{directory}:{os.environ["PATH"]}', **env}
+    return subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', *args], env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_under_pbs_the_program_runs_on_the_good_nodes(tmp_path):
+    done = with_spares(tmp_path, '1', 'mpiexec', '-ppn', '4', '--cpu-bind', 'numa', 'train.py', '-n', '7')
+    vetting, first, program, second = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert vetting.startswith('mpiexec MASTER_ADDR=a.hsn ') and ' -n 3 -ppn 1 ' in vetting
+    assert first == 'hosts: a.hsn b.hsn c.hsn '
+    assert program.startswith('mpiexec MASTER_ADDR=a.hsn ')
+    assert program.endswith(' -n 8 -ppn 4 --cpu-bind numa train.py -n 7') and second == 'hosts: a.hsn c.hsn '
+
+
+def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
+    done = with_spares(tmp_path, '1', 'mpiexec', '--ppn=2', 'train.py', good='c b')
+    assert 'mpiexec MASTER_ADDR=b.hsn ' in done.stdout and done.stdout.endswith('hosts: b.hsn c.hsn \n')
+
+
+@pytest.mark.parametrize('args, env, status, says', [
+    (['1', 'mpiexec', 'train.py'], {}, 2, 'how many ranks a node has'),
+    (['1', 'mpiexec', '-ppn', '4', '-n', '8', 'train.py'], {}, 2, '-n: how many nodes'),
+    (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: how many nodes'),
+    (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, 'leave none of the 3'),
+    (['1', 'mpiexec', '-ppn', '4', 'train.py'], {'PBS_NODEFILE': '/nowhere'}, 1, 'cannot be read'),
+    (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, 3 are needed. Bad ones: b.hsn.'),
+])
+def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
+    done = with_spares(tmp_path, *args, **env)
+    assert done.returncode == status and says in done.stdout
+
+
+SRUN = '''#!/bin/bash
+echo "srun tasks=${SLURM_GPUS_PER_TASK-}${SLURM_TRES_PER_TASK-} $*"
+[[ $* != *--vet* ]] || { echo n1 > "${@: -1}.vetted"; echo n2 > "${@: -1}.cordon"; }
+'''
+
+
+@pytest.mark.parametrize('env, option', [
+    ({}, ''), ({'SLURM_GPUS_ON_NODE': '4'}, ''),
+    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_GPUS_PER_TASK': '1'}, '--gpus-per-node=4 '),
+    ({'SLURM_GPUS_ON_NODE': '4', 'SLURM_TRES_PER_TASK': 'gres/gpu=1'}, '--gpus-per-node=4 '),
+])
+def test_under_slurm_one_task_sees_all_gpus_and_the_program_gets_what_the_job_says(tmp_path, env, option):
+    (tmp_path / 'srun').write_text(SRUN)
+    (tmp_path / 'srun').chmod(0o755)
+    done = subprocess.run(['/bin/bash', ROOT / 'runscripts/with-spares', '1', 'srun', 'train.py'], text=True,
+                          stdout=subprocess.PIPE, env={
+                              'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7', 'SLINGTORCH_VET_DIR': str(tmp_path),
+                              'PATH': f'{tmp_path}:{os.environ["PATH"]}', **env})
+    vetting, program = done.stdout.splitlines()
+    assert vetting.startswith(f'srun tasks= {option}--nodes=2 --ntasks=2 --ntasks-per-node=1 ')
+    kept = env.get('SLURM_GPUS_PER_TASK', env.get('SLURM_TRES_PER_TASK', ''))
+    assert program == f'srun tasks={kept} --nodes=1 --exclude={tmp_path}/vet-7.cordon train.py'
+
+
+def test_references_of_the_site():
+    assert reference_options({}) == []
+    assert reference_options({'SLINGTORCH_SITE': 'lumi'}) == ['--reference', 'nccl=80.75']
+
+
+def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Machine, 'gpus', lambda self: [('0000:%d1:00.0' % n, [], 'cuda') for n in range(4)])
+    monkeypatch.setattr(vet.look, 'visible_gpus', lambda machine, known: [known[0][0]])
+    monkeypatch.setattr(vet, 'Lane', lambda environ, number: type('None', (), {'end': lambda self: None})())
+    with vet.wire.listen(0) as free:
+        port = free.getsockname()[1]
+    env = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1',
+           'MASTER_PORT': str(port)}
+    assert vet.run(Machine(env), sys.stdout) == 0
+    out = capsys.readouterr().out
+    assert "3 of a node's 4 GPUs: not tested, this rank sees 1." in out and 'Untested: ' in out
