@@ -552,18 +552,25 @@ def run(command: List[str], env: Env, lock: Optional[int] = None, log: Optional[
     It gets a process group of its own, so that an interrupt ends it and all that it has started, in that order. The
     prefix's lock is held as long as anything of it runs. What it prints goes to the log, else to the screen.
     """
-    with open(log or os.devnull, 'w') as output:
-        process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output if log else None,
-                                   stderr=subprocess.STDOUT if log else None, start_new_session=True,
-                                   pass_fds=[lock] if lock is not None else [])
+    # an interrupt is held until the process is known: inside Popen it would leave behind what was just started
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    process: 'Optional[subprocess.Popen[bytes]]' = None
     try:
+        with open(log or os.devnull, 'w') as output:
+            process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL,
+                                       stdout=output if log else None, stderr=subprocess.STDOUT if log else None,
+                                       start_new_session=True, pass_fds=[lock] if lock is not None else [],
+                                       preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, held))
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return process.wait(timeout=limit)
     except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         # politely, then for good
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(timeout=20)
+        if process:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(timeout=20)
         raise
 
 

@@ -889,15 +889,29 @@ def running(pid):
         return False
 
 
-def test_interrupt_ends_what_was_started(tmp_path):
-    script = ('from slingtorch import quickstart as q; q.signal.signal(q.signal.SIGTERM, q.interrupt); '
-              'q.run(["sh", "-c", "sleep 61 & echo $! > pid; wait"], dict(q.os.environ))')
+@pytest.mark.parametrize('moment', ['while it runs', 'before Popen is back'])
+def test_interrupt_ends_what_was_started(tmp_path, moment):
+    script = """
+from slingtorch import quickstart as q
+q.signal.signal(q.signal.SIGTERM, q.interrupt)
+Popen = q.subprocess.Popen
+def interrupted(*args, **keys):
+    process = Popen(*args, **keys)
+    while not (q.os.path.exists('pid') and open('pid').read().strip()):
+        assert process.poll() is None
+    q.os.kill(q.os.getpid(), q.signal.SIGTERM)
+    return process
+if %r:
+    q.subprocess.Popen = interrupted
+q.run(['sh', '-c', 'sleep 61 & echo $! > pid; wait'], dict(q.os.environ))
+""" % (moment == 'before Popen is back')
     process = subprocess.Popen([sys.executable, '-c', script], cwd=tmp_path,
                                env={**clean_environ(), 'PYTHONPATH': str(ROOT)}, stderr=subprocess.DEVNULL)
     pid = tmp_path / 'pid'
     while not (pid.exists() and pid.read_text().strip()):
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    if moment == 'while it runs':
+        process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) != 0
     deadline = time.monotonic() + 30
     while running(pid.read_text().strip()):
