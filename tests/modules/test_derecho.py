@@ -13,8 +13,8 @@ EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb', 'NCCL-2.30.4-derecho.eb',
-             'aws-ofi-nccl-1.6.0-derecho.eb', 'aws-ofi-nccl-1.20.0-derecho.eb',
-             'aws-ofi-nccl-1.20.0-derecho-cuda-12.9.0.eb']
+             'aws-ofi-nccl-1.6.0-derecho.eb', 'aws-ofi-nccl-1.20.0-derecho-24.12.eb',
+             'aws-ofi-nccl-1.20.0-derecho-25.10.eb']
 RUN_TIME = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
     'FI_CXI_DISABLE_HOST_REGISTER': '1',
@@ -103,6 +103,10 @@ def test_pytorch_module(modules, name):
     wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
     own = re.findall(r"^    \('(\S+)', '(\S+)', '(\S+)'\),$", text, re.M)
     wanted += [f'{software}/{version}{suffix}' for software, version, suffix in own]
+    plugin = re.search(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text)
+    if plugin:
+        generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
+        wanted.append(f'{plugin.group(1)}/{plugin.group(2)}-derecho-{generation}')
     assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9) and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
 
@@ -123,8 +127,14 @@ def test_users_own_values_come_back(modules):
 def test_libraries_load_from_a_fresh_login(modules, name):
     """NCCL and its plugin by themselves, as one who tests the network loads them: their modules are behind ncarenv."""
     env = modules.load(module_name(name).replace('aws_ofi_nccl', 'aws-ofi-nccl'))
-    text = next(EASYCONFIGS.rglob(name)).read_text()
-    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
+    generation = re.search(r'-derecho-([\d.]+)\.eb', name)
+    if generation:
+        # the same file for each generation: its modules are the site's
+        text = (ROOT / 'hooks/sites/derecho.cfg').read_text().split(f'[provides {generation.group(1)}]')[1]
+        wanted = re.findall('^(?:modules_first|compiler|gpu|libfabric) = (.*)', text.split('[')[0], re.M)
+    else:
+        text = next(EASYCONFIGS.rglob(name)).read_text()
+        wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
     assert len(wanted) >= 3 and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
 
