@@ -40,8 +40,8 @@ if TOO_OLD:
 # parameters of every easyconfig, whichever its easyblock
 DEFAULT_CONFIG.update({
     'only_site': [None, "Name of the one site that this easyconfig is for", OTHER],
-    'site_dependencies': [None, "Roles whose modules the site provides, or (role, name, version) with what is installed "
-                                "where it has none", DEPENDENCIES],
+    'site_dependencies': [None, "Roles whose modules the site provides, or (role, name, version) with what is "
+                                "installed where it has none", DEPENDENCIES],
     'site_generation': [None, "Generation of the site's modules; default: the site's own", OTHER],
 })
 EXTERNAL_MODULE = EASYCONFIG_CONSTANTS['EXTERNAL_MODULE'][0]

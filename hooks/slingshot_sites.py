@@ -105,8 +105,8 @@ CHECKS = {
                             "parameter that is set this way: use [env VARIABLE] and [group NAME]"),
 }
 CHECKS.update({('provides', role): (r'(build )?[^\s/]+(/\S+)?|eb [^\s/]+/\S+',
-                                    "write MODULE, build MODULE (not needed at run time), eb NAME/VERSION (installed by "
-                                    "--robot), or the role whose module has it") for role in ROLES})
+                                    "write MODULE, build MODULE (not needed at run time), eb NAME/VERSION (installed "
+                                    "by --robot), or the role whose module has it") for role in ROLES})
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
@@ -127,8 +127,8 @@ class Site:
     """One site, as its file describes it.
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
-    Group by name), generations (dictionary by name of what the site provides: {role: text}), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for
-    EasyBuild, or None).
+    Group by name), generations (dictionary by name of what the site provides: {role: text}), references (list of
+    Reference), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
     """
     title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
 
@@ -206,8 +206,9 @@ class Site:
         """Name of the generation to take: the named one, else that of the site; asked_by is for the SiteError."""
         known = ', '.join(self.generations)
         if not known:
-            raise SiteError("%s needs modules of the site '%s', of which %s says nothing. Add a section [provides NAME] "
-                            "with lines such as 'gpu = cuda/12.9.0' (docs/sites.md)" % (asked_by, self.name, self.path))
+            raise SiteError("%s needs modules of the site '%s', of which %s says nothing. Add a section [provides "
+                            "NAME] with lines such as 'gpu = cuda/12.9.0' (docs/sites.md)"
+                            % (asked_by, self.name, self.path))
         if name and name not in self.generations:
             raise SiteError("%s is to use the generation '%s' of modules, which site '%s' does not have: it has %s (%s)"
                             % (asked_by, name, self.name, known, self.path))

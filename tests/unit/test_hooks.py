@@ -205,8 +205,10 @@ def test_a_role_in_the_module_of_another(roles):
     (PROVIDES % ('a', 'a', '12'), "['cuda']", r"names the role 'cuda'. The roles are: .*gpu"),
     (PROVIDES % ('a', 'a', '12'), "['blas']",
      r"mine.cfg, section \[provides a\] has no module for the role 'blas'.*add the line 'blas = MODULE/VERSION'"),
-    (PROVIDES % ('a', 'a', '1') + PROVIDES % ('b', 'b', '2'), "['gpu']", r"can be for a, b, .*SLINGTORCH_SITE_GENERATION"),
-    (PROVIDES % ('a', 'a', '12'), "['gpu']\nsite_generation = 'z'", r"'z' of modules, which .* does not have: it has a"),
+    (PROVIDES % ('a', 'a', '1') + PROVIDES % ('b', 'b', '2'), "['gpu']",
+     r"can be for a, b, .*SLINGTORCH_SITE_GENERATION"),
+    (PROVIDES % ('a', 'a', '12'), "['gpu']\nsite_generation = 'z'",
+     r"'z' of modules, which .* does not have: it has a"),
     (PROVIDES % ('a', 'a', '12') + 'nccl = cudnn\n', "['nccl']", r"has no module for the role 'cudnn'"),
 ])
 def test_roles_that_cannot_be_filled(roles, sections, more, message):
@@ -232,7 +234,8 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
 ])
 def test_the_plugin_of_each_generation(parser, name, site, generation, modules, build):
     """The dependencies that its easyconfig of that system had."""
-    parser.configure('--robot-paths=%s' % (ROOT / 'easyconfigs'), site=site)
+    easyblocks = '%s/*.py,%s/generic/*.py' % (ROOT / 'easyblocks', ROOT / 'easyblocks')
+    parser.configure('--robot-paths=%s' % (ROOT / 'easyconfigs'), '--include-easyblocks=' + easyblocks, site=site)
     parser.monkeypatch.setenv('SLINGTORCH_SITE_GENERATION', generation)
     ec = parser.parse_file(ROOT / 'easyconfigs/a/aws-ofi-nccl' / ('aws-ofi-nccl-%s.eb' % name))[0]
     assert names(ec['dependencies']) == modules and names(ec['builddependencies']) == build
@@ -459,7 +462,7 @@ class App:
 
     def __init__(self, tmp_path, name):
         self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg, self.initial_environ = Config(only_site=None), {}
+        self.cfg, self.initial_environ = Config(only_site=None, site_dependencies=None), {}
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
 
