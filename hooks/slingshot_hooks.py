@@ -10,10 +10,12 @@ A callable in this file must not have a name that ends in '_hook' unless it is a
 import functools
 import os
 import sys
+import tempfile
 from typing import Any, Dict, List
 
-from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, OTHER
-from easybuild.framework.easyconfig.easyconfig import get_easyblock_class
+from easybuild.framework.easyconfig.constants import EASYCONFIG_CONSTANTS
+from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, DEPENDENCIES, OTHER
+from easybuild.framework.easyconfig.easyconfig import get_easyblock_class, robot_find_easyconfig
 from easybuild.tools import version as easybuild_version
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
@@ -35,8 +37,14 @@ TOO_OLD = slingshot_sites.old_easybuild(easybuild_version.VERSION, easybuild_ver
 if TOO_OLD:
     sys.exit("ERROR: " + TOO_OLD)
 
-# a parameter of every easyconfig, whichever its easyblock
-DEFAULT_CONFIG['only_site'] = [None, "Name of the one site that this easyconfig is for", OTHER]
+# parameters of every easyconfig, whichever its easyblock
+DEFAULT_CONFIG.update({
+    'only_site': [None, "Name of the one site that this easyconfig is for", OTHER],
+    'site_dependencies': [None, "Roles whose modules the site provides, or (role, name, version) with what is "
+                                "installed where it has none", DEPENDENCIES],
+    'site_generation': [None, "Generation of the site's modules; default: the site's own", OTHER],
+})
+EXTERNAL_MODULE = EASYCONFIG_CONSTANTS['EXTERNAL_MODULE'][0]
 
 # These get the site's values for NCCL or RCCL, libfabric and MPI, without which PyTorch runs over TCP, or hangs
 # (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources). In a container image with its
@@ -146,6 +154,69 @@ def add_site_values(ec: Any) -> List[str]:
     return added
 
 
+def generation_of(ec: Any, site: slingshot_sites.Site) -> str:
+    """The generation of modules for an easyconfig: its file's name says it, or the parameter, the user, the site."""
+    stem = os.path.splitext(os.path.basename(ec.path or ''))[0]
+    for generation in site.generations:
+        if site.suffix(generation) and stem == '%s-%s%s' % (ec.name, ec.version, site.suffix(generation)):
+            return generation
+    return site.generation(ec['site_generation'] or os.environ.get(slingshot_sites.GENERATION_VARIABLE),
+                           os.path.basename(ec.path or ec.name))
+
+
+def link_easyconfig(name: str, version: str, suffix: str) -> None:
+    """Let the robot find NAME-VERSION.eb under the name that it has for a generation, from which this is read."""
+    path = robot_find_easyconfig(name, version)
+    if path and not robot_find_easyconfig(name, version + suffix):
+        directory = tempfile.mkdtemp(prefix='generation-')
+        os.symlink(path, os.path.join(directory, '%s-%s%s.eb' % (name, version, suffix)))
+        build_option('robot_path').append(directory)
+
+
+def add_site_dependencies(ec: Any) -> None:
+    """
+    Put the modules in that the site has for the roles in site_dependencies; what the easyconfig names itself stays.
+
+    An easyconfig without a versionsuffix gets that of the generation, where a site has several. The parameter is empty
+    then: an easyconfig that EasyBuild writes (reprod/) has the dependencies themselves.
+    """
+    site, asked_by = chosen_site(), os.path.basename(ec.path or ec.name)
+    own = [dep[0].split('/')[0] for key in ('dependencies', 'builddependencies') for dep in ec[key]]
+    found: Dict[str, List[Any]] = {'module': [], 'build': [], 'eb': []}
+    try:
+        generation = generation_of(ec, site)
+        suffix = site.suffix(generation)
+        # what opens the directories of the others comes with each of them
+        first = [role for role in slingshot_sites.ROLES[:1] if role in site.generations[generation]]
+        for entry in first + list(ec['site_dependencies']):
+            role, software = (entry, None) if isinstance(entry, str) else (entry[0], tuple(entry[1:]))
+            text = ''
+            if not software or role in site.generations[generation]:
+                text = site.provided(generation, role, asked_by)
+            if text in slingshot_sites.ROLES:
+                # the module of another role has it, as that of ROCm has RCCL
+                text = site.provided(generation, text, asked_by)
+            kind, _, what = text.rpartition(' ')
+            if kind == 'eb' and not software:
+                software = tuple(what.split('/', 1))
+            if software and kind in ('', 'eb') and (kind or not what):
+                name, (version, dash, of_version) = software[0], software[1].partition('-')
+                of_version = dash + of_version or suffix
+                if name not in own:
+                    link_easyconfig(name, version, of_version)
+                    found['eb'].append((name, version, of_version))
+            elif what.split('/')[0] not in own and (what, EXTERNAL_MODULE) not in sum(found.values(), []):
+                found[kind or 'module'].append((what, EXTERNAL_MODULE))
+    except slingshot_sites.SiteError as err:
+        raise EasyBuildError("slingtorch: %s", err)
+    ec['dependencies'] = found['module'] + list(ec['dependencies']) + found['eb']
+    ec['builddependencies'] = found['build'] + list(ec['builddependencies'])
+    ec['site_dependencies'] = None
+    if not ec['versionsuffix']:
+        ec['versionsuffix'] = suffix
+    ec.log.info("slingtorch: %s: generation %s of site %s gives %s", asked_by, generation, site.name, found)
+
+
 def print_site_values(ec: Any) -> None:
     """Print what was added, before it is installed: it was parsed more than once, with --try-* from other files too."""
     msg = _ADDED.pop(ec.path, None)
@@ -159,16 +230,21 @@ def refuse_other_site(self: Any) -> None:
 
     Every software is looked at: with --robot the first one of a stack is not PyTorch. Sources are fetched anywhere.
     """
-    only = None if self.dry_run or build_option('stop') == 'fetch' else self.cfg['only_site']
-    if not only:
+    if self.dry_run or build_option('stop') == 'fetch':
         return
-    here = chosen_site().name
-    if only != here:
+    only, here = self.cfg['only_site'], chosen_site().name
+    if only and only != here:
         raise EasyBuildError("%s is for the site '%s', and this is the site '%s'. Its modules are not here: take an "
                              "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies "
                              "and only_site. If this is '%s' and was not recognised, say so: export %s=%s",
                              os.path.basename(self.cfg.path), only, here, self.name, only,
                              slingshot_sites.SITE_VARIABLE, only)
+    if self.cfg['site_dependencies']:
+        # the parse hook has found nothing to put in
+        try:
+            chosen_site().generation(None, os.path.basename(self.cfg.path))
+        except slingshot_sites.SiteError as err:
+            raise EasyBuildError("slingtorch: %s", err)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -176,6 +252,10 @@ def refuse_other_site(self: Any) -> None:
 
 def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """Run for every easyconfig that is parsed."""
+    # elsewhere it is refused later: sources are fetched, and checksums looked at, on any machine
+    if (ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name)
+            and build_option('stop') != 'fetch'):
+        add_site_dependencies(ec)
     if ec.name in WITH_SITE_VALUES:
         add_site_values(ec)
 

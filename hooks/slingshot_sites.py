@@ -24,6 +24,8 @@ FALLBACK_SITE = 'local'
 SITE_VARIABLE = 'SLINGTORCH_SITE'
 GROUPS_VARIABLE = 'SLINGTORCH_SITE_GROUPS'
 PATH_VARIABLE = 'SLINGTORCH_SITES_PATH'
+# names one of the generations of modules that a site provides
+GENERATION_VARIABLE = 'SLINGTORCH_SITE_GENERATION'
 # '<site>: <what was seen>' of an activation that detected the site: then nobody has named it
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
@@ -62,6 +64,8 @@ FORBIDDEN = (
 # of which it must have one, and those that it may have
 Kind = namedtuple('Kind', ['form', 'pattern', 'keys', 'one_of', 'optional'])
 SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source')
+# what the modules of a site are for, in the order in which they are loaded
+ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'python', 'nccl', 'nccl_plugin')
 IN_GROUP = r'(?P<name>\S+)( in (?P<group>\S+))?'
 KINDS = {
     'site': Kind('[site]', '', SITE_KEYS, (), ('include',)),
@@ -71,6 +75,8 @@ KINDS = {
                       ('value', 'values'), ('for',)),
     'reference': Kind('[reference LABEL]', r'(?P<name>\S+)', ('operation', 'backend', 'nodes', 'ranks_per_node', 'size',
                                                               'bus_bandwidth', 'tolerance', 'source'), (), ()),
+    'provides': Kind("[provides GENERATION], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
+                     ('source',), (), ('default',) + ROLES),
     'group': Kind("[group NAME], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
                   ('title', 'needs', 'reason', 'source'), (), ()),
 }
@@ -94,9 +100,13 @@ CHECKS = {
     ('reference', 'size'): (r'[1-9]\d* [KMG]iB', "write it as 128 MiB or 1 GiB"),
     ('reference', 'bus_bandwidth'): (r'\d+(\.\d+)?', "it must be a number, in GB/s"),
     ('reference', 'tolerance'): (r'0\.\d+', "it must be a share, such as 0.05"),
+    ('provides', 'default'): ('yes', "write default = yes in one section, and leave it out of the others"),
     ('parameter', 'name'): ('(?!(modextravars|site_groups)$)[a-z_][a-z0-9_]*', "it is not a name of an easyconfig "
                             "parameter that is set this way: use [env VARIABLE] and [group NAME]"),
 }
+CHECKS.update({('provides', role): (r'(build )?[^\s/]+(/\S+)?|eb [^\s/]+/\S+',
+                                    "write MODULE, build MODULE (not needed at run time), eb NAME/VERSION (installed "
+                                    "by --robot), or the role whose module has it") for role in ROLES})
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
@@ -117,8 +127,8 @@ class Site:
     """One site, as its file describes it.
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
-    Group by name), references (list of Reference), rules (list of (kind, pattern)), metadata (path of a file for
-    EasyBuild, or None).
+    Group by name), generations (dictionary by name of what the site provides: {role: text}), references (list of
+    Reference), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
     """
     title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
 
@@ -130,6 +140,7 @@ class Site:
         self.rules: List[Tuple[str, str]] = []
         self.references: List[Reference] = []
         self.groups: Dict[str, Group] = {}
+        self.generations: Dict[str, Dict[str, str]] = {}
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
             if kind == 'site':
@@ -139,6 +150,8 @@ class Site:
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':
                 self.groups[keys['name']] = Group(*map(keys.get, Group._fields))
+            elif kind == 'provides':
+                self.generations[keys['name']] = {key: keys[key] for key in ('default',) + ROLES if key in keys}
             elif kind == 'reference':
                 self.references.append(Reference(*map(keys.get, Reference._fields)))
             else:
@@ -184,6 +197,37 @@ class Site:
     def parameter_values(self, groups: Iterable[str] = ()) -> Dict[str, Value]:
         """Easyconfig parameter values (dictionary of Value by parameter), likewise."""
         return self._selected(self.parameters, groups)
+
+    def suffix(self, generation: str) -> str:
+        """What tells installations for this generation from those for another, in names of modules."""
+        return '-%s-%s' % (self.name, generation) if len(self.generations) > 1 else ''
+
+    def generation(self, name: Optional[str], asked_by: str) -> str:
+        """Name of the generation to take: the named one, else that of the site; asked_by is for the SiteError."""
+        known = ', '.join(self.generations)
+        if not known:
+            raise SiteError("%s needs modules of the site '%s', of which %s says nothing. Add a section [provides "
+                            "NAME] with lines such as 'gpu = cuda/12.9.0' (docs/sites.md)"
+                            % (asked_by, self.name, self.path))
+        if name and name not in self.generations:
+            raise SiteError("%s is to use the generation '%s' of modules, which site '%s' does not have: it has %s (%s)"
+                            % (asked_by, name, self.name, known, self.path))
+        chosen = [name] if name else [key for key, roles in self.generations.items()
+                                      if 'default' in roles or len(self.generations) == 1]
+        if len(chosen) != 1:
+            raise SiteError("%s can be for %s, and %s does not say which: add 'default = yes' to one of its sections "
+                            "[provides ...], or 'export %s=NAME'" % (asked_by, known, self.path, GENERATION_VARIABLE))
+        return chosen[0]
+
+    def provided(self, generation: str, role: str, asked_by: str) -> str:
+        """What this generation has for a role, in the form of the site file."""
+        if role not in ROLES:
+            raise SiteError("%s names the role '%s'. The roles are: %s" % (asked_by, role, ', '.join(ROLES)))
+        text = self.generations[generation].get(role)
+        if text is None:
+            raise SiteError("%s, section [provides %s] has no module for the role '%s', which %s needs: add the line "
+                            "'%s = MODULE/VERSION'" % (self.path, generation, role, asked_by, role))
+        return text
 
     def digest(self, groups: Iterable[str] = ()) -> str:
         """Digest of what the site gives to easyconfigs with these groups, by which a change of it is seen."""
@@ -311,7 +355,7 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
         sections.update(read_sections(shared[include]))
-        for kind in ('site', 'detect', 'reference'):
+        for kind in ('site', 'detect', 'reference', 'provides'):
             if kind in [key[0] for key in sections]:
                 fail(shared[include], kind, "it belongs into the file of a site")
     sections.update(own)

@@ -489,6 +489,14 @@ EASYCONFIGS = sorted(path for directory in ('a/aws-ofi-nccl', 'a/aws-ofi-rccl', 
                      for path in (testbed.ROOT / 'easyconfigs' / directory).glob('*.eb'))
 
 
+def generations():
+    """(site, generation, what it provides by role) for the sites whose files say it."""
+    for path in sorted((testbed.ROOT / 'hooks/sites').glob('*.cfg')):
+        for name, text in re.findall(r'^\[provides (\S+)\]\n(.*?)(?=^\[|\Z)', path.read_text(), re.M | re.S):
+            roles = re.findall(r'^(?!source|default)(\w+) = (.*)', text, re.M)
+            yield path.stem, name, dict(roles)
+
+
 def emulate_modules(directory):
     """Empty modules of the names that the easyconfigs of the bundle use, with prefixes in which the headers are."""
     site = Site(directory)
@@ -496,6 +504,8 @@ def emulate_modules(directory):
     headers = {'cuda': ('CUDA', 'cuda_runtime.h'), 'rocm': ('ROCm', 'hip/hip_runtime_api.h'),
                'libfabric': ('libfabric', 'rdma/fabric.h')}
     names = {name for path in EASYCONFIGS for name in re.findall(r"'([^']+)', EXTERNAL_MODULE", path.read_text())}
+    provided = [roles for _, _, roles in generations()]
+    names.update(text.split()[-1] for roles in provided for text in roles.values() if '/' in text and 'eb ' not in text)
     for module, version in sorted(name.split('/') for name in names):
         write(site.modules / module / version, '#%Module\n')
         if module in headers:
@@ -511,8 +521,14 @@ def test_easyconfigs_resolve_and_make_modules(eb_env, tmp_path):
         # each on the site that it is for
         eb_env(*[name for name in names if place in name], '--module-only', '--force', '--robot',
                env={**env, 'SLINGTORCH_SITE': place})
-    for name in names:
-        software, version = re.match(r'(.*?)-(\d.*)\.eb', name).groups()
+    made = [re.match(r'(.*?)-(\d.*)\.eb', name).groups() for name in names if re.search('derecho|frontier', name)]
+    generic = [name for name in names if not re.search('derecho|frontier', name)]
+    for place, generation, _ in generations():
+        eb_env(*generic, '--module-only', '--force', '--robot',
+               env={**env, 'SLINGTORCH_SITE': place, 'SLINGTORCH_SITE_GENERATION': generation})
+        made += [(name.rsplit('-', 1)[0], f'{name.rsplit("-", 1)[1][:-3]}-{place}-{generation}') for name in generic]
+    assert len(generic) == 3 and len(made) >= 6 + 4 * len(generic)
+    for software, version in made:
         assert (eb_env.modulepath / software / f'{version}.lua').exists()
 
 
@@ -521,10 +537,14 @@ def test_easyconfig_fits_its_nccl(block, path):
     """The plugin and the NCCL of each easyconfig fit, and the checksum is there."""
     text = path.read_text()
     assert re.search(r"checksums = \['[0-9a-f]{64}'\]", text)
-    nccl = re.search(r"\('NCCL', '([^']+)'", text)
-    if nccl:
+    nccls = re.findall(r"\('NCCL', '([^']+)'", text)
+    if 'site_dependencies' in text:
+        nccls = [re.match(r'eb NCCL/([\d.]+)', roles['nccl']).group(1) for _, _, roles in generations()
+                 if roles['nccl'] != 'gpu']
+        assert nccls
+    for nccl in nccls:
         version = re.search(r"^version = '([^']+)'", text, re.M).group(1)
         oldest, newest = plugin(block, version).release().apis
         lowest, highest = [apis for since, apis in block.accepted_apis.__globals__['NCCL_APIS']
-                           if block.LooseVersion(nccl.group(1)) >= block.LooseVersion(since)][-1]
+                           if block.LooseVersion(nccl) >= block.LooseVersion(since)][-1]
         assert oldest <= highest and newest >= lowest

@@ -13,8 +13,8 @@ EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb', 'NCCL-2.30.4-derecho.eb',
-             'aws-ofi-nccl-1.6.0-derecho.eb', 'aws-ofi-nccl-1.20.0-derecho.eb',
-             'aws-ofi-nccl-1.20.0-derecho-cuda-12.9.0.eb']
+             'aws-ofi-nccl-1.6.0-derecho.eb', 'aws-ofi-nccl-1.20.0-derecho-24.12.eb',
+             'aws-ofi-nccl-1.20.0-derecho-25.10.eb']
 RUN_TIME = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
     'FI_CXI_DISABLE_HOST_REGISTER': '1',
@@ -103,7 +103,12 @@ def test_pytorch_module(modules, name):
     wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
     own = re.findall(r"^    \('(\S+)', '(\S+)', '(\S+)'\),$", text, re.M)
     wanted += [f'{software}/{version}{suffix}' for software, version, suffix in own]
-    assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9) and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
+    plugin = re.search(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text)
+    if plugin:
+        generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
+        wanted.append(f'{plugin.group(1)}/{plugin.group(2)}-derecho-{generation}')
+    assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9)
+    assert set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
 
 def test_users_own_values_come_back(modules):
@@ -123,8 +128,14 @@ def test_users_own_values_come_back(modules):
 def test_libraries_load_from_a_fresh_login(modules, name):
     """NCCL and its plugin by themselves, as one who tests the network loads them: their modules are behind ncarenv."""
     env = modules.load(module_name(name).replace('aws_ofi_nccl', 'aws-ofi-nccl'))
-    text = next(EASYCONFIGS.rglob(name)).read_text()
-    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
+    generation = re.search(r'-derecho-([\d.]+)\.eb', name)
+    if generation:
+        # the same file for each generation: its modules are the site's
+        text = (ROOT / 'hooks/sites/derecho.cfg').read_text().split(f'[provides {generation.group(1)}]')[1]
+        wanted = re.findall('^(?:modules_first|compiler|gpu|libfabric) = (.*)', text.split('[')[0], re.M)
+    else:
+        text = next(EASYCONFIGS.rglob(name)).read_text()
+        wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
     assert len(wanted) >= 3 and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
 
@@ -148,6 +159,28 @@ def test_tcl_modules(tmp_path, lmod, site):
     eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--robot', '--module-only', '--force', '--module-syntax=Tcl')
     env = lmod.load('PyTorch/2.4.0-derecho-cray-mpich', modulepath=[eb.modulepath, site.derecho.modulepath])
     assert RUN_TIME.items() <= env.items()
+
+
+def test_tcl_modules_of_the_plugin(tmp_path, lmod, site):
+    """For the generation that the user names, with the modules that the site has for it."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    eb.env.update(site.derecho.env, SLINGTORCH_SITE_GENERATION='24.12')
+    eb.env['MODULEPATH'] = f'{site.derecho.path}/modules/24.12/core:{site.derecho.modulepath}'
+    eb('aws-ofi-nccl-1.20.0.eb', '--robot', '--module-only', '--force', '--module-syntax=Tcl')
+    written = eb.prefix / 'software/aws-ofi-nccl/1.20.0-derecho-24.12/easybuild/reprod'
+    assert [path.name for path in written.glob('*.eb')] == ['aws-ofi-nccl-1.20.0-derecho-24.12.eb']
+    text = (written / 'aws-ofi-nccl-1.20.0-derecho-24.12.eb').read_text()
+    assert "('cuda/12.3.2', EXTERNAL_MODULE)" in text and 'site_dependencies' not in text
+    env = lmod.load('aws-ofi-nccl/1.20.0-derecho-24.12', modulepath=[eb.modulepath, site.derecho.modulepath])
+    assert {'cuda/12.3.2', 'NCCL/2.27.7-derecho'} <= set(env['LOADEDMODULES'].split(':'))
+
+
+def test_a_module_of_a_role_that_is_not_there(tmp_path, lmod):
+    """The site's file names it, and this machine has none of it."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    done = eb('aws-ofi-nccl-1.20.0.eb', '--robot', '--module-only', '--force', check=False)
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and 'ncarenv/25.10' in said
 
 
 def test_on_another_system(tmp_path, lmod):

@@ -16,6 +16,17 @@ PYTHON = '%d.%d' % sys.version_info[:2]
 TREES = {'cirrus_ice': cirrus.Cirrus, 'derecho': derecho.Derecho, 'frontier': frontier.Frontier}
 
 
+def install_plugin(tree, eb, site, text):
+    """Install the plugin that an easyconfig of this text names: itself, or for a generation of the site's modules."""
+    found = re.findall(r"^    \('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", text, re.M)
+    for software, version in re.findall(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text):
+        generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
+        found.append((software, version, f'-{site}-{generation}'))
+    for software, version, suffix in found:
+        root = tree.install(eb.prefix, software, version + suffix, ['libnccl-net.so'])
+        wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
+
+
 class Wheels:
     """A site, and an installation of PyTorch there.
 
@@ -36,9 +47,7 @@ class Wheels:
         self.eb.env['EASYBUILD_SOURCEPATH'] = f"{path}/sources:{self.eb.env['EASYBUILD_SOURCEPATH']}"
         if self.site == 'derecho':
             self.eb.env['MODULEPATH'] = f'{self.tree.path}/modules/25.10/core:{self.tree.modulepath}'
-        for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", self.text):
-            root = self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
-            wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
+        install_plugin(self.tree, self.eb, self.site, self.text)
         for extension, version in re.findall(r"^    \('(\w+)', '([\d.]+)', {$", self.text, re.M):
             derecho.ToySources(path / 'sources').write_extension(extension.lower(), version)
         self.easyconfig = path / name
@@ -155,9 +164,7 @@ class Shipped:
         self.eb.env = {key: value for key, value in {**self.eb.env, **self.tree.env, **self.internet.env}.items()
                        if value is not None}
         self.eb.env['EASYBUILD_ROBOT_PATHS'] = f"{path}/easyconfigs:{self.eb.env['EASYBUILD_ROBOT_PATHS']}"
-        for software, version, suffix in re.findall(r"\('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", text):
-            root = self.tree.install(self.eb.prefix, software, version + suffix, ['libnccl-net.so'])
-            wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))
+        install_plugin(self.tree, self.eb, 'frontier', text)
 
         self.easyconfig = path / 'easyconfigs/p/PyTorch' / name
         self.easyconfig.parent.mkdir(parents=True)

@@ -118,6 +118,130 @@ def parser(tmp_path, monkeypatch):
     reset_easybuild()
 
 
+# --- modules of the site
+
+SITE_FILE = """
+[site]
+title = Test
+centre = c
+url = u
+scheduler = slurm
+gpu = cuda
+gpus_per_node = 4
+network = slingshot11
+source = s
+"""
+PROVIDES = """
+[provides %s]
+modules_first = env/%s
+compiler = build gcc/14
+gpu = cuda/%s
+source = s
+"""
+
+
+@pytest.fixture
+def roles(parser, tmp_path):
+    """Parse an easyconfig with roles on a site with these sections."""
+    def parse(sections, more="site_dependencies = ['compiler', 'gpu']", name='NCCL', generation=None):
+        (tmp_path / 'sites').mkdir(exist_ok=True)
+        (tmp_path / 'sites/mine.cfg').write_text(SITE_FILE + sections)
+        parser.configure(site='mine')
+        parser.monkeypatch.setenv('SLINGTORCH_SITES_PATH', str(tmp_path / 'sites'))
+        if generation:
+            parser.monkeypatch.setenv('SLINGTORCH_SITE_GENERATION', generation)
+        return parser.parse(name=name, more=more)[0]
+    return parse
+
+
+def names(dependencies):
+    return [dep['full_mod_name'] for dep in dependencies]
+
+
+def test_roles_of_one_generation(roles):
+    """Modules come in their order, before what the easyconfig says; and no suffix is needed."""
+    ec = roles(PROVIDES % ('a', 'a', '12'), more="""dependencies = [('zlib', '1')]
+site_dependencies = ['compiler', 'gpu']""")
+    assert names(ec['dependencies']) == ['env/a', 'cuda/12', 'zlib/1'] and names(ec['builddependencies']) == ['gcc/14']
+    assert ec['dependencies'][1]['external_module'] and ec.full_mod_name == 'NCCL/9.9'
+
+
+def test_written_easyconfig_has_the_dependencies(roles, parser, tmp_path):
+    """What EasyBuild writes (reprod/) gives the same when it is parsed again."""
+    ec = roles(PROVIDES % ('a', 'a', '12') + PROVIDES % ('b', 'b', '13'), generation='b')
+    path = tmp_path / 'written' / 'NCCL-9.9-mine-b.eb'
+    path.parent.mkdir()
+    ec.dump(str(path))
+    assert "('cuda/13', EXTERNAL_MODULE)" in path.read_text() and 'site_dependencies' not in path.read_text()
+    again = parser.parse_file(path)[0]
+    assert names(again['dependencies']) == names(ec['dependencies']) == ['env/b', 'cuda/13']
+    assert again.full_mod_name == ec.full_mod_name == 'NCCL/9.9-mine-b'
+
+
+def test_the_easyconfig_wins(roles):
+    own = "dependencies = [('cuda/11', EXTERNAL_MODULE)]\nversionsuffix = '-x'\n"
+    ec = roles(PROVIDES % ('a', 'a', '12') + PROVIDES % ('b', 'b', '13'), generation='a',
+               more=own + "site_generation = 'b'\nsite_dependencies = ['gpu']")
+    assert names(ec['dependencies']) == ['env/b', 'cuda/11'] and ec.full_mod_name == 'NCCL/9.9-x'
+
+
+def test_the_sites_own_plugin_or_ours(roles):
+    more = "site_dependencies = [('nccl_plugin', 'aws-ofi-nccl', '1.20.0')]"
+    section = PROVIDES % ('a', 'a', '12')
+    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.20.0']
+    assert names(roles(section + 'nccl_plugin = net/1\n', more)['dependencies']) == ['env/a', 'net/1']
+    # the version that the easyconfig names, and that of the site where it names none
+    section += 'nccl_plugin = eb aws-ofi-nccl/1.21.1\n'
+    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.20.0']
+    assert names(roles(section, "site_dependencies = ['nccl_plugin']")['dependencies'])[1] == 'aws-ofi-nccl/1.21.1'
+
+
+def test_a_role_in_the_module_of_another(roles):
+    ec = roles(PROVIDES % ('a', 'a', '12') + 'nccl = gpu\n', "site_dependencies = ['gpu', 'nccl']")
+    assert names(ec['dependencies']) == ['env/a', 'cuda/12']
+
+
+@pytest.mark.parametrize('sections, more, message', [
+    (PROVIDES % ('a', 'a', '12'), "['cuda']", r"names the role 'cuda'. The roles are: .*gpu"),
+    (PROVIDES % ('a', 'a', '12'), "['blas']",
+     r"mine.cfg, section \[provides a\] has no module for the role 'blas'.*add the line 'blas = MODULE/VERSION'"),
+    (PROVIDES % ('a', 'a', '1') + PROVIDES % ('b', 'b', '2'), "['gpu']",
+     r"can be for a, b, .*SLINGTORCH_SITE_GENERATION"),
+    (PROVIDES % ('a', 'a', '12'), "['gpu']\nsite_generation = 'z'",
+     r"'z' of modules, which .* does not have: it has a"),
+    (PROVIDES % ('a', 'a', '12') + 'nccl = cudnn\n', "['nccl']", r"has no module for the role 'cudnn'"),
+])
+def test_roles_that_cannot_be_filled(roles, sections, more, message):
+    with pytest.raises(EasyBuildError, match=message):
+        roles(sections, 'site_dependencies = ' + more)
+
+
+def test_roles_on_a_site_that_provides_nothing(roles, parser):
+    """A file of an older form: sources are fetched, and nothing is installed."""
+    ec = roles('')
+    assert ec['dependencies'] == []
+    hooks = eb_hooks.load_hooks(str(HOOKS))
+    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    with pytest.raises(EasyBuildError, match=r"mine.cfg says nothing. Add a section \[provides NAME\]"):
+        hooks['pre_easyblock_hook'](app)
+
+
+@pytest.mark.parametrize('name', ['1.19.2', '1.20.0', '1.21.1'])
+@pytest.mark.parametrize('site, generation, modules, build', [
+    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0', 'NCCL/2.27.7-derecho'], []),
+    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0', 'NCCL/2.30.4-derecho'], []),
+    ('frontier', 'rocm-7.1.1', ['rocm/7.1.1', 'libfabric/2.3.1'], ['PrgEnv-gnu/8.7.0']),
+])
+def test_the_plugin_of_each_generation(parser, name, site, generation, modules, build):
+    """The dependencies that its easyconfig of that system had."""
+    easyblocks = '%s/*.py,%s/generic/*.py' % (ROOT / 'easyblocks', ROOT / 'easyblocks')
+    parser.configure('--robot-paths=%s' % (ROOT / 'easyconfigs'), '--include-easyblocks=' + easyblocks, site=site)
+    parser.monkeypatch.setenv('SLINGTORCH_SITE_GENERATION', generation)
+    ec = parser.parse_file(ROOT / 'easyconfigs/a/aws-ofi-nccl' / ('aws-ofi-nccl-%s.eb' % name))[0]
+    assert names(ec['dependencies']) == modules and names(ec['builddependencies']) == build
+    assert ec.full_mod_name == 'aws-ofi-nccl/%s-%s-%s' % (name, site, generation)
+
+
 # --- values of the site
 
 def test_values_are_added(parser):
@@ -338,7 +462,7 @@ class App:
 
     def __init__(self, tmp_path, name):
         self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg, self.initial_environ = Config(only_site=None), {}
+        self.cfg, self.initial_environ = Config(only_site=None, site_dependencies=None), {}
         self.installdir = str(tmp_path / 'software' / name / '9.9')
         self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
 
