@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 
-from testbed import ROOT, easybuild, modulestools
+from testbed import DIR, ROOT, easybuild, modulestools
 
 from . import FAULTS, ONLY_BY_THE_PROGRAM, TRAINING_LIMIT, run_all, verdict
 
@@ -64,6 +64,15 @@ def plain(text):
     return re.sub(r'([|<>_*`\[\]])', r'\\\1', text.strip())
 
 
+def anywhere(found):
+    """What was found, as JSON would have it, with names instead of the directories of this machine."""
+    text = json.dumps(found)
+    for directory, name in (DIR, 'TESTBED'), (ROOT, 'SLINGTORCH'), (sys.base_prefix, 'PYTHON'):
+        if str(directory) != '/usr':
+            text = text.replace(f'{directory}/', f'{name}/')
+    return json.loads(text)
+
+
 def look(job):
     """What is recorded of a fault."""
     answer = job.check()
@@ -88,6 +97,7 @@ def main(names):
                  'check said': [[level, line[:400]] for level, line in answer.lines
                                 if level in ('red', 'yellow', 'stderr')][:40],
                  'left': len(answer.left)}
+        found = anywhere(found)
         print(json.dumps({name: found}), flush=True)
         with lock:
             record['faults'][name] = found
