@@ -76,7 +76,7 @@ def test_each_line_of_a_sample_is_needed_by_some_rule(name):
 def read_forms():
     """[(rule, line)] of explain_forms.txt."""
     forms, name = [], ''
-    for line in pathlib.Path(__file__).with_name('explain_forms.txt').read_text(encoding='utf-8').splitlines()[3:]:
+    for line in pathlib.Path(__file__).with_name('explain_forms.txt').read_text(encoding='utf-8').splitlines()[5:]:
         header = re.match(r'\[([a-z0-9-]+)\]$', line)
         if header and header.group(1) in RULES:
             name = header.group(1)
