@@ -80,7 +80,7 @@ class Plugin:
             raise NotKnown("it has the interfaces %s; known are v%d to v%d" % (
                 ', '.join('v%d' % number for number in offered) or 'none', KNOWN[0], KNOWN[-1]))
         self.table = (ctypes.c_void_p * 14).in_dll(self.library, nccl.INTERFACE + str(self.version))
-        self.name = ctypes.string_at(self.table[0]).decode(errors='replace')
+        self.name = ctypes.string_at(self.table[0] or 0).decode(errors='replace')
         self.context = ctypes.c_void_p()
         # NCCL_NET_TRAFFIC_CLASS_UNDEF
         self.config = ctypes.c_int(-1)
@@ -102,7 +102,7 @@ class Plugin:
 
     def call(self, place: int, doing: str, *arguments: 'Any') -> None:
         """A function of the table. :raises Failed: it gives another status than ncclSuccess"""
-        status = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(self.table[place])(
+        status = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(self.table[place] or 0)(
             *arguments)
         if status:
             # NCCL_LOG_WARN; the first one says why, the last one what came of it
@@ -247,7 +247,7 @@ def answers(names: list, descriptor: int) -> None:
     line = sys.stdin.readline()
     if not line.strip() or not plugin or 'handles' not in found:
         return
-    order, rates = json.loads(line), []
+    order, rates = json.loads(line), []  # type: Any, list
     found, end = {'turn': 1, 'rates': rates}, time.time() + LIMIT
     for number in range(len(order['handles'])):
         if time.time() > end:
@@ -338,22 +338,22 @@ def check(report: 'Report', trial: Trial, need: str) -> None:
     report.fact('plugin devices', '%d of %s' % (len(devices), provider))
     wrong = check_devices(report, what, devices, machine)
     if provider.split(';')[0] in SOCKET_PROVIDERS and machine.slingshot():
-        wrong = True
+        wrong, chosen = True, machine.environ.get('FI_PROVIDER')
         report.add(level, 'plugin', "%s takes libfabric's provider %s, and not cxi, on a node with Slingshot (%s%s)" % (
-            what, provider, fabric, ''.join(', %s=%s' % (name, machine.environ[name]) for name in ('FI_PROVIDER',)
-                                            if name in machine.environ)),
+            what, provider, fabric, ', FI_PROVIDER=' + chosen if chosen else ''),
             "unset FI_PROVIDER, or load the system's libfabric; in a container bind it, with libcxi")
     if moved and moved.get('error'):
         device = devices[moved['device']][0] + ': ' if 'device' in moved else ''
         report.add(level, 'plugin', "%s moves no data between the nodes: %s%s (provider %s)" % (
             what, device, moved['error'], provider),
-            "see whether the job may use the network (a VNI of Slingshot: srun --network), and whether vet names a node")
+            "see whether the job may use the network (a VNI of Slingshot: srun --network), and whether vet names a "
+            "node")
         return
     wrong = check_rates(report, what, devices, moved) or wrong
     if not wrong:
         report.add('good', 'plugin', "%s v%d by itself: provider %s, %s, %s" % (
-            what, told['version'], provider, ', '.join(sorted(set('%s %s' % (name, gigabits(speed))
-                                                                  for name, speed in devices))),
+            what, told['version'], provider, ', '.join(sorted({'%s %s' % (name, gigabits(speed))
+                                                               for name, speed in devices})),
             "64 MB of host memory went to the next node and came from another one" if moved else
             "nothing was sent" if trial_alone(machine) else "nothing was sent: another node has no such plugin"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What --check says of NCCL's network plugin, on two nodes with a network of their own and a stand-in for the plugin."""
+"""What --check says of NCCL's network plugin, on two nodes with a network of their own, and a stand-in for it."""
 import json
 import subprocess
 
