@@ -30,10 +30,8 @@ SECONDS_TO_END = 60  # bound for a job of which one rank was killed; the others 
 @pytest.fixture(scope='session')
 def pytorch(installed_pytorch, tmp_path_factory):
     """The installation, with the environment of a job on one machine: loopback network, one thread a rank."""
-    installed_pytorch.env.update(
-        GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches'))
-    )
-    return installed_pytorch
+    return installed_pytorch.with_variables(
+        GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
 
 
 @pytest.fixture(scope='session')

@@ -18,9 +18,8 @@ ARGUMENTS = ['--epochs', '2', '--batch-size', '359']
 
 @pytest.fixture(scope='module')
 def pytorch(installed_pytorch, tmp_path_factory):
-    installed_pytorch.env.update(
+    return installed_pytorch.with_variables(
         GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
-    return installed_pytorch
 
 
 @pytest.fixture(scope='module')

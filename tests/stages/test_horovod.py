@@ -55,8 +55,8 @@ def horovod(lmod, tmp_path_factory):
     # the directories of build and environment are others each time
     env = {'PATH': f'{mpi}:{easybuild.BIN}:{os.environ["PATH"]}', 'CCACHE_DIR': str(testbed.DIR / 'ccache'),
            'CCACHE_BASEDIR': str(testbed.DIR), 'CCACHE_NOHASHDIR': '1'}
-    installation = easybuild.installed(NAME, lmod, env=env)
-    installation.env.update(OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
+    installation = easybuild.installed(NAME, lmod, env=env).with_variables(
+        OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
     installation.mpi = mpi
     return installation
 

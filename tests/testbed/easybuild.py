@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Real `eb`, as a user runs it who activated the bundle."""
 
+import copy
 import fcntl
 import hashlib
 import os
@@ -9,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import types
 
 import pytest
 
@@ -95,7 +97,7 @@ class Installation:
     :ivar module: short name of its module
     :ivar modulepath: directory to `module use`
     :ivar root: where it is installed
-    :ivar env: environment (dictionary) after `module load`
+    :ivar env: environment after `module load`; read-only, since all tests of a run share one installation
     :ivar runscripts: directory of its runscripts
     :ivar python: its python
     """
@@ -103,10 +105,16 @@ class Installation:
     def __init__(self, module, modulepath, tool):
         self.module = module
         self.modulepath = pathlib.Path(modulepath)
-        self.env = tool.load(module, modulepath=[modulepath])
+        self.env = types.MappingProxyType(tool.load(module, modulepath=[modulepath]))
         self.root = pathlib.Path(self.env['EBROOT' + module.split('/')[0].upper()])
         self.runscripts = pathlib.Path(self.env['RUNSCRIPTS'])
         self.python = self.root / 'bin/python'
+
+    def with_variables(self, **variables):
+        """The same installation, with more in its environment."""
+        other = copy.copy(self)
+        other.env = types.MappingProxyType({**self.env, **variables})
+        return other
 
 
 def made_from(easyconfig):
