@@ -32,8 +32,8 @@ DEFAULT_RUNSCRIPTS = (
                                          'stage', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
-                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'probe', 'records',
-                                           'star', 'tree_copy', 'variables', 'vet', 'wire']]
+                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
+                                           'records', 'star', 'tree_copy', 'variables', 'vet', 'wire']]
 )
 GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
 

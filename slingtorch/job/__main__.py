@@ -2,7 +2,7 @@
 """
 Start one of the programs of this package, as the runscripts do: python -B lib/job COMMAND ARGUMENTS
 
-COMMAND is a module with a main(): bench, check, exchange, probe, tree_copy, vet.
+COMMAND is a module with a main(): bench, check, exchange, plugin, probe, tree_copy, vet.
 """
 import importlib
 import os

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 
-from . import limits, look, nccl, network, node, records, star, variables
+from . import limits, look, nccl, network, node, plugin, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .machine import Machine, expand_hosts
 from .probe import scratch_file
@@ -43,6 +43,7 @@ SAME = {
     'maps MPI': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
     'torch is in': ('yellow', 'versions', "start all ranks from one environment"),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
+    'plugin devices': ('yellow', 'plugin', "see which cards these nodes have, and FI_PROVIDER"),
     'driver': ('yellow', 'versions', "have the centre look at these nodes"),
     # a node has several names
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
@@ -387,6 +388,12 @@ class Rank:
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
         self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
+        self.trial = None  # type: Any
+
+    def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
+        """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
+        following, pairs = trade(self.trial.handles(), time.time() + plugin.START + star.SLACK)
+        self.trial.move(following, pairs, number, nodes)
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
@@ -450,13 +457,14 @@ def for_the_node(rank: Rank, role: 'Callable') -> bytes:
     except OSError as err:
         raise PeerLost("another process of this start says that it is local rank 0 of this node too (%s): "
                        "unset LOCAL_RANK in the job script" % err)
-    probe = rank.start_probe()
+    rank.trial, probe = plugin.Trial(rank.machine, rank.seconds), rank.start_probe()
     try:
         word = role(rank, local, probe)
     except PeerLost:
         tell_all(local.connections, star.LOST)
         raise
     finally:
+        rank.trial.end()
         if probe:
             probe.end()
     tell_all(local.connections, word)
@@ -470,6 +478,7 @@ def first_rank(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]') -> 
     if abs(branch.ahead) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, branch.ahead), "tell the centre: time is wrong there")
+    rank.try_plugin(branch.trade, branch.number, branch.nodes)
     go = branch.meet(bool(probe and probe.ready()), rank.begin + rank.seconds)
     finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes) if go else None)
     branch.deliver(rank.report)
@@ -496,6 +505,7 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
         report.fact('seconds starting the node', '%.2g' % node.round_up(called - first), mask)
     # a world without some of its nodes would wait for them
     whole = sum(other.ranks for other in root.nodes) + rank.local_world >= rank.world
+    rank.try_plugin(root.trade, 0, len(root.nodes) + 1)
     go = root.meet(bool(probe and probe.ready()) and whole, rank.begin + rank.seconds)
     end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1) if go else None)
     root.collect(report, end)
@@ -535,6 +545,10 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     limits.check(report, ranks, took, rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
+    if not any('cannot be loaded' in finding.text for finding in report.having(name='plugin')):
+        # NCCL that runs over another network has found what it needs
+        runs = report.value('network of NCCL') not in (None, 'Socket')
+        plugin.check(report, rank.trial, '' if runs else look.plugin_need(machine))
     return end
 
 

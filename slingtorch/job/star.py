@@ -35,6 +35,8 @@ ONE_DAY = 86400
 SMALL_SEGMENT = 536
 # instead of rank 0's word, '0' or '1'
 LOST = b'lost'
+# how a word to be traded begins
+TRADE = 'trade '
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -271,11 +273,33 @@ class Root:
         """
         for node in self.nodes:
             try:
-                ready = receive_message(node.connection, end + SLACK) == b'1' and ready
+                said = receive_message(node.connection, end + SLACK)
+                if said.startswith(TRADE.encode()):     # it came too late
+                    said = receive_message(node.connection, end + SLACK)
+                ready = said == b'1' and ready
             except PeerLost:
                 ready = False
         tell_all([node.connection for node in self.nodes], b'1' if ready else b'0')
         return ready and bool(self.nodes)
+
+    def trade(self, word: str, end: float) -> list:
+        """
+        Each node, by its number, is told the word of the next one, and how many blanks apart all words have at least.
+
+        :param word: this node's
+        :param end: time until which others are waited for; one that is silent has ''
+        :return: [the next one's word, the number]
+        """
+        words = [word]
+        for node in self.nodes:
+            try:
+                words.append(receive_message(node.connection, end).decode()[len(TRADE):])
+            except (PeerLost, ValueError):
+                words.append('')
+        least = min(len(each.split()) for each in words)
+        for node, following in zip(self.nodes, words[2:] + words[:1]):
+            tell_all([node.connection], json.dumps([following, least]).encode())
+        return [words[1 % len(words)], least]
 
     def collect(self, report: Report, end: float) -> None:
         """Merge what the nodes send until the time `end`, and what is there then."""
@@ -330,6 +354,14 @@ class Branch:
         except OSError as err:
             raise PeerLost("rank 0 cannot be told that this node is ready (%s)" % err)
         return receive_message(self.connection, end + 3 * SLACK) == b'1'
+
+    def trade(self, word: str, end: float) -> list:
+        """As Root.trade(). :raises PeerLost: rank 0 is gone"""
+        try:
+            send_message(self.connection, (TRADE + word).encode())
+        except OSError as err:
+            raise PeerLost("rank 0 cannot be told what this node has (%s)" % err)
+        return json.loads(receive_message(self.connection, end + 3 * SLACK).decode())
 
     def deliver(self, report: Report) -> None:
         """Send it to rank 0's node. :raises PeerLost: that is gone"""

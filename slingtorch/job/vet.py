@@ -242,11 +242,11 @@ def write_lists(prefix: str, good: list, bad: list) -> None:
 
 
 class Lane:
-    """exchange.py as a child, so that a crash or a hang in a library is a finding."""
+    """exchange.py, or another program, as a child, so that a crash or a hang in a library is a finding."""
 
-    def __init__(self, environ: dict, number: int) -> None:
+    def __init__(self, environ: dict, *words: object, program: str = 'exchange') -> None:
         self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'exchange', str(number)], env=environ,
+        self.process = subprocess.Popen([sys.executable, '-B', HERE, program] + list(map(str, words)), env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
         self.said = queue.Queue()  # type: queue.Queue
         threading.Thread(target=self.read, daemon=True).start()
