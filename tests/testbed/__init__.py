@@ -104,10 +104,11 @@ def installed_from():
     return pathlib.Path(done.stdout.strip()).resolve().parents[1] if done.stdout else None
 
 
-def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
+def run(command, env=None, timeout=120, check=True, cwd=None, input=None, stdin=subprocess.DEVNULL):
     """Run `command` (list) and return the CompletedProcess with text stdout and stderr.
 
     :param check: a non-zero status is a failure of the test that shows both streams
+    :param stdin: where there is no `input`, the descriptor that it reads
     """
     done = subprocess.run(
         [str(word) for word in command],
@@ -115,7 +116,7 @@ def run(command, env=None, timeout=120, check=True, cwd=None, input=None):
         timeout=timeout,
         cwd=cwd,
         input=input,
-        stdin=subprocess.DEVNULL if input is None else None,
+        stdin=stdin if input is None else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
