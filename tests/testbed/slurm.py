@@ -422,9 +422,14 @@ def wait(condition, seconds, problem, check=lambda: None):
 
 
 def free_ports(count):
-    """`count` neighbouring TCP ports, below the kernel's ephemeral range, on which nothing listens at this moment."""
+    """
+    `count` neighbouring TCP ports, below the kernel's ephemeral range, on which nothing listens at this moment.
+
+    Above those that lib/master.bash gives to jobs (10000 to 26383 where the ephemeral range is Linux's own): rank 0 of a
+    job could meet a daemon there.
+    """
     while True:
-        first = random.randrange(16000, 29000)
+        first = random.randrange(27000, 32000)
         sockets = []
         try:
             for port in range(first, first + count):
