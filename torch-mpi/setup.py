@@ -36,10 +36,7 @@ with open(os.path.join(HERE, 'slingmpi', 'built.json'), 'w') as file:
     json.dump(built, file, indent=1)
 
 os.environ['CXX'] = COMPILER
-# as one file: PyTorch's headers are most of the work, and are read once (20 s in place of 72)
-os.makedirs(os.path.join(HERE, 'build'), exist_ok=True)
-with open(os.path.join(HERE, 'build', 'all.cpp'), 'w') as file:
-    file.writelines(f'#include "../src/{name}.cpp"\n' for name in ('backend', 'engine', 'module', 'mpi_types'))
+sources = [f'src/{name}.cpp' for name in ('backend', 'engine', 'module', 'mpi_types')]
 flags = ['-O2', '-g0', f'-DSLINGMPI_TORCH={TORCH[0] * 100 + TORCH[1]}', '-DOMPI_SKIP_MPICXX', '-DMPICH_SKIP_MPICXX']
-setup(ext_modules=[CppExtension('slingmpi._backend', ['build/all.cpp'], extra_compile_args=flags)],
+setup(ext_modules=[CppExtension('slingmpi._backend', sources, extra_compile_args=flags)],
       cmdclass={'build_ext': BuildExtension})
