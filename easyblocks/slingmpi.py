@@ -14,6 +14,7 @@ from easybuild.easyblocks.generic._pytorchprocess import (
     MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
     mpi_library, probe_pytorch)
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
+from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
@@ -125,10 +126,11 @@ class EB_slingmpi(PythonPackage):
                                  "that version, or --try-software-version=%s", version, self.version, version)
         return os.path.dirname(os.path.realpath(path))
 
-    def fetch_step(self, *args, **kwargs):
+    def fetch_step(self, skip_checksums=False):
         """Look whether the bundle has the sources."""
-        super().fetch_step(*args, **kwargs)
-        self.find_sources()
+        super().fetch_step(skip_checksums)
+        if not wants_checksums_only(skip_checksums):
+            self.find_sources()
 
     # --- building
 
