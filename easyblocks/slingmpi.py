@@ -66,6 +66,7 @@ class EB_slingmpi(PythonPackage):
         """Initialise; nothing in it is there to be linked against."""
         super().__init__(*args, **kwargs)
         self.options['modulename'] = False  # the sanity check imports it, after torch
+        self.python_asked = None
         for variable in [] if self.is_extension else ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
 
@@ -110,6 +111,12 @@ class EB_slingmpi(PythonPackage):
         self.set_pylibdirs()
         self.set_ulimit()
 
+    def set_pylibdirs(self):
+        """Ask a Python once: when the module is made, the build directory that the container is to see is gone."""
+        if self.python_asked != self.python_cmd:
+            super().set_pylibdirs()
+            self.python_asked = self.python_cmd
+
     # --- sources
 
     def find_sources(self):
@@ -143,7 +150,9 @@ class EB_slingmpi(PythonPackage):
         sources = self.find_sources()
         self.check_pytorch()
         compiler, flags = self.find_mpi()
-        env.setvar('MPICXX', compiler)
+        # distutils takes that of C for C++ too
+        for name in ['MPICXX', 'CXX', 'CC']:
+            env.setvar(name, compiler)
         env.setvar('MAX_JOBS', str(self.cfg.parallel))
         env.setvar('LDFLAGS', ' '.join([os.environ.get('LDFLAGS', '')] + flags).strip())
         target = os.path.join(self.builddir, 'torch-mpi')

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A PyTorch that is a few files, for which slingmpi can be built in a second: in place of slingmpi's sources one file is
-compiled, which uses MPI, by the same setup.py, compiler and flags."""
+"""A PyTorch that is a few files, for which slingmpi can be built in a second: in place of slingmpi's sources one file
+is compiled, which uses MPI, by the same setup.py, compiler and flags."""
 
-import re
 import shutil
+import sys
 
-from . import quickvenv, run, wheels
+from . import DIR, locked, quickvenv, run, wheels
 
 STAND_IN = r"""
 #include <Python.h>
@@ -33,13 +33,24 @@ from . import distributed_c10d
 """
 
 
-def make(path, version, setuptools, python='/usr/bin/python3', **torch):
+def setuptools():
+    """A directory with a setuptools that is new enough for slingmpi; downloaded once, kept."""
+    path = DIR / 'setuptools'
+    with locked('setuptools'):
+        if not path.exists():
+            part = path.with_name('setuptools.part')
+            shutil.rmtree(part, ignore_errors=True)
+            run([sys.executable, '-m', 'pip', 'install', '--quiet', '--target', part, 'setuptools>=70.1'])
+            part.rename(path)
+    return path
+
+
+def make(path, version, python='/usr/bin/python3', **torch):
     """
     A virtual environment with such a PyTorch.
 
     :param path: of the environment
     :param version: as torch.__version__ has it
-    :param setuptools: site-packages with a setuptools to take, or None
     :param torch: what wheels.toy_torch() takes: cuda, hip, nccls
     """
     run([f'{quickvenv.python3(python)}/python3', '-m', 'venv', path])
@@ -51,7 +62,7 @@ def make(path, version, setuptools, python='/usr/bin/python3', **torch):
     files['torch/utils/cpp_extension.py'] = CPP_EXTENSION
     files['torch/distributed/__init__.py'] += DISTRIBUTED
     files['torch/distributed/distributed_c10d.py'] = ''
-    info = re.sub(r'[^\w.+]', '_', f'torch-{version}.dist-info')
+    info = f'torch-{version}.dist-info'
     files[f'{info}/METADATA'] = f'Metadata-Version: 2.1\nName: torch\nVersion: {version}\n'
     files[f'{info}/INSTALLER'] = 'nobody\n'
     for name, text in files.items():
@@ -60,6 +71,6 @@ def make(path, version, setuptools, python='/usr/bin/python3', **torch):
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     for old in [*packages.glob('setuptools*'), *packages.glob('_distutils_hack')]:
         shutil.rmtree(old)
-    for source in setuptools.glob('setuptools*') if setuptools else []:
+    for source in [*setuptools().glob('setuptools*'), setuptools() / '_distutils_hack']:
         shutil.copytree(source, packages / source.name)
     return path
