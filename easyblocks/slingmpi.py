@@ -168,7 +168,7 @@ class EB_slingmpi(PythonPackage):
             raise EasyBuildError("slingmpi is built for the PyTorch of a dependency called PyTorch, or of the "
                                  "environment that it is an extension of, and there is none: %s", process)
         print_msg("building for PyTorch %s (%s)", process['version'], os.path.dirname(process['file']), log=self.log,
-                  silent=self.silent)
+                  silent=build_option('silent'))
         found = self.run_there(self.python_cmd, '-s', '-c', 'import setuptools; print(setuptools.__version__)')
         version = found.output.strip() if not found.exit_code else ''
         if not version or LooseVersion(version) < LooseVersion('70.1'):
@@ -253,7 +253,7 @@ class EB_slingmpi(PythonPackage):
         if wrong:
             return wrong
         print_msg("a process that imports slingmpi has: %s", describe_libraries(process), log=self.log,
-                  silent=self.silent)
+                  silent=build_option('silent'))
         mapped = {os.path.realpath(path) for path in process['libraries']}
         found = sorted(path for path in mapped if MPI_LIBRARY_REGEX.match(os.path.basename(path)))
         expected = None if self.in_container else mpi_library(built['compiler'])
@@ -277,7 +277,8 @@ class EB_slingmpi(PythonPackage):
                              "node, add --disable-mpi-tests. It printed:\n%s"
                              % (launcher, last_lines(done.output + (done.stderr or ''))))
             else:
-                print_msg("an all_reduce on 2 ranks is right (%s)", launcher, log=self.log, silent=self.silent)
+                print_msg("an all_reduce on 2 ranks is right (%s)", launcher, log=self.log,
+                          silent=build_option('silent'))
         return wrong
 
     def python_there(self):

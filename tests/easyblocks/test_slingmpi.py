@@ -184,7 +184,8 @@ def test_other_mpi_than_built_with(machine, tmp_path):
         run(['patchelf', '--replace-needed', 'libmpi.so.40', 'libmpi.so.99', library])
         refused(machine, 'slingmpi._backend cannot be imported: libmpi.so.99', 'with mpich', 'load the module of',
                 args=[MPICH, '--sanity-check-only'])
-        run(['patchelf', '--replace-needed', 'libmpi.so.99', 'libmpich.so.12', '--add-needed', 'libmpi.so.40', library])
+        run(['patchelf', '--replace-needed', 'libmpi.so.99', 'libmpich.so.12', library])
+        run(['patchelf', '--add-needed', 'libmpi.so.40', library])
         refused(machine, 'One MPI must be in a process that imports slingmpi, and there are 2: /', 'libmpi.so.40',
                 args=[MPICH, '--sanity-check-only'])
     finally:
@@ -196,7 +197,7 @@ def test_ranks_that_fail(machine):
     """The stand-in cannot reduce: what it printed is shown."""
     done = machine.eb(LOCAL, MPICH, '--sanity-check-only', check=False)
     assert done.returncode != 0 and 'An all_reduce of slingmpi on 2 ranks failed' in said(done)
-    assert 'add --disable-mpi-tests' in said(done) and 'Error' in said(done)
+    assert 'add --disable-mpi-tests. It printed:' in said(done)
 
 
 def test_version_of_another_bundle(machine, tmp_path):
