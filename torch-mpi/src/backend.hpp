@@ -69,6 +69,7 @@ class MPIBackend : public c10d::Backend {
 
   std::vector<int64_t> ranks_;
   std::chrono::milliseconds timeout_;
+  const bool compares_;    // TORCH_DISTRIBUTED_DEBUG=DETAIL
   std::shared_ptr<Communicator> communicator_;
   uint64_t sequence_ = 0;
 };

@@ -3,6 +3,7 @@
 
 #include "mpi_types.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <sched.h>
@@ -37,7 +38,10 @@ Operation::Operation(
     std::vector<at::Tensor> outputs,
     Clock::time_point deadline,
     std::chrono::milliseconds limit)
-    : Work(communicator->rank, type, title, inputs),
+    // a title is for the profiler, which costs more than a small operation
+    : Work(
+          communicator->rank, type, at::hasCallbacks() ? title : nullptr,
+          at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)),
       title_(title),
       inputs_(std::move(inputs)),
@@ -68,7 +72,7 @@ bool Operation::test() {
   int complete = 0;
   if (requests_.size() == 1) {
     MPI_Status status;
-    check(MPI_Test(requests_.data(), &complete, &status), title_.c_str());
+    check(MPI_Test(requests_.data(), &complete, &status), title_);
     if (complete && expected_bytes >= 0) {
       source_ = status.MPI_SOURCE;
       MPI_Count bytes = 0;
@@ -80,7 +84,7 @@ bool Operation::test() {
     }
   } else {
     check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, MPI_STATUSES_IGNORE),
-          title_.c_str());
+          title_);
   }
   if (complete) {
     requests_.clear();
