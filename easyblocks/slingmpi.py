@@ -209,10 +209,12 @@ class EB_slingmpi(PythonPackage):
         try:
             super().install_step()
         except RunShellCmdError as err:
-            errors = re.findall(r'.*(?:error|Error): .*', err.output)
+            # pip shows what setup.py printed between two lines of its own
+            part = re.search(r'lines? of output\](.*)\[end of output\]', err.output, re.S)
+            errors = re.findall(r'.*: (?:fatal )?error: .*', err.output)
             raise EasyBuildError("Building slingmpi failed:\n%s\nAll output is in %s",
-                                 '\n'.join(errors[:5]) or last_lines(err.output), err.out_file,
-                                 exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
+                                 '\n'.join(errors[:5]) or last_lines(part.group(1) if part else err.output),
+                                 err.out_file, exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
     # --- checks
 

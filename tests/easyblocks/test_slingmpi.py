@@ -370,3 +370,23 @@ def test_all_easyconfigs_are_known_here():
     shipped = {path.name for path in (ROOT / 'easyconfigs').rglob('slingmpi-*.eb')}
     assert shipped - set(EASYCONFIGS) == {f'slingmpi-0.1.0-PyTorch-{name}.eb' for name in [
         '2.10.0-cuda-12.8', '2.13.0-cuda-13.0', '2.15.0-cuda-13.2']}
+
+
+def test_what_the_compiler_says(machine, tmp_path):
+    """It is shown, and not pip's own words around it."""
+    wrapper = tmp_path / 'mpicxx'
+    wrapper.write_text('#!/bin/sh\nexec mpicxx.mpich -DPyMODINIT_FUNC=nonsense "$@"\n')
+    wrapper.chmod(0o755)
+    refused(machine, 'Building slingmpi failed: ', "<command-line>: error: ", 'does not name a type', 'All output is in /',
+            args=[f'--try-amend=mpicxx={wrapper}', ELSEWHERE])
+
+
+def test_old_pytorch(machine):
+    """What setup.py says."""
+    version, = machine.pytorch.glob('lib/python3*/site-packages/torch/__init__.py')
+    text = version.read_text()
+    version.write_text(text.replace("'2.13.0+cpu'", "'2.5.1+cpu'"))
+    try:
+        refused(machine, 'Building slingmpi failed:', 'slingmpi is for PyTorch 2.6 and newer, and this is 2.5.1+cpu')
+    finally:
+        version.write_text(text)
