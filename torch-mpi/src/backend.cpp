@@ -376,10 +376,13 @@ MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   const int root = static_cast<int>(opts.rootRank);
   const auto memory = root == rank_ ? call.in(tensors[0]) : call.out(tensors[0]);
   const auto comm = communicator_->comm;
+  // MPICH 4.0.2 ends its MPI_Ibcast of a type of more than 2^31 bytes with an error
   call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(memory));
-    requests.emplace_back();
-    check(MPI_Ibcast(memory_of(memory), bytes.count, bytes.type, root, comm, &requests.back()), "MPI_Ibcast");
+    in_parts(bytes_of(memory), [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset;
+      requests.emplace_back();
+      check(MPI_Ibcast(place, count, MPI_BYTE, root, comm, &requests.back()), "MPI_Ibcast");
+    });
   });
   return call.go(somebody_waits(opts));
 }

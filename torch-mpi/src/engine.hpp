@@ -128,6 +128,7 @@ class Engine {
   std::condition_variable wake_;
   std::atomic<int> waiters_{0};
   std::atomic<bool> pending_{false};
+  std::atomic<uint64_t> submitted_{0};
   std::atomic<bool> stopping_{false};
   bool started_here_ = false;
   bool started_ = false;
