@@ -31,8 +31,7 @@ sys.exit(0 if right else "%d ranks of 2, and a sum of %s in place of 3" % (hvd.s
 
 
 class EB_Horovod(EnvironmentPackage):
-    """
-    Builds Horovod for the PyTorch of the environment: MPI and Gloo, and for GPUs NCCL.
+    """Builds Horovod for the PyTorch of the environment: MPI and Gloo, and for GPUs NCCL.
 
     Options that Horovod itself would guess are all given: a CUDA that happens to be there would be built for, and NCCL
     would be linked statically, a second one beside PyTorch's, without the network plugin.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
+"""EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
 GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
 """
 import glob
@@ -39,8 +38,7 @@ PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'fileloc
 
 
 class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
-    """
-    Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
+    """Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
 
     The MPI is the dependency that is one; its compilers are named to CMake, which otherwise takes what it finds.
     """
@@ -354,8 +352,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return library
 
     def gpu_aware_flags(self):
-        """
-        Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
+        """Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
 
         Without patch, PyTorch before pull request 178323 raises an error for every GPU tensor. Since then it asks for a
         macro that not every mpi.h of Cray has.
@@ -374,8 +371,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                              "error. Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch to the patches", source)
 
     def link_flags(self):
-        """
-        Flags that bring MPI's directory and the GPU Transport Layer into every library.
+        """Flags that bring MPI's directory and the GPU Transport Layer into every library.
 
         RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
         """

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Lock of an installation that the kernel holds: it ends with the eb that holds it, however that ends.
+"""Lock of an installation that the kernel holds: it ends with the eb that holds it, however that ends.
 
 EasyBuild's own lock is a directory that a killed run leaves behind (create_lock in easybuild/tools/filetools.py). Here
 a file beside it is locked (flock) and says who installs. Where flock is missing or local, EasyBuild's lock decides.

@@ -167,8 +167,7 @@ def copy_libraries(tree, library):
 
 
 def set_run_path(path, run_path):
-    """
-    Let a library or program look for others in this directory, instead of where its run path says.
+    """Let a library or program look for others in this directory, instead of where its run path says.
 
     The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
     It is a string in the file (ELF specification, 'Dynamic Section'), and a shorter one fits into its place.

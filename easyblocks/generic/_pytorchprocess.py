@@ -158,8 +158,7 @@ def find_plugin(nccls):
 
 
 def check_wheel(process, plugin_wanted, versions):
-    """
-    Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
+    """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
     :return: list of what is wrong, and list of what is known of these releases, each a sentence
@@ -244,8 +243,7 @@ def needed_libraries(path):
 
 
 def mpi_library(mpicc):
-    """
-    The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+    """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
     another MPI of the same file name may be.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of the Singularity easyblock: the text for a module file of a container image, in Lua and in Tcl.
+"""Functions of the Singularity easyblock: the text for a module file of a container image, in Lua and in Tcl.
 
 While loading it decides by what is there. In all other modes (unloading above all) it names everything that loading can
 have set, so that nothing stays behind, whatever has been removed meanwhile. It needs no code of the site.

@@ -12,8 +12,7 @@ from easybuild.tools.filetools import IGNORE, which
 
 
 class EnvironmentPackage(PythonPackage):
-    """
-    Builds a Python package from source into the environment (PythonEnvironment) that it is an extension of.
+    """Builds a Python package from source into the environment (PythonEnvironment) that it is an extension of.
 
     The environment's own Python is used, not the first one in $PATH or that of the environment's Python module, and the
     variables that the software's easyblock gives its extensions (extension_variables()).

@@ -25,8 +25,7 @@ FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
 class PythonEnvironment(EasyBlock):
-    """
-    Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
+    """Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
     one directory. To be inherited from in front of an easyblock derived from PythonPackage.
 
     The environment is conda's where a dependency brings conda, else a virtual environment on the dependency's Python.

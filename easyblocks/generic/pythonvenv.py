@@ -85,8 +85,7 @@ PIP_PROBLEMS = [
 
 
 class PythonVenv(RunScripts):
-    """
-    Installs a Python virtual environment whose packages come from a lock file with hashes.
+    """Installs a Python virtual environment whose packages come from a lock file with hashes.
 
     The first source is the lock file: a requirements file as 'pip install --require-hashes' takes it, every package
     with version and sha256, extra index addresses allowed. It lies next to the easyconfig and has a checksum there.
@@ -182,8 +181,7 @@ class PythonVenv(RunScripts):
         }
 
     def is_as_made(self):
-        """
-        Whether an installation is there that was made from the same, without a file that is changed, missing or new.
+        """Whether an installation is there that was made from the same, without a file that is changed, missing or new.
 
         The hashes are those of the files at the end of the installation, and not of RECORD in the packages, which lacks
         what Python compiled and what 'python -m venv' made; sizes do not tell a changed byte.

@@ -36,8 +36,7 @@ GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR
 
 
 class RunScripts(EasyBlock):
-    """
-    Puts runscripts beside an installation and their variables in its module file.
+    """Puts runscripts beside an installation and their variables in its module file.
 
     To be inherited from first, in front of the easyblock that does the installation itself, as in
     class EB_PyTorch_Cray(RunScripts, EB_PyTorch).

@@ -579,8 +579,7 @@ class Singularity(RunScripts):
             update_build_option('generate_devel_module', wanted)
 
     def close_log(self):
-        """
-        Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
+        """Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
 
         Not in the permissions step: a rebuild is made read-only once more after all steps (build_and_install_one in
         easybuild/framework/easyblock.py), and then its log is closed.
