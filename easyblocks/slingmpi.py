@@ -9,13 +9,12 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines
+from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
 from easybuild.easyblocks.generic._pytorchprocess import (
     MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
     mpi_library, probe_pytorch)
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg
 from easybuild.tools.config import build_option
@@ -52,15 +51,13 @@ class EB_slingmpi(PythonPackage):
     @staticmethod
     def extra_options(extra_vars=None):
         """Options of the backend."""
-        extra_vars = PythonPackage.extra_options(extra_vars)
-        extra_vars.update({
-            'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None", CUSTOM],
+        return with_parameters(PythonPackage.extra_options(extra_vars), {
+            'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
             'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
-                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says", CUSTOM],
+                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
             'mpicxx': ['mpicxx', "MPI's compiler for C++ (Cray's is 'CC'): a command in $PATH, for an image in that of "
-                                 "the container", CUSTOM],
+                                 "the container"],
         })
-        return extra_vars
 
     def __init__(self, *args, **kwargs):
         """Initialise; nothing in it is there to be linked against."""
