@@ -89,7 +89,7 @@ def _create(options, _=None):
     if world != (rank, size):
         raise RuntimeError(
             f'this process is rank {world[0]} of {world[1]} for torch.distributed (RANK and WORLD_SIZE), but rank '
-            f'{rank} of {size} for MPI ({_loaded.library_version().splitlines()[0]}). Start the ranks with the '
+            f'{rank} of {size} for MPI ({_loaded.library_version()}). Start the ranks with the '
             'launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
     return _group(members, options.timeout, options.group_id or '0')
 
