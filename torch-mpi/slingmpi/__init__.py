@@ -63,8 +63,8 @@ def _require_one_mpi():
     found = _mpi_libraries()
     if len(found) > 1:
         raise RuntimeError(f"two MPIs are in this process: {' and '.join(found)}. slingmpi was built with "
-                           f"{built()['mpi']}. Whatever else uses MPI here (mpi4py, h5py, PyTorch itself) must be built "
-                           'with the same one')
+                           f"{built()['mpi']}. Whatever else uses MPI here (mpi4py, h5py, PyTorch itself) must be "
+                           'built with the same one')
 
 
 def _stop():
