@@ -89,12 +89,6 @@ def test_each_group_can_be_added(site):
         assert set(site.env_values()) <= set(with_group)
 
 
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_metadata_is_beside(site):
-    path = ROOT / 'hooks/sites' / (site.name + '_external_modules_metadata.cfg')
-    assert site.metadata == (str(path) if site.name in ('cirrus', 'derecho', 'frontier') else None)
-
-
 def test_generic_sites_give_nothing_unasked():
     for name in ('local', 'slurm'):
         site = sites.load(name)
@@ -263,11 +257,8 @@ def test_example_of_the_page(site_dir):
 
 def test_directory_of_the_user_comes_first(site_dir, tmp_path):
     environ = site_dir(derecho=SITE, mine=SITE)
-    (tmp_path / 'derecho_external_modules_metadata.cfg').write_text('')
     assert [site.name for site in sites.load_all(environ)] == sorted({site.name for site in ALL} | {'mine'})
-    derecho = sites.load('derecho', environ)
-    assert derecho.title == 'Test' and derecho.metadata == str(tmp_path / 'derecho_external_modules_metadata.cfg')
-    assert sites.load('mine', environ).metadata is None
+    assert sites.load('derecho', environ).title == 'Test'
 
 
 @pytest.mark.parametrize('path', ['relative', '/nonexistent'])
@@ -354,6 +345,33 @@ def test_shared_values_of_the_user(site_dir):
         sites.load('mine', environ)
 
 
+def test_metadata_of_an_older_form(site_dir, tmp_path):
+    """A file that is not read any more is named, with the lines that say the same; other sites are as before."""
+    environ = site_dir(mine=SITE, mine_external_modules_metadata="""
+[cuda/12.9.0]
+name = CUDA
+version = 12.9.0
+prefix = CUDA_HOME
+[env/1]
+""")
+    faults = []
+    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
+    (path, fault), = faults
+    assert path == str(tmp_path / 'mine_external_modules_metadata.cfg')
+    assert fault.endswith('section [provides NAME], with their roles (docs/sites.md), and remove it:\n'
+                          '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
+
+
+def test_circular_include(site_dir):
+    """Shared files include none, neither themselves nor another."""
+    include = '[site]\ninclude = %s\n' + SITE.replace('[site]', '').lstrip()
+    environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
+    with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
+        sites.load('mine', environ)
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, second, slingshot11"):
+        sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
+
+
 def test_groups_that_exclude_each_other(site_dir):
     text = SITE + GROUP + GROUP.replace('fast]', 'slow]')
     for group, value in (('fast', '1'), ('slow', '2')):
@@ -413,6 +431,11 @@ FAULTS = {
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
     'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of slingshot11"),
+    'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
+    'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role'),
+    'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),
+    'odd prefix': (SITE + '[provides a]\ngpu = cuda/1 in opt/cuda\nsource = s\n', "and 'in PREFIX' where"),
+    'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
 }
