@@ -64,11 +64,14 @@ FORBIDDEN = (
 # of which it must have one, and those that it may have
 Kind = namedtuple('Kind', ['form', 'pattern', 'keys', 'one_of', 'optional'])
 SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source')
+# for documentation alone: how PyTorch gets there without us, with its source; what the file rests on; what no public
+# source says. processor: as uname -m has it, x86_64 if it is not there
+ABOUT_KEYS = ('processor', 'pytorch', 'evidence', 'missing')
 # what the modules of a site are for, in the order in which they are loaded
 ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'python', 'nccl', 'nccl_plugin')
 IN_GROUP = r'(?P<name>\S+)( in (?P<group>\S+))?'
 KINDS = {
-    'site': Kind('[site]', '', SITE_KEYS, (), ('include',)),
+    'site': Kind('[site]', '', SITE_KEYS, (), ('include',) + ABOUT_KEYS),
     'detect': Kind('[detect LABEL]', r'(?P<name>\S+)', ('source',), ('env', 'file', 'hostname'), ()),
     'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
     'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
@@ -82,11 +85,12 @@ KINDS = {
 }
 # (kind, keys): pattern of their values with blanks between, what is right
 CHECKS = {
-    ('site', 'scheduler'): ('slurm|pbs|none', "it must be one of slurm, pbs, none"),
-    ('site', 'gpu'): ('cuda|rocm|none|any', "it must be one of cuda, rocm, none, any"),
+    ('site', 'scheduler'): ('slurm|pbs|flux|none', "it must be one of slurm, pbs, flux, none"),
+    ('site', 'gpu'): ('cuda|rocm|xpu|none|any', "it must be one of cuda, rocm, xpu (Intel), none, any"),
+    ('site', 'processor'): ('x86_64|aarch64', "it must be one of x86_64, aarch64"),
     ('site', 'network'): ('slingshot11|infiniband|ethernet|any',
                           "it must be one of slingshot11, infiniband, ethernet, any"),
-    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm)|0 none|any any',
+    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm|xpu)|0 none|any any',
                                     "give the number of GPUs that a job sees on a node, 0 where gpu is none, any where "
                                     "gpu is any"),
     ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),
@@ -131,6 +135,7 @@ class Site:
     Reference), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
     """
     title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
+    processor, pytorch, evidence, missing = 'x86_64', '', '', ''
 
     def __init__(self, name: str, path: str, sections: Sections) -> None:
         self.name = name
@@ -144,8 +149,8 @@ class Site:
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
             if kind == 'site':
-                for key in SITE_KEYS:
-                    setattr(self, key, keys[key])
+                for key in SITE_KEYS + ABOUT_KEYS:
+                    setattr(self, key, keys.get(key) or getattr(self, key))
             elif kind == 'detect':
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':

@@ -11,7 +11,9 @@ from typing import Any, List, Sequence, Tuple
 
 from slingtorch import wrapped
 
-FORMATS = ('sbatch', 'pbs', 'edf', 'env', 'markdown')
+FORMATS = ('sbatch', 'pbs', 'flux', 'edf', 'env', 'markdown')
+# of job scripts, by the site's scheduler
+OF_SCHEDULER = {'slurm': 'sbatch', 'pbs': 'pbs', 'flux': 'flux'}
 
 Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
 
@@ -23,7 +25,11 @@ CONDITION = 'only for software with %s = %s'
 # EDF: https://docs.cscs.ch/software/container-engine/resource-hook (2026-08-20), variants of the plugin by kind of GPU
 PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "or rocm5")}
 # number of nodes of the job
-NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"'}
+NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"',
+         'flux': '"$(flux resource list -n -o {nnodes})"'}      # flux-environment(7)
+# what alt_read needs of a job
+NO_GET = {'slurm': '#SBATCH --network=disable_rdzv_get', 'pbs': '# start the ranks with: mpiexec --disable-rdzv-get ...',
+          'flux': '#flux: --setattr=rdzv_get_en=0'}
 
 
 def comment(text: str) -> List[str]:
@@ -58,8 +64,7 @@ def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
         lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
     if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
         lines += comment("alt_read needs it: without it performance and stability suffer")
-        lines += ['#SBATCH --network=disable_rdzv_get' if scheduler == 'slurm' else
-                  '# start the ranks with: mpiexec --disable-rdzv-get ...']
+        lines += [NO_GET[scheduler]]
     for value in values:
         lines += [''] + setting(value, 'export %s=%s' % (value.name, shlex.quote(value.value)))
     if net:
@@ -125,10 +130,10 @@ def render(site: Any, form: str, names: Names = ()) -> str:
     :param names: opt-in groups
     :raises ValueError: if the site has another scheduler than the format is for
     """
-    scheduler = {'sbatch': 'slurm', 'pbs': 'pbs'}.get(form)
+    scheduler = {name: key for key, name in OF_SCHEDULER.items()}.get(form)
     if scheduler and site.scheduler not in (scheduler, 'none'):
         raise ValueError("the site '%s' has the scheduler %s: use --format %s"
-                         % (site.name, site.scheduler, 'pbs' if site.scheduler == 'pbs' else 'sbatch'))
+                         % (site.name, site.scheduler, OF_SCHEDULER[site.scheduler]))
     # groups that exclude each other, and names that are none
     site.check_groups(names, asked_by='--group')
     make = {'edf': edf, 'env': env_file, 'markdown': markdown}.get(form)
