@@ -14,7 +14,11 @@ from slingtorch import siteformats, slingshot_sites
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITES = slingshot_sites()
 ALL = list(SITES.find_files(SITES.SITE, {}))
-GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce']}
+GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce'],
+          'alps': ['alt_read', 'hook'], 'isambard_ai': ['alt_read', 'gdrcopy'], 'polaris': ['gdr', 'proxy'],
+          'tuolumne': ['alt_read'], 'elcapitan': ['alt_read']}
+# what alt_read needs of the job
+OPTION = {'slurm': '\n#SBATCH --network=disable_rdzv_get\n', 'flux': '\n#flux: --setattr=rdzv_get_en=0\n'}
 PUBLISHED = sorted(pathlib.Path(__file__).with_name('published_sites').glob('*.cfg'))
 
 
@@ -23,7 +27,7 @@ def site(name):
 
 
 def scheduler_format(name):
-    return 'pbs' if site(name).scheduler == 'pbs' else 'sbatch'
+    return siteformats.OF_SCHEDULER.get(site(name).scheduler, 'sbatch')
 
 
 def command(*args):
@@ -52,13 +56,18 @@ def test_lines_of_a_job_script_set_what_the_module_sets(name, nodes, tmp_path):
     groups = GROUPS.get(name, [])
     text = siteformats.render(site(name), scheduler_format(name), groups)
     (tmp_path / 'nodes').write_text(''.join('n%d\n' % number for number in range(nodes)) * 4)
-    before = {'SLURM_JOB_NUM_NODES': str(nodes), 'PBS_NODEFILE': str(tmp_path / 'nodes')}
+    # flux resource list -n -o {nnodes}: the number alone (flux-environment(7), seen with Flux 0.88)
+    (tmp_path / 'flux').write_text('#!/bin/sh\n[ "$*" = "resource list -n -o {nnodes}" ] && echo %d\n' % nodes)
+    (tmp_path / 'flux').chmod(0o755)
+    before = {'SLURM_JOB_NUM_NODES': str(nodes), 'PBS_NODEFILE': str(tmp_path / 'nodes'),
+              'PATH': '%s:/usr/bin:/bin' % tmp_path}
     env = shell(text, before)
     net = site(name).env_values(groups).get('SLINGTORCH_MULTINODE_NCCL_NET')
     wanted = expected(name, groups)
     if net and nodes > 1:
         wanted['NCCL_NET'] = net.value
-    assert ('\n#SBATCH --network=disable_rdzv_get\n' in text) == (name == 'frontier')
+    for scheduler, option in OPTION.items():
+        assert (option in text) == ('alt_read' in groups and site(name).scheduler == scheduler)
     added = {key: value for key, value in env.items() if key not in before and key not in ('PATH', 'PWD', 'SHLVL', '_')}
     assert added == wanted
     for value in site(name).env_values(groups).values():
