@@ -100,15 +100,6 @@ def easybuild_configuration() -> Any:
     return config
 
 
-def default_metadata_files() -> List[str]:
-    """What parse_external_modules_metadata (easybuild/tools/options.py) reads where the option is not set."""
-    from easybuild.tools import options
-    tops = [os.path.dirname(os.path.dirname(os.path.dirname(options.__file__)))]
-    tops += [os.path.dirname(os.path.dirname(path)) for path in [shutil.which('eb')] if path]
-    return [path for top in tops
-            for path in sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))]
-
-
 def modules_tool(config: Any) -> Optional[str]:
     """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
     from easybuild.tools.modules import avail_modules_tools
@@ -188,15 +179,13 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Sequence[str] = (),
-               keep_hooks: bool = False) -> Variables:
+def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
     """
     Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
 
     :param root: root of the bundle
     :param choice: the site, as a slingshot_sites.Choice
     :param groups: names of opt-in groups
-    :param metadata_files: those of all sites
     """
     site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
@@ -215,7 +204,7 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
 
     def theirs(elements):
         """Elements that no activation has added."""
-        return [elem for elem in elements or [] if elem and not elem.startswith(ours) and elem not in metadata_files]
+        return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
 
     # an empty element stands for EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
@@ -235,15 +224,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
     source_path = theirs(options.sourcepath.split(':'))
     source_path += [os.path.join(root, 'patches'), os.path.join(root, 'runscripts')]
     variables.append(('EASYBUILD_SOURCEPATH', ':'.join(source_path)))
-
-    defaults = default_metadata_files()
-    metadata = theirs(options.external_modules_metadata)
-    if site.metadata:
-        metadata = (metadata or defaults) + [site.metadata]
-    elif metadata == defaults:
-        # left by an earlier activation for another site
-        metadata = []
-    variables.append(('EASYBUILD_EXTERNAL_MODULES_METADATA', ','.join(metadata) or None))
 
     tool, syntax = modules_tool(config), options.module_syntax
     if tool is None:
@@ -344,7 +324,7 @@ def run_env(args: argparse.Namespace) -> int:
 
     # what EasyBuild prints must not be evaluated
     with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, [site.metadata for site in sites.load_all()], args.keep_hooks)
+        variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))

@@ -89,12 +89,6 @@ def test_each_group_can_be_added(site):
         assert set(site.env_values()) <= set(with_group)
 
 
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_metadata_is_beside(site):
-    path = ROOT / 'hooks/sites' / (site.name + '_external_modules_metadata.cfg')
-    assert site.metadata == (str(path) if site.name in ('cirrus', 'derecho', 'frontier') else None)
-
-
 def test_generic_sites_give_nothing_unasked():
     for name in ('local', 'slurm'):
         site = sites.load(name)
@@ -280,11 +274,8 @@ def test_example_of_the_page(site_dir):
 
 def test_directory_of_the_user_comes_first(site_dir, tmp_path):
     environ = site_dir(derecho=SITE, mine=SITE)
-    (tmp_path / 'derecho_external_modules_metadata.cfg').write_text('')
     assert [site.name for site in sites.load_all(environ)] == sorted({site.name for site in ALL} | {'mine'})
-    derecho = sites.load('derecho', environ)
-    assert derecho.title == 'Test' and derecho.metadata == str(tmp_path / 'derecho_external_modules_metadata.cfg')
-    assert sites.load('mine', environ).metadata is None
+    assert sites.load('derecho', environ).title == 'Test'
 
 
 @pytest.mark.parametrize('path', ['relative', '/nonexistent'])
@@ -369,6 +360,23 @@ def test_shared_values_of_the_user(site_dir):
     environ = site_dir(mine=SITE + 'include = mine\n', mine__inc=SITE)
     with pytest.raises(sites.SiteError, match=r'mine.inc, section \[site\]: it belongs into the file of a site'):
         sites.load('mine', environ)
+
+
+def test_metadata_of_an_older_form(site_dir, tmp_path):
+    """A file that is not read any more is named, with the lines that say the same; other sites are as before."""
+    environ = site_dir(mine=SITE, mine_external_modules_metadata="""
+[cuda/12.9.0]
+name = CUDA
+version = 12.9.0
+prefix = CUDA_HOME
+[env/1]
+""")
+    faults = []
+    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
+    (path, fault), = faults
+    assert path == str(tmp_path / 'mine_external_modules_metadata.cfg')
+    assert fault.endswith('section [provides NAME], with their roles (docs/sites.md), and remove it:\n'
+                          '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
 
 
 def test_groups_that_exclude_each_other(site_dir):
