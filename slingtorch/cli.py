@@ -411,6 +411,9 @@ def site_text() -> str:
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     sites = slingshot_sites()
+    if args.form == 'markdown' and not (args.name or args.group):
+        sys.stdout.write(siteformats.overview(sites.load_all()))
+        return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs the name of a site, and --group a --format: slingtorch sites NAME --format "
                        "FORMAT")
@@ -500,8 +503,9 @@ def make_parser() -> argparse.ArgumentParser:
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--json', action='store_true', help="print JSON")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
-                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
+                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
+                            "documentation (markdown; without NAME a table of all sites)")
     sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
     sites.set_defaults(function=run_sites)
 

@@ -113,6 +113,38 @@ def test_tables_of_markdown(name):
     assert {len(re.findall(r'(?<!\\)\|', row)) for row in rows} <= {5}
 
 
+# behind it pages are made
+MADE = '<!-- made from the site files -->\n\n'
+
+
+def pages():
+    """What docs/systems holds of the sites: the table, and a part for each site without a page of its own."""
+    own = [path.stem for path in (ROOT / 'docs/systems').glob('*.md')]
+    table = siteformats.overview(SITES.load_all({'HOME': '/nonexistent'}))
+    parts = [siteformats.render(site(name), 'markdown').replace('\n#', '\n##') for name in ALL
+             if name.split('_ice')[0] not in own + ['local']]
+    return table, '\n'.join('#' + part for part in parts)
+
+
+def test_pages_of_the_systems_are_those_of_the_sites():
+    """After a change of a site: PYTHONPATH=tests:. python tests/unit/test_siteformats.py"""
+    table, parts = pages()
+    for name, made in (('README.md', table), ('others.md', parts)):
+        assert (ROOT / 'docs/systems' / name).read_text(encoding='utf-8').partition(MADE)[2] == made
+    assert len(re.findall('^## ', parts, re.M)) >= 13
+    done = command('--format', 'markdown')
+    assert (done.returncode, done.stdout) == (0, table)
+
+
+def test_a_page_names_what_its_site_is():
+    text = ' '.join(siteformats.render(site('tuolumne'), 'markdown').split())
+    for words in ('GPUs: AMD, 4 a node', 'scheduler: flux', 'recognised by: `tuolumne[0-9]*`', 'not published: ',
+                  'generation rocm-7.1.1 (default): ', 'gpu `rocm/7.1.1 in ROCM_PATH`', 'needs flux run --setattr'):
+        assert words in text
+    assert '| `isambard_ai` | Isambard-AI (HPE Cray EX, GH200) | 4 NVIDIA, aarch64 | slingshot11 | slurm |' in pages()[0]
+    assert "no wheel of ours serves Intel's GPUs" in pages()[0]
+
+
 def test_the_command():
     done = command('frontier', '--format', 'sbatch', '--group', 'alt_read')
     assert (done.returncode, done.stderr) == (0, '') and 'export FI_CXI_RDZV_PROTO=alt_read' in done.stdout
@@ -177,4 +209,19 @@ def test_the_documents_are_those_of_the_docs():
     for path in PUBLISHED:
         document, values = published(path)
         number = len([keys for keys in values.values() if 'differs' in keys])
-        assert '| %s | %s | %d |' % (document['source'].partition('@')[0], document['date'], number) in text
+        row = r'\| %s(?: \(\w+\))? \| %s \| %d \|' % (re.escape(document['source'].partition('@')[0]), document['date'],
+                                                       number)
+        assert re.search(row, text), path
+
+
+def write_pages():
+    """Put table and parts into the pages, behind their own text."""
+    table, parts = pages()
+    for name, new in (('README.md', table), ('others.md', parts)):
+        path = ROOT / 'docs/systems' / name
+        own = path.read_text(encoding='utf-8').partition(MADE)[0]
+        path.write_text(own + MADE + new, encoding='utf-8')
+
+
+if __name__ == '__main__':
+    write_pages()
