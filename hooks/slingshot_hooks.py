@@ -54,6 +54,8 @@ WITH_SITE_VALUES = ('Horovod', 'PyTorch')
 
 # what was added to easyconfigs: {path: message}
 _ADDED: Dict[str, str] = {}
+# why what was parsed cannot run on this site, which is said when it is to be installed: {path: message}
+_REFUSED: Dict[str, str] = {}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def easyblocks_of(ec: Any) -> List[str]:
 
 
 def add_site_parameters(ec: Any, groups: List[str]) -> List[str]:
-    """Add the site's values for parameters of the easyconfig, but those that it gives itself; names of what was added."""
+    """Add the site's values for parameters of the easyconfig, but not for those that it gives; names of the added."""
     site, added = chosen_site(), []
     easyblocks, easyconfig_values = easyblocks_of(ec), ec.parser.get_config_dict(validate=False)
     for name, value in site.parameter_values(groups).items():
@@ -234,6 +236,8 @@ def add_site_dependencies(ec: Any) -> None:
             elif module.split('/')[0] not in own and not any((module, EXTERNAL_MODULE) in deps
                                                              for deps in found.values()):
                 found['', build].append((module, EXTERNAL_MODULE))
+        if any(role == 'nccl_plugin' and role in provides for role, _, _ in site_entries(ec)):
+            refuse_other_gpu(ec, site, generation)
     except slingshot_sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
     at_run_time = found['', False][len(first):] + list(ec['dependencies']) + found['eb', False]
@@ -245,6 +249,22 @@ def add_site_dependencies(ec: Any) -> None:
     if not ec['versionsuffix'] and at_run_time:
         ec['versionsuffix'] = suffix
     ec.log.info("slingtorch: %s: generation %s of site %s gives %s", asked_by, generation, site.name, found)
+
+
+def refuse_other_gpu(ec: Any, site: slingshot_sites.Site, generation: str) -> None:
+    """Remember what is wrong if a wheel is for another CUDA or ROCm than the plugin of this generation."""
+    wheel = re.match(r'-(cuda|rocm)-(\d+)', ec['versionsuffix'])
+    module = slingshot_sites.split_provided(site.generations[generation].get('gpu', '')).get('module')
+    entry = site.modules().get(module or '')
+    if wheel and entry:
+        own = '%s %s' % (slingshot_sites.NAMES_OF_GPUS[wheel.group(1)], wheel.group(2))
+        version = entry.get('version', [''])[0]
+        if [entry['name'][0], version.split('.')[0]] != own.split():
+            _REFUSED[ec.path] = (
+                "slingtorch: %s is for %s, and the plugin of the network here for %s %s (%s): one process cannot have "
+                "both. Take an easyconfig for this one ('eb --search PyTorch-'), or another generation: export %s=NAME"
+                % (os.path.basename(ec.path), own, entry['name'][0], version, site.role_of(str(module)),
+                   slingshot_sites.GENERATION_VARIABLE))
 
 
 def add_software(dependencies: List[Any], own: List[str], software: Tuple[str, ...], suffix: str) -> None:
@@ -278,6 +298,8 @@ def refuse_other_site(self: Any) -> None:
                              "and only_site. If this is '%s' and was not recognised, say so: export %s=%s",
                              os.path.basename(self.cfg.path), only, here, self.name, only,
                              slingshot_sites.SITE_VARIABLE, only)
+    if self.cfg.path in _REFUSED:
+        raise EasyBuildError(_REFUSED[self.cfg.path])
     if self.cfg['site_dependencies'] and not all(optional for _, _, optional in site_entries(self.cfg)):
         # the parse hook has found nothing to put in
         try:

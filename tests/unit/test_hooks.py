@@ -256,6 +256,19 @@ def test_parameters_of_the_site_for_what_names_roles(roles):
     assert roles(section + parameter % 'EB_NCCL', more)['cuda_compute_capabilities'] == []
 
 
+@pytest.mark.parametrize('suffix, wrong', [
+    ('-cuda-13.2', 'is for CUDA 13, and the plugin of the network here for CUDA 12'),
+    ('-rocm-7.1', 'is for ROCm 7, and the plugin of the network here for CUDA 12'), ('-cuda-12.8', None)])
+def test_a_plugin_for_another_cuda(roles, suffix, wrong):
+    """Said before anything is downloaded; parsing, and so --inject-checksums, goes on."""
+    section = PROVIDES % ('a', 'a', '12.9') + 'nccl_plugin = net/1\n'
+    ec = roles(section, "versionsuffix = '%s'\nsite_dependencies = ['nccl_plugin?']" % suffix, name='PyTorch')
+    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    refuse = eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site']
+    with pytest.raises(EasyBuildError, match=wrong) if wrong else contextlib.nullcontext():
+        refuse(app)
+
+
 def test_a_role_in_the_module_of_another(roles):
     ec = roles(PROVIDES % ('a', 'a', '12') + 'nccl = gpu\n', "site_dependencies = ['gpu', 'nccl']")
     assert names(ec['dependencies']) == ['env/a', 'cuda/12']
