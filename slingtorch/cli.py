@@ -283,13 +283,20 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     """
     One line on the wheel of PyTorch that fits the GPUs of this machine and their driver; None where there is no GPU.
 
-    :param site: a Site: with Slingshot 11 it has easyconfigs of its own, with the network's plugin
+    :param site: a Site: some with Slingshot 11 have easyconfigs of their own; of the others the CUDA or ROCm counts
     """
+    toolkit = None
     if site.network == 'slingshot11':
-        return None
-    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
+        own = os.path.join(glob.escape(bundle_root()), 'easyconfigs', 'p', 'PyTorch', 'PyTorch-*-%s-*.eb' % site.name)
+        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        if not generations or glob.glob(own):
+            return None
+        roles = next((roles for roles in generations if 'default' in roles), generations[0])
+        module = slingshot_sites().split_provided(roles['gpu'])['module']
+        toolkit = site.modules().get(module, {}).get('version', [None])[0]
+    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
-        return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
+        return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
     node = Machine(root=root)
     if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
