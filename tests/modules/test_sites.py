@@ -75,8 +75,11 @@ def eb(tmp_path_factory, lmod, envmodules):
 
 
 def wheel(site, tmp_path):
-    """The easyconfig of a wheel that the bundle names for the site's GPUs and processor."""
-    name, why = gpus.fitting_easyconfig(str(tmp_path), machine=site.processor, site_gpu=site.gpu)
+    """The easyconfig of a wheel that the bundle names for the site's GPUs and processor, and its plugin if it has one."""
+    roles, toolkit = chosen(site)[1], None
+    if 'nccl_plugin' in roles:
+        toolkit = site.modules()[SITES.split_provided(roles['gpu'])['module']]['version'][0]
+    name, why = gpus.fitting_easyconfig(str(tmp_path), machine=site.processor, site_gpu=site.gpu, toolkit=toolkit)
     assert name, why
     return name
 
@@ -90,8 +93,10 @@ def resolved(done):
 def test_the_fitting_wheel_resolves(site, eb, tmp_path):
     name = wheel(site, tmp_path)
     done, _ = eb('lmod', site, name, '-D', '--robot')
-    assert resolved(done)[-1] == name
-    assert ('cuda' in name) == (site.gpu == 'cuda')
+    found = resolved(done)
+    assert found[-1] == name and ('cuda' in name) == (site.gpu == 'cuda')
+    kind, _, plugin = chosen(site)[1].get('nccl_plugin', '').partition('eb ')
+    assert [entry for entry in found if entry.startswith(plugin.replace('/', '-'))] if plugin else len(found) == 1
 
 
 @pytest.mark.parametrize('site', [site for site in WITH_GPUS if site.network == 'slingshot11'],
@@ -113,7 +118,7 @@ def test_the_plugin_resolves_or_says_what_is_missing(site, eb):
 def test_what_is_complete():
     """On most sites with Slingshot the plugin can be built with what is public."""
     complete = {site.name for site in WITH_GPUS if site.network == 'slingshot11'
-                and not {'compiler', 'gpu', 'libfabric'} - set(chosen(site)[1])}
+                and any({'compiler', 'gpu', 'libfabric'} <= set(roles) for roles in site.generations.values())}
     assert complete >= {'derecho', 'frontier', 'perlmutter', 'isambard_ai', 'tuolumne', 'elcapitan', 'polaris'}
 
 
