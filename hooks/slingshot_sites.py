@@ -8,6 +8,7 @@ use it.
 """
 import configparser
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -353,8 +354,11 @@ def read_section(path: str, section: str, parser: configparser.ConfigParser) -> 
 
     keys.update(dict({'name': None, 'group': None}, **match.groupdict()))
     for (where, names), (pattern, right) in CHECKS.items():
+        # twenty sites are read at each start: look only at what can be there
+        if where != words[0]:
+            continue
         found = [keys.get(name) or '' for name in names.split()]
-        if where == words[0] and found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
+        if found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
             fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
     reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
     if reason:
@@ -397,6 +401,12 @@ def read_sections(path: str) -> Sections:
     return sections
 
 
+@functools.lru_cache(maxsize=None)
+def read_shared(path: str, changed: int) -> Sections:
+    """Sections of a shared file, read once for all sites that include it; changed is when it was."""
+    return read_sections(path)
+
+
 def refuse_metadata(path: str) -> None:
     """Raise the SiteError for a file that stood beside a site's until roles said the same, with the new lines."""
     parser = new_parser(strict=False)
@@ -421,7 +431,7 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         shared = find_files(SHARED, environ)
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
-        sections.update(read_sections(shared[include]))
+        sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
         for kind in ('site', 'detect', 'reference', 'provides'):
             if kind in [key[0] for key in sections]:
                 fail(shared[include], kind, "it belongs into the file of a site")
