@@ -286,6 +286,8 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     :param site: a Site: some with Slingshot 11 have easyconfigs of their own; of the others the CUDA or ROCm counts
     """
     toolkit = None
+    if site.gpu == 'xpu':
+        return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs', 'p', 'PyTorch', 'PyTorch-*-%s-*.eb' % site.name)
         generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]

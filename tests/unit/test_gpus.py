@@ -151,6 +151,11 @@ def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
     assert cli.gpu_note(types.SimpleNamespace(gpu=gpu, network=network), machine(**files)) == line
 
 
+def test_intels_gpus_have_no_wheel_of_ours(machine):
+    line = cli.gpu_note(cli.slingshot_sites().load('aurora', {}), machine())
+    assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module framew")
+
+
 def test_env_ends_with_it(monkeypatch, capsys):
     monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu: (OLDER, 'driver 550.90.07'))
     monkeypatch.setattr(cli, 'activation', lambda *args: [])
