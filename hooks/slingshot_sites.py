@@ -434,8 +434,14 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
         for kind in ('site', 'detect', 'reference', 'provides'):
             if kind in [key[0] for key in sections]:
-                fail(shared[include], kind, "it belongs into the file of a site")
+                fail(shared[include], kind, "it belongs into the file of a site: shared files include no others")
     sections.update(own)
+
+    for (kind, generation, _), keys in own.items():
+        for role in [role for role in ROLES if kind == 'provides' and keys.get(role) in ROLES]:
+            if keys.get(keys[role]) in ROLES:
+                fail(path, 'provides %s' % generation, "%s = %s leads to another role, and not to a module: write a "
+                     "module at '%s'" % (role, keys[role], keys[role]))
 
     groups = [keys['name'] for (kind, _, _), keys in sections.items() if kind == 'group']
     for kind, value, group in list(sections):

@@ -289,9 +289,9 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     if site.gpu == 'xpu':
         return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        own = os.path.join(glob.escape(bundle_root()), 'easyconfigs', 'p', 'PyTorch', 'PyTorch-*-%s-*.eb' % site.name)
         generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
-        if not generations or glob.glob(own):
+        own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
+        if not generations or glob.glob(own % site.name):
             return None
         roles = next((roles for roles in generations if 'default' in roles), generations[0])
         module = slingshot_sites().split_provided(roles['gpu'])['module']

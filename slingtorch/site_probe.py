@@ -293,6 +293,7 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
     avail = read_modules(evidence['modules'].text)
     spider = read_modules(evidence['spider'].text) if 'spider' in evidence else []
     loaded = environ.get('LOADEDMODULES', '').split(':')
+    default = re.findall(r'^(\S+?)\((?:default|D)\)', evidence['modules'].text, re.M)
     own = node_gpus(evidence)
     vendor = own[0] if own else gpu_vendor(evidence['sinfo'].text)
     chosen = []
@@ -304,10 +305,11 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
             if role == 'python':
                 found = [module for module in found if version_of(module)[:2] >= OLDEST_PYTHON]
             if found:
-                here = [module for module in found if module in loaded]
-                seen = [module for module in found if module in avail]
-                module = (here or seen or found)[-1]
-                why = 'it is loaded' if here else 'the newest of %d' % len(found) if len(found) > 1 else 'the only one'
+                here, first, seen = ([module for module in found if module in names]
+                                     for names in (loaded, default, avail))
+                module = (here or first or seen or found)[-1]
+                why = ('it is loaded' if here else 'the default one' if first else
+                       'the newest of %d' % len(found) if len(found) > 1 else 'the only one')
                 chosen.append((role, module, why, below))
                 break
     return chosen

@@ -63,6 +63,7 @@ _flux_tasks() {  # -> flux_local_size, flux_host
                 first=${entry%-*} last=${entry#*-}
                 ((count += last - first + 1))
                 ((rank < first || rank > last)) || here=1
+                # shellcheck disable=SC2034  # the table names it
                 ((first != 0)) || flux_host=$host
             done
             [[ -z $here ]] || flux_local_size=$count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A Cray EX that slingtorch does not know: from `site new` to a training on two nodes, with the plugin for its libfabric."""
+"""A Cray EX that slingtorch does not know: from `site new` to a training, with the plugin for its libfabric."""
 import os
 import re
 import shutil

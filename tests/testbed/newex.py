@@ -109,9 +109,8 @@ torch.version.cuda, torch.distributed.is_nccl_available = '12.8', lambda: False
 
 def real_torch(easyconfig, directory, site_packages):
     """
-    Make an easyconfig of a wheel one for tiny wheels, as wheels.stand_in does, whose torch is the real one of elsewhere.
+    Make an easyconfig of a wheel one for tiny wheels, as wheels.stand_in does; its torch is the real one of elsewhere.
 
     :return: settings of pip for these wheels alone
     """
-    settings = wheels.stand_in(easyconfig, directory, torch=TORCH % str(site_packages))
-    return settings
+    return wheels.stand_in(easyconfig, directory, torch=TORCH % str(site_packages))

@@ -379,6 +379,16 @@ prefix = CUDA_HOME
                           '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
 
 
+def test_circular_include(site_dir):
+    """Shared files include none, neither themselves nor another."""
+    include = '[site]\ninclude = %s\n' + SITE.replace('[site]', '').lstrip()
+    environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
+    with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
+        sites.load('mine', environ)
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, second, slingshot11"):
+        sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
+
+
 def test_groups_that_exclude_each_other(site_dir):
     text = SITE + GROUP + GROUP.replace('fast]', 'slow]')
     for group, value in (('fast', '1'), ('slow', '2')):
@@ -438,6 +448,11 @@ FAULTS = {
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
     'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of llnl_mi300a, slingshot11"),
+    'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
+    'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role, and not to a module'),
+    'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),
+    'odd prefix': (SITE + '[provides a]\ngpu = cuda/1 in opt/cuda\nsource = s\n', "and 'in PREFIX' where"),
+    'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
 }
