@@ -30,7 +30,8 @@ PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "
 NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"',
          'flux': '"$(flux resource list -n -o {nnodes})"'}      # flux-environment(7)
 # what alt_read needs of a job
-NO_GET = {'slurm': '#SBATCH --network=disable_rdzv_get', 'pbs': '# start the ranks with: mpiexec --disable-rdzv-get ...',
+NO_GET = {'slurm': '#SBATCH --network=disable_rdzv_get',
+          'pbs': '# start the ranks with: mpiexec --disable-rdzv-get ...',
           'flux': '#flux: --setattr=rdzv_get_en=0'}
 
 

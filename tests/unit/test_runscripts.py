@@ -165,8 +165,8 @@ def pals(rank, size, local, locals_, **more):
 def flux(name):
     """A record of Flux: (its table of hosts and tasks, the environment of every rank)."""
     table, ranks = (RUNSCRIPTS.parent / f"tests/records/flux/{name}.txt").read_text().split("\n\n")[1:]
-    return table.partition("\n")[2] + "\n", [dict(entry.split("=", 1) for entry in line.split()[1:])
-                                            for line in ranks.splitlines()[1:]]
+    environments = [dict(entry.split("=", 1) for entry in line.split()[1:]) for line in ranks.splitlines()[1:]]
+    return table.partition("\n")[2] + "\n", environments
 
 
 def flux_command(job, table, job_id):
