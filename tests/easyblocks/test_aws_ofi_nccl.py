@@ -526,7 +526,7 @@ def emulate_modules(directory):
 
 
 # which of them a generation is for: those that PyTorch takes there, and more where it makes no difference
-GENERIC = ['aws-ofi-nccl-1.19.2.eb', 'aws-ofi-nccl-1.20.0.eb', 'aws-ofi-nccl-1.21.1.eb']
+GENERIC = ['aws-ofi-nccl-1.20.0.eb', 'aws-ofi-nccl-1.21.1.eb']
 FITTING = {('derecho', '23.09'): ['NCCL-2.21.5.eb', 'aws-ofi-nccl-1.6.0.eb'],
            ('derecho', '24.12'): ['NCCL-2.27.7.eb', *GENERIC],
            ('derecho', '25.10'): ['NCCL-2.30.4.eb', *GENERIC],

@@ -299,7 +299,7 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
         hooks['pre_easyblock_hook'](app)
 
 
-@pytest.mark.parametrize('name', ['1.19.2', '1.20.0', '1.21.1'])
+@pytest.mark.parametrize('name', ['1.20.0', '1.21.1'])
 @pytest.mark.parametrize('site, generation, modules, build', [
     ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0', 'NCCL/2.27.7-derecho-24.12'], []),
     ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0', 'NCCL/2.30.4-derecho-25.10'], []),
