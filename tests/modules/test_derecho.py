@@ -170,6 +170,22 @@ def test_tcl_modules_of_the_plugin(tmp_path, lmod, site):
     assert {'cuda/12.3.2', 'NCCL/2.27.7-derecho-24.12'} <= set(env['LOADEDMODULES'].split(':'))
 
 
+def test_what_eb_shows_of_roles(tmp_path, lmod, site):
+    """--missing has what is installed for them; --inject-checksums changes the checksum, and no dependency."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    eb.env.update(site.derecho.env)
+    missing = eb('--missing', '--robot', 'PyTorch-2.14.1-derecho-cray-mpich.eb').stdout
+    assert re.findall(r'^\* (\S+)', missing, re.M) == [
+        'NCCL/2.30.4-derecho-25.10', 'aws-ofi-nccl/1.20.0-derecho-25.10', 'PyTorch/2.14.1-derecho-cray-mpich']
+    text = (EASYCONFIGS / 'a/aws-ofi-nccl/aws-ofi-nccl-1.20.0.eb').read_text()
+    copy = tmp_path / 'aws-ofi-nccl-1.20.0.eb'
+    copy.write_text(text)
+    (tmp_path / 'v1.20.0.tar.gz').write_text('sources')
+    eb('--inject-checksums=sha256', '--force', copy, env={'EASYBUILD_SOURCEPATH': tmp_path})
+    checksum = re.search(r"checksums = \['(\w+)'\]", text).group(1)
+    assert copy.read_text() == text.replace(checksum, hashlib.sha256(b'sources').hexdigest())
+
+
 def test_a_module_of_a_role_that_is_not_there(tmp_path, lmod):
     """The site's file names it, and this machine has none of it."""
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""On aarch64 (GH200), under qemu: bash's and Python's part of the bundle. tests/unit/test_aarch64.py says what has x86_64."""
+"""On aarch64 (GH200), under qemu: bash's and Python's part of the bundle."""
 import pytest
 
 from testbed import arm64
@@ -14,14 +14,15 @@ def said(command):
 
 
 def test_ranks():
-    """Two of four, as torchrun's variables say it, through the runscript; and what is unset is an error as elsewhere."""
+    """Two of four, as torchrun's variables say it, through the runscript."""
     rank = 'MASTER_ADDR=localhost MASTER_PORT=29511 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 RANK=%d LOCAL_RANK=%d '
-    rank += 'runscripts/conda-python-distributed -c "import os, platform; print(os.environ[\'RANK\'], platform.machine())"'
+    program = 'import os, platform; print(os.environ[\'RANK\'], platform.machine())'
+    rank += f'runscripts/conda-python-distributed -c "{program}"'
     assert said('%s; %s' % (rank % (0, 0), rank % (3, 3))).split() == ['0', 'aarch64', '3', 'aarch64']
 
 
 def test_command_and_wheels():
-    """Every module of the package is imported; the wheels with CUDA that have files for aarch64 are those of CUDA 13."""
+    """Every module of the package is imported; of the wheels with CUDA, those of 13 have files for aarch64."""
     said("python3 -c 'import pkgutil, importlib, slingtorch; [importlib.import_module(module.name) for module in "
          'pkgutil.walk_packages(slingtorch.__path__, "slingtorch.") if not module.name.endswith("__main__")]\'')
     assert 'derecho ' in said('python3 -m slingtorch sites')

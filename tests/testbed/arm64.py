@@ -35,7 +35,8 @@ def unpack(directory, packages, architecture=None):
     options = ['-q', '-y', '--no-install-recommends', '--download-only']
     apptainer.call('apt-get', 'install', *options, *packages, env=env)
     # base-files first: it has the links /bin, /lib ... into /usr
-    for deb in sorted(directory.glob('apt/cache/archives/*.deb'), key=lambda deb: not deb.name.startswith('base-files_')):
+    debs = directory.glob('apt/cache/archives/*.deb')
+    for deb in sorted(debs, key=lambda deb: not deb.name.startswith('base-files_')):
         apptainer.call('dpkg', '-x', deb, directory / 'root')
     return directory / 'root'
 

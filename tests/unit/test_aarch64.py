@@ -49,7 +49,7 @@ def of_easyconfigs(root):
         if easyblock == 'PythonVenv':
             # a hand-made lock file says it at its head
             head = lock.read_text().partition('\n--only-binary')[0] if lock.exists() else ''
-            said = re.findall('^wheel_platform = .*', text, re.M) + re.findall('^# .*(?:platform|aarch64).*', head, re.M)
+            said = re.findall('^wheel_platform = .*', text, re.M) + re.findall('^# .*', head, re.M)
             if not re.search('aarch64|both platforms', ' '.join(said)):
                 found[path.name] = 'wheels'
         elif easyblock == 'Singularity' and re.search('rocm|cuda', path.name):

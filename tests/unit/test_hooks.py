@@ -212,7 +212,8 @@ def test_what_a_site_may_have(roles):
     """An optional role, marked with '?', is left out where the site has none, and is no reason to refuse."""
     section = PROVIDES % ('a', 'a', '12')
     assert names(roles(section, "site_dependencies = ['gpu', 'nccl?']")['dependencies']) == ['env/a', 'cuda/12']
-    assert names(roles(section + 'nccl = net/1\n', "site_dependencies = ['gpu', 'nccl?']")['dependencies'])[2] == 'net/1'
+    ec = roles(section + 'nccl = net/1\n', "site_dependencies = ['gpu', 'nccl?']")
+    assert names(ec['dependencies'])[2] == 'net/1'
     ec = roles('', "site_dependencies = ['nccl_plugin?']")
     app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
     eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site'](app)
@@ -301,8 +302,10 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
 
 @pytest.mark.parametrize('name', ['1.20.0', '1.21.1'])
 @pytest.mark.parametrize('site, generation, modules, build', [
-    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0', 'NCCL/2.27.7-derecho-24.12'], []),
-    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0', 'NCCL/2.30.4-derecho-25.10'], []),
+    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0',
+                          'NCCL/2.27.7-derecho-24.12'], []),
+    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0',
+                          'NCCL/2.30.4-derecho-25.10'], []),
     ('frontier', 'rocm-7.1.1', ['rocm/7.1.1', 'libfabric/2.3.1'], ['PrgEnv-gnu/8.7.0']),
 ])
 def test_the_plugin_of_each_generation(parser, name, site, generation, modules, build):
