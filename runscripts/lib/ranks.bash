@@ -71,7 +71,7 @@ _flux_tasks() {  # -> flux_local_size, flux_host
         flux_local_size=$((world_size / nodes))
     else
         _fail 1 "$world_size ranks on $nodes nodes, and Flux's command, which knows how they are distributed, failed:" \
-            "${map:-there is none in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start as many ranks on" \
+            "${map:-there is none in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start as many on" \
             "every node"
     fi
     local_world_size=$flux_local_size
