@@ -8,6 +8,7 @@ use it.
 """
 import configparser
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -66,6 +67,9 @@ FORBIDDEN = (
 # of which it must have one, and those that it may have
 Kind = namedtuple('Kind', ['form', 'pattern', 'keys', 'one_of', 'optional'])
 SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source')
+# for documentation alone: how PyTorch gets there without us, with its source; what the file rests on; what no public
+# source says. processor: as uname -m has it, x86_64 if it is not there
+ABOUT_KEYS = ('processor', 'pytorch', 'evidence', 'missing')
 # what the modules of a site are for, in the order in which they are loaded
 ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'conda', 'python', 'nccl',
          'nccl_plugin')
@@ -81,7 +85,7 @@ NAMES_OF_ROLES = {'libfabric': 'libfabric', 'cudnn': 'cuDNN', 'nccl': 'NCCL', 'n
 NAMES_OF_GPUS = {'cuda': 'CUDA', 'rocm': 'ROCm'}
 IN_GROUP = r'(?P<name>\S+)( in (?P<group>\S+))?'
 KINDS = {
-    'site': Kind('[site]', '', SITE_KEYS, (), ('include',)),
+    'site': Kind('[site]', '', SITE_KEYS, (), ('include',) + ABOUT_KEYS),
     'detect': Kind('[detect LABEL]', r'(?P<name>\S+)', ('source',), ('env', 'file', 'hostname'), ()),
     'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
     'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
@@ -95,11 +99,12 @@ KINDS = {
 }
 # (kind, keys): pattern of their values with blanks between, what is right
 CHECKS = {
-    ('site', 'scheduler'): ('slurm|pbs|none', "it must be one of slurm, pbs, none"),
-    ('site', 'gpu'): ('cuda|rocm|none|any', "it must be one of cuda, rocm, none, any"),
+    ('site', 'scheduler'): ('slurm|pbs|flux|none', "it must be one of slurm, pbs, flux, none"),
+    ('site', 'gpu'): ('cuda|rocm|xpu|none|any', "it must be one of cuda, rocm, xpu (Intel), none, any"),
+    ('site', 'processor'): ('x86_64|aarch64', "it must be one of x86_64, aarch64"),
     ('site', 'network'): ('slingshot11|infiniband|ethernet|any',
                           "it must be one of slingshot11, infiniband, ethernet, any"),
-    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm)|0 none|any any',
+    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm|xpu)|0 none|any any',
                                     "give the number of GPUs that a job sees on a node, 0 where gpu is none, any where "
                                     "gpu is any"),
     ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),
@@ -145,6 +150,7 @@ class Site:
     Reference), rules (list of (kind, pattern)).
     """
     title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
+    processor, pytorch, evidence, missing = 'x86_64', '', '', ''
 
     def __init__(self, name: str, path: str, sections: Sections) -> None:
         self.name = name
@@ -156,8 +162,8 @@ class Site:
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
             if kind == 'site':
-                for key in SITE_KEYS:
-                    setattr(self, key, keys[key])
+                for key in SITE_KEYS + ABOUT_KEYS:
+                    setattr(self, key, keys.get(key) or getattr(self, key))
             elif kind == 'detect':
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':
@@ -348,8 +354,11 @@ def read_section(path: str, section: str, parser: configparser.ConfigParser) -> 
 
     keys.update(dict({'name': None, 'group': None}, **match.groupdict()))
     for (where, names), (pattern, right) in CHECKS.items():
+        # twenty sites are read at each start: look only at what can be there
+        if where != words[0]:
+            continue
         found = [keys.get(name) or '' for name in names.split()]
-        if where == words[0] and found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
+        if found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
             fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
     reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
     if reason:
@@ -392,6 +401,12 @@ def read_sections(path: str) -> Sections:
     return sections
 
 
+@functools.lru_cache(maxsize=None)
+def read_shared(path: str, changed: int) -> Sections:
+    """Sections of a shared file, read once for all sites that include it; changed is when it was."""
+    return read_sections(path)
+
+
 def refuse_metadata(path: str) -> None:
     """Raise the SiteError for a file that stood beside a site's until roles said the same, with the new lines."""
     parser = new_parser(strict=False)
@@ -416,7 +431,7 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         shared = find_files(SHARED, environ)
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
-        sections.update(read_sections(shared[include]))
+        sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
         for kind in ('site', 'detect', 'reference', 'provides'):
             if kind in [key[0] for key in sections]:
                 fail(shared[include], kind, "it belongs into the file of a site: shared files include no others")

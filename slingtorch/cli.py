@@ -265,6 +265,8 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     With Slingshot 11 the CUDA or ROCm of the network's plugin counts, if the site has no easyconfigs of its own.
     """
     toolkit = None
+    if site.gpu == 'xpu':
+        return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
         generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
@@ -396,6 +398,9 @@ def site_text() -> str:
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     sites = slingshot_sites()
+    if args.form == 'markdown' and not (args.name or args.group):
+        sys.stdout.write(siteformats.overview(sites.load_all()))
+        return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
     if args.name:
@@ -488,8 +493,9 @@ def make_parser() -> argparse.ArgumentParser:
                     "Shows the sites, or everything about one.", as_json=True)
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
-                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
+                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
+                            "documentation (markdown; without NAME a table of all sites)")
     sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """

@@ -166,6 +166,11 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     assert cli.gpu_note(site, machine(driver='580.65.06')) == line
 
 
+def test_intels_gpus_have_no_wheel_of_ours(machine):
+    line = cli.gpu_note(cli.slingshot_sites().load('aurora', {}), machine())
+    assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module")
+
+
 def test_env_ends_with_it(monkeypatch, capsys):
     monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu, toolkit: (OLDER, 'driver 550.90.07'))
     monkeypatch.setattr(cli, 'activation', lambda *args: [])

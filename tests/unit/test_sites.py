@@ -19,7 +19,7 @@ def load_module():
 
 sites = load_module()
 ALL = sites.load_all({})
-REAL = ['cirrus', 'derecho', 'frontier', 'lumi']
+REAL = sorted(site.name for site in ALL if site.rules and site.name != 'cirrus_ice')
 
 SITE = """
 [site]
@@ -134,6 +134,20 @@ EVIDENCE = {
     'cirrus': [({}, 'cs-n0035', None), ({}, 'login01', 'work/y07/shared/cirrus-ex')],
     'derecho': [({'NCAR_HOST': 'derecho'}, 'dec0001', None), ({}, 'derecho6.hsn.example', None)],
     'frontier': [({'LMOD_SYSTEM_NAME': 'frontier'}, 'login05', None)],
+    'alps': [({'CLUSTER_NAME': 'daint'}, 'nid005001', None), ({'CLUSTER_NAME': 'clariden'}, 'nid006001', None),
+             ({}, 'daint-ln003', None), ({}, 'clariden-ln001', None)],
+    'archer2': [({}, 'ln04', 'work/y07/shared/archer2-lmod')],
+    'aurora': [({}, 'aurora-uan-0011.aurora.alcf.anl.gov', None), ({'PBS_O_HOST': 'aurora-uan-0009'}, 'x4117c4s5b0n0', None)],
+    'dardel': [({}, 'nid002792', 'pdc/software')],
+    'elcapitan': [({}, 'elcap1001', None)],
+    'isambard_ai': [({}, 'nid010594', 'lus/lfs1aip2')],
+    'jupiter': [({'SYSTEMNAME': 'jupiter'}, 'jpbo-001-01', None)],
+    'leonardo': [({'HPC_SYSTEM': 'leonardo'}, 'lrdn0001', None), ({}, 'login01', 'leonardo/prod/spack')],
+    'perlmutter': [({'NERSC_HOST': 'perlmutter'}, 'nid001000', None)],
+    'polaris': [({}, 'polaris-login-02.hsn.cm.polaris.alcf.anl.gov', None),
+                ({'PBS_O_HOST': 'polaris-login-02'}, 'x3005c0s37b0n0', None)],
+    'setonix': [({'PAWSEY_CLUSTER': 'setonix'}, 'nid002000', None)],
+    'tuolumne': [({}, 'tuolumne1158', None)],
     'lumi': [({'LUMI_STACK_NAME': 'LUMI'}, 'uan01', None), ({'SLURM_CLUSTER_NAME': 'lumi'}, 'nid005001', None),
              ({}, 'uan02', 'appl/local/containers/easybuild-sif-images')],
 }
@@ -151,7 +165,10 @@ def test_detect(name, evidence, tmp_path):
 
 @pytest.mark.parametrize('environ, hostname', [({}, 'laptop'), ({'NCAR_HOST': 'casper'}, 'casper-login1'),
                                                ({}, 'cs-nord'), ({}, 'login01'),
-                                               ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001')])
+                                               ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001'),
+                                               ({'NERSC_HOST': 'cori'}, 'nid001'), ({'CLUSTER_NAME': 'eiger'}, 'nid1'),
+                                               ({'SYSTEMNAME': 'juwelsbooster'}, 'jwb0001'), ({}, 'x3005c0s37b0n0'),
+                                               ({'PBS_O_HOST': 'sirius-login-01'}, 'x3200c0s1b0n0'), ({}, 'tuolumne')])
 def test_nothing_detected_is_local(environ, hostname, tmp_path):
     choice = sites.choose(environ, hostname, root=str(tmp_path))
     assert choice.site.name == 'local' and choice.detected
@@ -368,7 +385,7 @@ def test_circular_include(site_dir):
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
     with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, second, slingshot11"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, second, slingshot11"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 
@@ -420,7 +437,7 @@ FAULTS = {
     'group without values': (SITE + GROUP, r'\[group fast\]: it has no values'),
     'group without needs': (SITE + GROUP.replace('needs = srun --fast\n', ''), "key 'needs' is missing"),
     'odd section': (SITE + ENV.replace('NIC]', 'NIC of fast]'), r'write \[env NAME\], or \[env NAME in GROUP\]'),
-    'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, none'),
+    'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, flux, none'),
     'GPUs': (SITE.replace('= 4', '= four'), 'gpus_per_node is .four.'),
     'detect two': (SITE + '[detect a]\nenv = A=b\nhostname = c1\nsource = x\n',
                    'exactly one of env, file, hostname'),
@@ -430,7 +447,7 @@ FAULTS = {
     'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n',
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
-    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of slingshot11"),
+    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of llnl_mi300a, slingshot11"),
     'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
     'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role'),
     'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),
