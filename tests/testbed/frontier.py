@@ -13,7 +13,7 @@ from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_com
 CC = """#!/bin/bash
 gtl=()
 [[ -z ${{CRAY_ACCEL_TARGET-}} ]] || gtl=(-Wl,--no-as-needed -L{gtl} -Wl,-rpath,{gtl} -lmpi_gtl_hsa)
-exec gcc {flags} "${{gtl[@]}}"
+exec {compiler} {flags} "${{gtl[@]}}"
 """
 
 
@@ -36,12 +36,15 @@ class Frontier:
         # from 9.1.0 on without a number
         flags = cray_mpich(self.mpich, 'mpi_gnu')
         gtl = gpu_transport_layer(self.path / 'opt/cray/pe/mpich/9.1.0/gtl/lib', 'hsa').parent
-        compiler = script(self.path / 'opt/cray/pe/craype/2.7.33/bin/cc', CC.format(flags=flags, gtl=gtl))
+        for name, own in (('cc', 'gcc'), ('CC', 'g++')):
+            compiler = script(self.path / 'opt/cray/pe/craype/2.7.33/bin' / name,
+                              CC.format(compiler=own, flags=flags, gtl=gtl))
         for version in ('8.5.0', '8.7.0'):
             self.module(self.modulepath, f'PrgEnv-gnu/{version}', f'prepend_path("PATH", "{compiler.parent}")',
                         'setenv("PE_ENV", "GNU")', 'load("cray-mpich/9.1.0")')  # fmt: skip
         self.module(self.modulepath, 'cray-mpich/9.1.0', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
-                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib:{gtl}")')  # fmt: skip
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib:{gtl}")',
+                    f'setenv("PE_MPICH_GTL_DIR_amd_gfx90a", "-L{gtl}")')  # fmt: skip
         self.module(self.modulepath, 'cpe/26.03')
         for version in ('5.7.1', '6.4.1', '7.1.1'):
             self.module(self.modulepath, f'rocm/{version}', f'setenv("ROCM_PATH", "/opt/rocm-{version}")')
