@@ -1470,7 +1470,7 @@ def test_network_plugin_that_is_there_or_not_wanted(job, plugin, env):
 def test_network_plugin_that_is_missing(job, plugin):
     """On several nodes an error before Python starts; one node does without."""
     for env, message in [
-        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin in a job of several nodes"),
+        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin"),
         ({"NCCL_NET_PLUGIN": f"{plugin}/gone.so"}, f"NCCL_NET_PLUGIN='{plugin}/gone.so' is not there or not readable"),
     ]:
         said = job.error({**slurm(1), **OFI, **env})
