@@ -317,7 +317,7 @@ class Log:
                     continue
                 if rule.level != 'note':
                     known.add(start)
-                if rule.level == 'cause':
+                if rule.level == 'cause' and not (rule.needs or rule.absent or rule.distinct):
                     causes.add(start)
                 finding = self.keep(rule, block, start, line, match)
                 if finding and finding.count == 1:
