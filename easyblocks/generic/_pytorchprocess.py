@@ -60,9 +60,7 @@ print("PROBE " + json.dumps({
 
 
 def probe_pytorch(python, modules=()):
-    """
-    Let a process import PyTorch, and these Python modules: what PROBE prints (dictionary), or a sentence if it cannot.
-    """
+    """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
     # not where the sources are, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
     res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
@@ -82,13 +80,9 @@ def describe_libraries(process):
 
 
 def check_linkage(process, expected):
-    """
-    What is wrong, in sentences, with the libraries and settings of a process that imported PyTorch, as PROBE printed
-    it.
+    """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
 
-    :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
-                     (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
-                     asked for, but for mpi, where it is wrong
+    :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
     """
     wrong = list(process['import_errors'])
     real = {path: os.path.realpath(path) for path in process['libraries']}
@@ -114,8 +108,7 @@ def check_linkage(process, expected):
         wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
     mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
     if not expected['mpi']:
-        wrong.append("It cannot be told which MPI PyTorch should be linked with: MPI's compilers link nothing here, or "
-                     "no library that is known as an MPI")
+        wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
     elif expected['mpi'] not in mapped:
         wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
                      % (expected['mpi'], ' and '.join(mapped) or 'none'))
@@ -165,8 +158,7 @@ def find_plugin(nccls):
 
 
 def check_wheel(process, plugin_wanted, versions):
-    """
-    Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
+    """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
     :return: list of what is wrong, and list of what is known of these releases, each a sentence
@@ -207,9 +199,7 @@ def check_wheel(process, plugin_wanted, versions):
 
 
 def replace_nccl(installdir, root):
-    """
-    Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own, in an installed
-    environment.
+    """Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own.
 
     PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
     """
@@ -217,24 +207,19 @@ def replace_nccl(installdir, root):
     found = sum((glob.glob(os.path.join(packages, place)) for place in
                  ['torch/lib/lib[nr]ccl.so*', 'nvidia/nccl/lib/libnccl.so*', '_rocm_sdk_*/lib/librccl.so*']), [])
     if not found:
-        raise EasyBuildError("No NCCL or RCCL was found in the environment for system_nccl to replace: is the wheel of "
-                             "PyTorch one for processors alone?")
+        raise EasyBuildError("The environment has no NCCL or RCCL for system_nccl to replace: is PyTorch one for CPUs?")
     for path in found:
         name = library_name(path)
         others = [os.path.join(root, sub, name) for sub in ['lib', 'lib64']]
         others = [other for other in others if os.path.exists(other)]
         if not others:
-            raise EasyBuildError("There is no %s in %s/lib or %s/lib64 to replace that of the wheel with", name, root,
-                                 root)
+            raise EasyBuildError("%s/lib and lib64 have no %s to replace that of the wheel with", root, name)
         remove_file(path)
         symlink(others[0], path)
 
 
 def check_mpi(python, mpicc, name, code):
-    """
-    Compare the MPI in a process that imported a package (by this line of Python; MPI is not initialised) with that of
-    MPI's compiler for C (full path, or None where there is none): what is wrong, a sentence, or an empty string.
-    """
+    """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
                         work_dir=tempfile.mkdtemp(), in_dry_run=True)
@@ -258,8 +243,7 @@ def needed_libraries(path):
 
 
 def mpi_library(mpicc):
-    """
-    The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+    """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
     another MPI of the same file name may be.

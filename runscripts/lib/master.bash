@@ -22,8 +22,7 @@ _find_host() {
         # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or
         # more, and a zone (fe80::1%hsn0) where it is link-local.
         [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 \
-            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the" \
-            "port in MASTER_PORT"
+            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone, the port in MASTER_PORT"
         # every node's own name for itself: ranks elsewhere would wait for a rank 0 on their own node
         ! _several_nodes ||
             [[ ! $MASTER_ADDR =~ ^(localhost(\..*)?|ip6-localhost|ip6-loopback|127\..*|::1|0\.0\.0\.0)$ ]] ||

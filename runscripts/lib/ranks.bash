@@ -3,8 +3,7 @@
 
 # The launchers in the order in which they are asked: the innermost wins, because variables of outer ones are inherited
 # and stale. A row is taken if all variables of its second field are set (A+B). The others name the variables that have
-# a value (A,B: A, else B; -: none). Names in lower case are set below. A test compares this table with
-# docs/runscripts.md.
+# a value (A,B: A, else B; -: none). Names in lower case are set below.
 _launchers=(  # launcher, taken if set | rank, size | local rank, local size | host of rank 0, id of this start
     'torchrun TORCHELASTIC_RUN_ID+RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'

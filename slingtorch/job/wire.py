@@ -69,6 +69,18 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
+def why_no_loopback(seconds: float) -> str:
+    """Why this machine cannot reach itself at 127.0.0.1; '' if it can."""
+    try:
+        with socket.socket() as there:
+            there.bind(('127.0.0.1', 0))
+            there.listen(1)
+            socket.create_connection(there.getsockname(), seconds).close()
+        return ''
+    except OSError as err:
+        return str(err)
+
+
 def serve(listener: socket.socket, answer: 'Callable') -> None:
     """Answer each caller in a thread of its own, in the background: one that says nothing delays nobody."""
     def loop():
@@ -84,11 +96,8 @@ def serve(listener: socket.socket, answer: 'Callable') -> None:
 
 def accept(listener: socket.socket, count: int, key: str, seconds: float,
            weight: 'Callable[[str], int]' = lambda words: 1) -> list:
-    """
-    So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to afterwards.
-
-    :param weight: for how many a caller counts, by what it said; called as soon as it is heard
-    """
+    """So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to then.
+    `weight` says, as soon as a caller is heard, for how many it counts."""
     callers, weights, changed = [], [], threading.Condition()
 
     def handshake(connection):

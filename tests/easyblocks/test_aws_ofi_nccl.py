@@ -237,7 +237,7 @@ def test_release_line(block, version, apis, cxx, lib):
 
 
 def test_release_too_old(block):
-    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is not known .* oldest .* is 1.6.0'):
+    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is too old .* builds 1.6.0 or newer'):
         plugin(block, '1.5.0').release()
 
 

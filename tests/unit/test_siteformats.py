@@ -109,7 +109,7 @@ def test_the_command():
     assert (done.returncode, done.stderr) == (0, '') and 'export FI_CXI_RDZV_PROTO=alt_read' in done.stdout
     for args, words in ((['derecho', '--format', 'sbatch'], "has the scheduler pbs: use --format pbs"),
                         (['derecho', '--format', 'pbs', '--group', 'none'], "--group names the group 'none'"),
-                        (['--format', 'env'], "--format needs the name of a site"),
+                        (['--format', 'env'], "--format needs a site"),
                         (['derecho', '--group', 'gdr'], "--group a --format")):
         done = command(*args)
         assert done.returncode == 1 and words in done.stderr and done.stdout == '', done.stderr
