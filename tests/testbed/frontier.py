@@ -6,10 +6,9 @@ and the GPU Transport Layer (an empty library) where an accelerator module is lo
 """
 
 import pathlib
-import re
 
-from . import ROOT, quickvenv
-from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_commands, script
+from . import quickvenv
+from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_commands, own_site, script
 
 CC = """#!/bin/bash
 gtl=()
@@ -22,7 +21,7 @@ class Frontier:
     """A copy of the tree below a directory of the test.
 
     :ivar modulepath: what MODULEPATH is after login
-    :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
+    :ivar sites: a directory with the site's file, in which the prefixes are those of this tree
     :ivar mpich: prefix of its MPI
     """
 
@@ -54,9 +53,7 @@ class Frontier:
         conda = script(self.path / 'sw/frontier/miniforge3/23.11.0-0/bin/conda',
                        CONDA.replace('{python3}', f'{quickvenv.python3(python)}/python3'))  # fmt: skip
         self.module(self.modulepath, 'miniforge3/23.11.0-0', f'prepend_path("PATH", "{conda.parent}")')
-        text = (ROOT / 'hooks/sites/frontier_external_modules_metadata.cfg').read_text()
-        self.metadata = self.path / 'metadata.cfg'
-        self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
+        self.sites = own_site(self.path, 'frontier')
 
     module = Derecho.module
     install = Derecho.install
@@ -67,5 +64,5 @@ class Frontier:
         return {
             'MODULEPATH': str(self.modulepath),
             'LMOD_SYSTEM_NAME': 'frontier',
-            'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
+            'SLINGTORCH_SITES_PATH': str(self.sites),
         }
