@@ -53,6 +53,9 @@ COMPONENTS = {
     'hwloc': (['hwloc'], 'hwloc.h'),
 }
 
+# until ROCm 6, these had prefixes of their own, below that of ROCm
+OWN_PREFIXES, SHARED_PREFIX_SINCE = ['hip', 'rccl'], '6'
+
 # with '-isystem /usr/include' in front, '#include_next <stdlib.h>' of the C++ headers finds nothing
 SYSTEM_PREFIXES = ['/', '/usr', '/usr/local']
 
@@ -207,12 +210,15 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         names = ['libfabric', gpu] + ['hwloc'] * (known is None or 'hwloc' in known)    # 1.7.0 is the first to want it
         for name in names:
             root = self.prefix_of(name, needed=name == gpu)
+            version = get_software_version(name)
+            apart = OWN_PREFIXES if name == 'ROCm' and version and LooseVersion(version) < SHARED_PREFIX_SINCE else []
+            prefixes = {option: os.path.join(root or '', option) for option in apart}
             # ROCm is not looked for unless it is asked for
-            options += [(option, '--with-%s=%s' % (option, root or 'yes')) for option in COMPONENTS[name][0]
-                        if root or option == 'rocm']
+            options += [(option, '--with-%s=%s' % (option, prefixes.get(option) or root or 'yes'))
+                        for option in COMPONENTS[name][0] if root or option == 'rocm']
             if root:
                 # with a comma: EasyBuild's wrappers leave out a '-rpath=' that is below /usr, such as /usr/local/cuda
-                ldflags.append('-Wl,-rpath,%s' % libdir(root))
+                ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
         if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
             # these link the driver's library, of which a node without GPU has a stub only
             ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))

@@ -8,7 +8,8 @@ import tempfile
 
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
-from easybuild.easyblocks.generic._pytorchprocess import needed_libraries, probe_pytorch
+from easybuild.easyblocks.generic._pytorchprocess import (
+    OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
 from easybuild.easyblocks.generic.environmentpackage import EnvironmentPackage
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
@@ -161,11 +162,8 @@ class EB_Horovod(EnvironmentPackage):
             if not any('libnccl.so.2' in needed_libraries(path) for path in libraries):
                 wrong.append("Horovod is not linked with a shared NCCL: it has another one than PyTorch")
         if not wrong and launcher and build_option('mpi_tests'):
-            # Open MPI refuses to start as root, and more ranks than cores
-            settings = ' '.join('OMPI_%s=1' % name for name in
-                                ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe'])
-            cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, settings, shlex.quote(launcher), shlex.quote(python),
-                                                shlex.quote(ALL_REDUCE))
+            cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, ' '.join(OPENMPI_SETTINGS), shlex.quote(launcher),
+                                                shlex.quote(python), shlex.quote(ALL_REDUCE))
             res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp())
             if res.exit_code != EasyBuildExit.SUCCESS:
                 wrong.append("Horovod's all-reduce on 2 ranks failed. Where %s may not be used, as on a login node, "
@@ -185,14 +183,6 @@ def compare_table(output, expected):
             wrong.append("Horovod was to have %s (%s), and has %s" % (
                 ', '.join(sorted(names)), title, ', '.join(sorted(found)) or 'none of them'))
     return wrong
-
-
-def mpi_launcher(mpicc):
-    """Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc), or None: Cray's cc has none."""
-    directory, name = os.path.split(mpicc)
-    # hydra looks for its helpers beside itself, and would look beside a link
-    launcher = os.path.realpath(os.path.join(directory, name.replace('mpicc', 'mpiexec')))
-    return launcher if 'mpicc' in name and os.access(launcher, os.X_OK) else None
 
 
 def stub_directory(cuda):

@@ -12,7 +12,8 @@ from easybuild.easyblocks.generic._dependencies import dependency_root, with_par
 from easybuild.easyblocks.generic._environment_image import IMAGE
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import (
-    check_linkage, describe_libraries, mpi_library, needed_libraries, probe_pytorch)
+    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
+    probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -324,32 +325,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return ['USE_CUDA=0', 'USE_ROCM=1', 'USE_NCCL=1']
 
     def gtl_library(self):
-        """Path of the GPU Transport Layer, or None; Cray MPICH needs it for GPU buffers, and mpicc does not link it."""
-        kind = self.cfg['mpi_gtl']
-        if not kind:
-            return None
-        if kind not in ['cuda', 'hsa']:
-            raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
-        path = self.cfg['mpi_gtl_dir']
-        if not path:
-            maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
-                                      'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
-            variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in self.archs(parameter)]
-            if not variables:
-                raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
-            values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
-            if not values:
-                raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says "
-                                     "where it is: %s not set. Is cray-mpich among the dependencies? Otherwise set "
-                                     "mpi_gtl_dir to the directory of libmpi_gtl_%s.so (in Cray's own layout "
-                                     "gtl/lib in the directory of cray-mpich's version)", kind,
-                                     ' and '.join('$' + name for name in variables), kind)
-            path = re.sub('^-L', '', values[0].split()[0])
-        library = os.path.join(path, 'libmpi_gtl_%s.so' % kind)
-        if not os.path.exists(library):
-            raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the "
-                                 "cray-mpich module of this system, or correct mpi_gtl_dir", library)
-        return library
+        """Full path of the GPU Transport Layer, or None where none is wanted."""
+        return gtl_library(self.cfg['mpi_gtl'], self.cfg['mpi_gtl_dir'], self.archs)
 
     def gpu_aware_flags(self):
         """Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
@@ -385,16 +362,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         flags += ['-Wl,-rpath,' + os.path.join(root, 'lib') for root in roots if root]
         gtl = self.gtl_library()
         if gtl:
-            name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
-            # the executable is python, so the library must come through PyTorch's own: not dropped as unneeded
-            flags += ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name,
-                      '-Wl,-rpath,' + os.path.dirname(gtl), '-Wl,--allow-shlib-undefined']
-            cuda = self.root('CUDA')
-            if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
-                # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
-                lib_dir = os.path.join(cuda, 'lib64')
-                self.log.info("%s does not name the CUDA libraries that it needs: they are linked besides", gtl)
-                flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+            flags += gtl_flags(gtl, self.root('CUDA'))
         return flags
 
     # --- installation

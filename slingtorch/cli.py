@@ -91,15 +91,6 @@ def easybuild_configuration() -> Any:
     return config
 
 
-def default_metadata_files() -> List[str]:
-    """What parse_external_modules_metadata (easybuild/tools/options.py) reads where the option is not set."""
-    from easybuild.tools import options
-    tops = [os.path.dirname(os.path.dirname(os.path.dirname(options.__file__)))]
-    tops += [os.path.dirname(os.path.dirname(path)) for path in [shutil.which('eb')] if path]
-    return [path for top in tops
-            for path in sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))]
-
-
 def modules_tool(config: Any) -> Optional[str]:
     """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
     from easybuild.tools.modules import avail_modules_tools
@@ -173,8 +164,7 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Sequence[str] = (),
-               keep_hooks: bool = False) -> Variables:
+def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
     """Variables that make EasyBuild use the bundle at this root for this slingshot_sites.Choice, with these groups."""
     site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
@@ -193,7 +183,7 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
 
     def theirs(elements):
         """Elements that no activation has added."""
-        return [elem for elem in elements or [] if elem and not elem.startswith(ours) and elem not in metadata_files]
+        return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
 
     # an empty element stands for EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
@@ -213,15 +203,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
     source_path = theirs(options.sourcepath.split(':'))
     source_path += [os.path.join(root, 'patches'), os.path.join(root, 'runscripts')]
     variables.append(('EASYBUILD_SOURCEPATH', ':'.join(source_path)))
-
-    defaults = default_metadata_files()
-    metadata = theirs(options.external_modules_metadata)
-    if site.metadata:
-        metadata = (metadata or defaults) + [site.metadata]
-    elif metadata == defaults:
-        # left by an earlier activation for another site
-        metadata = []
-    variables.append(('EASYBUILD_EXTERNAL_MODULES_METADATA', ','.join(metadata) or None))
 
     tool, syntax = modules_tool(config), options.module_syntax
     if tool is None:
@@ -278,12 +259,25 @@ def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> 
 
 
 def gpu_note(site: Any, root: str = '/') -> Optional[str]:
-    """One line on the wheel of PyTorch that fits the GPUs and driver here; None without GPU, or with Slingshot 11."""
+    """
+    One line on the wheel of PyTorch that fits the GPUs and driver here; None without GPU.
+
+    With Slingshot 11 the CUDA or ROCm of the network's plugin counts, if the site has no easyconfigs of its own.
+    """
+    toolkit = None
+    if site.gpu == 'xpu':
+        return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        return None
-    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
+        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
+        if not generations or glob.glob(own % site.name):
+            return None
+        roles = next((roles for roles in generations if 'default' in roles), generations[0])
+        module = slingshot_sites().split_provided(roles['gpu'])['module']
+        toolkit = site.modules().get(module, {}).get('version', [None])[0]
+    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
-        return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
+        return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
     node = Machine(root=root)
     if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
@@ -318,7 +312,7 @@ def run_env(args: argparse.Namespace) -> int:
 
     # what EasyBuild prints must not be evaluated
     with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, [site.metadata for site in sites.load_all()], args.keep_hooks)
+        variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
@@ -404,6 +398,9 @@ def site_text() -> str:
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     sites = slingshot_sites()
+    if args.form == 'markdown' and not (args.name or args.group):
+        sys.stdout.write(siteformats.overview(sites.load_all()))
+        return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
     if args.name:
@@ -496,8 +493,9 @@ def make_parser() -> argparse.ArgumentParser:
                     "Shows the sites, or everything about one.", as_json=True)
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
-                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
+                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
+                            "documentation (markdown; without NAME a table of all sites)")
     sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """

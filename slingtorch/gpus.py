@@ -132,12 +132,16 @@ def without_driver(candidates: List[Wheel], machine: str, site_gpu: Optional[str
 
 
 def fitting_easyconfig(root: str = '/', easyconfigs: Optional[str] = None, machine: Optional[str] = None,
-                       site_gpu: Optional[str] = None) -> Answer:
+                       site_gpu: Optional[str] = None, toolkit: Optional[str] = None) -> Answer:
     """Which easyconfig of PyTorch's wheels fits this machine, or None, and what was compared, or why there is none.
 
     :param site_gpu: cuda or rocm, as the site says: it decides where GPUs of both or of none are here
+    :param toolkit: CUDA or ROCm of the network's plugin here, whose first number the wheel must have
     """
     node, machine, candidates = Machine(root=root), machine or os.uname().machine, wheels(easyconfigs)
+    if toolkit:
+        candidates = [wheel for wheel in candidates
+                      if (wheel.kind, wheel.toolkit[0]) == (site_gpu, int(toolkit.split('.')[0]))]
     both = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
     # what fits first, then what the site says
     answers = sorted([(kind, answer) for kind, answer in both if answer],

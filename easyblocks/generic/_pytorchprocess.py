@@ -20,6 +20,10 @@ from easybuild.tools.run import run_shell_cmd
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
+# Open MPI refuses to start as root, and more ranks than cores
+OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
+                    ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe']]
+
 # prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments
 PROBE = """
 import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
@@ -235,6 +239,75 @@ def check_mpi(python, mpicc, name, code):
         return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
             name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
     return ''
+
+
+def launcher_name(compiler):
+    """
+    Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
+
+    It need not be there.
+    """
+    directory, name = os.path.split(compiler)
+    launcher = re.sub(r'mpi(cc|cxx|CC|c\+\+)', 'mpiexec', name)
+    return os.path.join(directory, launcher) if launcher != name else None
+
+
+def mpi_launcher(compiler):
+    """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
+    name = launcher_name(compiler)
+    # hydra looks for its helpers beside itself, and would look beside a link
+    launcher = os.path.realpath(name) if name else ''
+    return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
+
+
+def gtl_library(kind, directory, archs):
+    """
+    Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
+    and its mpicc does not link it.
+
+    :param kind: the parameter mpi_gtl; directory: mpi_gtl_dir
+    :param archs: function that gives the list of a parameter for GPUs' architectures
+    """
+    if not kind:
+        return None
+    if kind not in ['cuda', 'hsa']:
+        raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
+    if not directory:
+        maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                                  'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+        variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+        if not variables:
+            raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
+        values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+        if not values:
+            raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
+                                 "it is: %s not set. Is cray-mpich among the dependencies? Otherwise set mpi_gtl_dir "
+                                 "to the directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory "
+                                 "of cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
+        directory = re.sub('^-L', '', values[0].split()[0])
+    library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
+    if not os.path.exists(library):
+        raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
+                             "module of this system, or correct mpi_gtl_dir", library)
+    return library
+
+
+def gtl_flags(gtl, cuda):
+    """
+    Flags that bring the GPU Transport Layer into every library.
+
+    :param gtl: its full path
+    :param cuda: directory of CUDA, or None
+    """
+    name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
+    # the executable is python, so the library must come through the package's own: not dropped as unneeded
+    flags = ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name, '-Wl,-rpath,' + os.path.dirname(gtl),
+             '-Wl,--allow-shlib-undefined']
+    if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
+        # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
+        lib_dir = os.path.join(cuda, 'lib64')
+        flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+    return flags
 
 
 def needed_libraries(path):

@@ -139,7 +139,8 @@ def build_image(definition, options, path, directory, directories):
         cmd = ' '.join(shlex.quote(word) for word in [runtime, 'build'] + options + [path, definition])
         res = run_shell_cmd(cmd, work_dir=directory, fail_on_error=False)
     if res.exit_code:
-        raise runtime_error("Building the image from %s" % definition, res.output, res.exit_code, [FULL], directories)
+        raise runtime_error("Building the image from %s with %s" % (definition, runtime), res.output, res.exit_code,
+                            [FULL], directories)
 
 
 def definition_of(image):

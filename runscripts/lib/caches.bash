@@ -11,7 +11,7 @@ cache_dir=''
 
 _make_caches() {  # -> cache_dir: private, of this job and node; empty if the user names all caches
     local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}} node='' wrong=''
     local cache name path base missing=''
     for cache in "${_caches[@]}"; do
         name=${cache%=*}

@@ -45,6 +45,10 @@ _find_host() {
         hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE,PALS_APINFO
         wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list'
         wanting+='. Name the file in SLURM_HOSTFILE instead of -w'
+    elif [[ $launcher == flux ]]; then
+        # shellcheck disable=SC2016  # for the user's shell
+        remedy='In the script of flux batch: export MASTER_ADDR=$(flux hostlist -n 0 local)'
+        wanting="Flux's command 'flux job taskmap' could not be asked (PATH, FLUX_URI)"
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"
     fi
@@ -101,7 +105,7 @@ _find_port() {
     [[ $launcher != hydra ]] || _several_nodes || _find_hydra_proxy
     _first_set "$start_names"
     start=$value
-    if [[ $launcher == openmpi || $launcher == pals ]]; then  # a text, or a number whose low digits are always the same
+    if [[ $launcher == @(openmpi|pals|flux) ]]; then  # a text, or a number whose low digits are always the same
         start=${value:+0}
         for ((i = 0; i < ${#value}; i++)); do
             printf -v code '%d' "'${value:i:1}"

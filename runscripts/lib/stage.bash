@@ -127,7 +127,7 @@ _check_stage() {  # asked or ''
 
 # `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
 _stage() {
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
     local key staged='' path=$PATH
     set +ef
     # Not even looked into any more: each program that is not there is a call to the shared file system.

@@ -162,6 +162,19 @@ def pals(rank, size, local, locals_, **more):
     }
 
 
+def flux(name):
+    """A record of Flux: (its table of hosts and tasks, the environment of every rank)."""
+    table, ranks = (RUNSCRIPTS.parent / f"tests/records/flux/{name}.txt").read_text().split("\n\n")[1:]
+    environments = [dict(entry.split("=", 1) for entry in line.split()[1:]) for line in ranks.splitlines()[1:]]
+    return table.partition("\n")[2] + "\n", environments
+
+
+def flux_command(job, table, job_id):
+    """Flux's command as far as the runscript calls it: it prints what the real one printed for this job."""
+    (job.dir / "taskmap").write_text(table)
+    job.python(f'#!/bin/bash\n[[ $* == "job taskmap --to=hosts {job_id}" ]] && exec cat {job.dir}/taskmap\n', "flux")
+
+
 @pytest.fixture
 def nodefile(tmp_path):
     path = tmp_path / "nodefile"
@@ -738,6 +751,64 @@ def test_torchrun_wins_over_every_launcher(job):
         env = job.rank({**outer, **TORCHRUN})
         assert identity(env) == (5, 8, 1, 4)
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "41234")
+
+
+# ------------------------------------------------------------------------------------------------------------- Flux
+
+
+@pytest.mark.parametrize("name", ["one-node", "block", "uneven", "cyclic"])
+def test_ranks_of_flux(job, name):
+    """As Flux has distributed them; all agree on the port, and Flux's own PMI variables contradict nothing."""
+    table, ranks = flux(name)
+    flux_command(job, table, ranks[0]["FLUX_JOB_ID"])
+    nodes = [[rank for part in line.partition(": ")[2].split(",")
+              for rank in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)] for line in table.splitlines()]
+    assert sorted(sum(nodes, [])) == list(range(len(ranks)))
+    # another host for every node: both brokers of the record were on one machine
+    (job.dir / "taskmap").write_text("".join(f"tuolumne{1005 + number}: {line.partition(': ')[2]}\n"
+                                             for number, line in enumerate(table.splitlines())))
+    seen = [job.rank(env) for env in ranks]
+    for rank, env in enumerate(seen):
+        own = next(node for node in nodes if rank in node)
+        assert identity(env) == (rank, len(ranks), own.index(rank), len(own))
+        assert env["MASTER_ADDR"] == ("tuolumne1005" if len(nodes) > 1 else "127.0.0.1")
+        assert f"/_{ranks[0]['FLUX_JOB_ID'].replace('ƒ', 'f')}-" in env["TRITON_CACHE_DIR"]
+    assert len({env["MASTER_PORT"] for env in seen}) == 1
+    # in the ASCII form of the same number, which Flux writes where the locale is not UTF-8
+    plain = {key: value.replace("ƒ", "f") for key, value in ranks[0].items()}
+    flux_command(job, table, plain["FLUX_JOB_ID"])
+    for locale in ({}, {"LC_ALL": "C.UTF-8"}):
+        assert job.rank({**plain, **locale, "MASTER_ADDR": "h"})["MASTER_PORT"] == seen[0]["MASTER_PORT"]
+    other = {**ranks[0], "FLUX_JOB_ID": None, "FLUX_JOB_ID_PATH": "/ƒ2iMesPN", "FLUX_JOB_NNODES": "1"}
+    assert job.rank(other)["MASTER_PORT"] != seen[0]["MASTER_PORT"]
+
+
+def test_flux_that_cannot_be_asked(job):
+    """As in a container: an even distribution is counted, another one is found out by some rank."""
+    _, ranks = flux("block")
+    assert identity(job.rank({**ranks[5], "MASTER_ADDR": "tuolumne1005"})) == (5, 8, 1, 4)
+    message = job.error(ranks[5])
+    assert "(launcher: flux)" in message and "export MASTER_ADDR=$(flux hostlist -n 0 local)" in message
+    uneven = {**ranks[5], "FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "4", "MASTER_ADDR": "tuolumne1005"}
+    assert "local_rank=4 is not below local_world_size=4 (from: flux)" in job.error(uneven)
+    assert "5 ranks on 2 nodes" in job.error({**flux("uneven")[1][3], "MASTER_ADDR": "tuolumne1005"})
+    job.python("#!/bin/sh\necho flux-job: no such job >&2; exit 1\n", "flux")
+    assert "failed: flux-job: no such job. Make it available" in job.error(flux("uneven")[1][3])
+    for table in ("tuolumne1005 0-3\n", "$(touch never): 0-7\n", ""):
+        flux_command(job, table, ranks[5]["FLUX_JOB_ID"])
+        assert "which is not HOST: TASKS" in job.error(ranks[5])
+    assert "FLUX_JOB_NNODES='x'" in job.error({**ranks[5], "FLUX_JOB_NNODES": "x"})
+
+
+def test_flux_inside_and_outside_others(job):
+    """Slurm that starts Flux, Flux that starts mpirun, and cray-pals, whose variables Flux sets besides its own."""
+    _, ranks = flux("one-node")
+    env = [f"{key}={value}" for key, value in ranks[3].items()]
+    inside = job.start(slurm(0, "1", "login1"), prefix=["bash", "-c", '"$@"; exit $?', "-", "env", *env])
+    assert identity(json.loads(inside.stdout)["env"]) == (3, 4, 3, 4), inside.stderr
+    assert identity(job.rank({**ranks[0], **ompi(2, 4)})) == (2, 4, 2, 4)
+    pals_env = {key: value for key, value in pals(3, 4, 3, 4).items() if not key.startswith("PBS_")}
+    assert identity(job.rank({**ranks[3], **pals_env, "FLUX_JOB_NNODES": "2"})) == (3, 4, 3, 4)
 
 
 # ---------------------------------------------------------------------------------------- leftovers of an outer start
@@ -1399,7 +1470,7 @@ def test_network_plugin_that_is_there_or_not_wanted(job, plugin, env):
 def test_network_plugin_that_is_missing(job, plugin):
     """On several nodes an error before Python starts; one node does without."""
     for env, message in [
-        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin in a job of several nodes"),
+        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin"),
         ({"NCCL_NET_PLUGIN": f"{plugin}/gone.so"}, f"NCCL_NET_PLUGIN='{plugin}/gone.so' is not there or not readable"),
     ]:
         said = job.error({**slurm(1), **OFI, **env})
