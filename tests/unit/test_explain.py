@@ -682,8 +682,8 @@ def test_a_log_of_zeros_of_one_gigabyte_that_is_one_line(tmp_path):
 
 def test_an_ordinary_log_is_read_as_fast_as_documented():
     """10 MB at the rate of 200 MB in 10 s, in processor time."""
-    log, lines = explain.Log(RULES), b''.join(b'[rank%d]: step %d: loss=0.%04d lr=1e-4\n' % (number % 64, number, number)
-                                              for number in range(250000))
+    log = explain.Log(RULES)
+    lines = b''.join(b'[rank%d]: step %d: loss=0.%04d lr=1e-4\n' % (step % 64, step, step) for step in range(250000))
     start = time.process_time()
     log.read('job.log', io.BytesIO(lines))
     assert len(lines) > 9 << 20 and time.process_time() - start < 0.5 and log.report() == []
