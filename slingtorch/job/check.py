@@ -237,6 +237,9 @@ def check_same(report: Report) -> None:
             parts[4:] = ['...'] * (len(parts) > 4)
             if fact == 'torch' and 'none' in values:
                 level = 'red'
+            if fact == 'MASTER_PORT' and len(report.facts.get(look.PORTS, {})) > 1:
+                parts.append("so does ip_local_port_range, by which conda-python-distributed chooses it")
+                remedy = "export MASTER_PORT in the job script; have the centre give all nodes one range"
             report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
@@ -297,7 +300,10 @@ def one_cause(report: Report) -> None:
         if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
             report.findings.pop(finding)
             found.remove(finding)
-    best = ([finding for finding in found if finding.remedy] or
+    slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
+    if slow:    # some nodes gave up, and others see that these are gone
+        found = [finding for finding in found if '8 MB' in finding.text] + slow
+    best = (slow or [finding for finding in found if finding.remedy] or
             [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
     for finding in set(found) - set(best):
         ranks = report.findings.pop(finding)
@@ -314,6 +320,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
     limits.compare_programs(report)
+    limits.compare_directories(report)
     check_same(report)
     check_times(report)
     if root.nodes and not report.having(name='clock'):
@@ -389,6 +396,7 @@ class Rank:
         self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.trial = None  # type: Any
+        self.patience = star.patience(self.seconds, self.world // self.local_world)
 
     def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
         """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
@@ -490,7 +498,7 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
     machine, report, environ = rank.machine, rank.report, rank.environ
     check_master(environ, report, machine.node)
-    root = star.Root(environ, rank.world - rank.local_world, star.patience(rank.seconds), machine.clock)
+    root = star.Root(environ, rank.world - rank.local_world, rank.patience, machine.clock)
     # torchrun's agent listens there, for its workers
     if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
         port = int(environ['MASTER_PORT'])
@@ -536,7 +544,7 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
     # others of this node need little time, or import PyTorch too
     imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = max(rank.begin + star.patience(rank.seconds), time.time() + min(4, rank.seconds))
+    end = max(rank.begin + rank.patience, time.time() + min(4, rank.seconds))
     local.wait(end, rank.begin + rank.seconds)
     end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
     ranks = [details] + add_reports(report, machine, local)

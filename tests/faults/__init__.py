@@ -61,7 +61,7 @@ LEAVES_FILES = (
 )
 """After which files of --check are left in /tmp."""
 HARM_OF_ANOTHER_KIND = (
-    'LOCAL_RANK=0', 'quota of 4 percent',
+    'LOCAL_RANK=0', 'quota of 4 percent', 'home is missing',
 )
 """That are stopped although this training does not break, or named in other ways than its outcome alone asks for."""
 ONLY_BY_THE_PROGRAM = (

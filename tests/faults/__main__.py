@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Plant faults on emulated nodes, and write what a training and --check made of them: python -m faults [NAME ...]"""
+"""
+Plant faults on emulated nodes, and write what a training and --check made of them:
 
+    python -m faults [--check-only] [NAME ...]
+
+--check-only leaves the trainings out, which what --check says does not change, and keeps what is recorded of them.
+"""
+
+import argparse
 import datetime
 import json
 import re
@@ -74,13 +81,22 @@ def anywhere(found):
 
 
 def look(job):
-    """What is recorded of a fault."""
+    """What is recorded of a fault: (of the training, of --check)."""
     answer = job.check()
     return job.train(), answer
 
 
+def look_at_check(job):
+    """As look(), without a training."""
+    return None, job.check()
+
+
 def main(names):
-    wanted = [FAULTS[name] for name in names] or list(FAULTS.values())
+    parser = argparse.ArgumentParser(prog='python -m faults')
+    parser.add_argument('--check-only', action='store_true', help="no trainings: keep what is recorded of them")
+    parser.add_argument('names', nargs='*', metavar='NAME', help="of faults; all without")
+    args = parser.parse_args(names)
+    wanted = [FAULTS[name] for name in args.names] or list(FAULTS.values())
     installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', modulestools.lmod(),
                                     '--try-amend=environment_image=True')
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {'faults': {}}
@@ -92,8 +108,11 @@ def main(names):
             print(f'{name}: {result!r}', flush=True)
             return
         training, answer = result
-        found = {'date': date, 'torch': torch, 'training': training['outcome'], 'training took': training['seconds'],
-                 'training said': training['said'], 'check': answer.colour, 'check took': round(answer.seconds, 1),
+        found = {key: value for key, value in record['faults'].get(name, {}).items() if not key.startswith('check')}
+        if training:
+            found = {'date': date, 'torch': torch, 'training': training['outcome'],
+                     'training took': training['seconds'], 'training said': training['said']}
+        found = {**found, 'check date': date, 'check': answer.colour, 'check took': round(answer.seconds, 1),
                  'check said': [[level, line[:400]] for level, line in answer.lines
                                 if level in ('red', 'yellow', 'stderr')][:40],
                  'left': len(answer.left)}
@@ -105,7 +124,7 @@ def main(names):
             RECORD.parent.mkdir(exist_ok=True)
             RECORD.write_text(json.dumps(record, indent=1) + '\n')
 
-    run_all(wanted, installed, look, 4, show)
+    run_all(wanted, installed, look_at_check if args.check_only else look, 4, show)
     PAGE.write_text(page(record['faults']))
 
 

@@ -409,7 +409,8 @@ def test_blanks_small_letters_and_nothing(job, name, value, says):
     job.per_node, job.nodes = 1, ['nid1']
     job.env[name] = value
     statuses, _, found = job.run()
-    texts = [entry['text'] for entry in found['findings'] if entry['level'] == 'yellow']
+    # the tests may run with nice, which is a finding, too
+    texts = [entry['text'] for entry in found['findings'] if entry['level'] == 'yellow' and entry['name'] != 'limit']
     assert statuses == {0: 0} and len(texts) == bool(says)
     assert not says or says in texts[0]
 
