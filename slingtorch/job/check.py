@@ -300,6 +300,13 @@ def one_cause(report: Report) -> None:
         if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
             report.findings.pop(finding)
             found.remove(finding)
+    # one that is refused without any error on the node that it calls
+    refused = [finding for finding in found if 'Connection refused' in finding.text]
+    if refused and all(finding in refused or 'did not end within' in finding.text for finding in found) and not any(
+            finding.remedy for finding in found):
+        for finding in found:
+            report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
+        return
     slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
     if slow:    # some nodes gave up, and others see that these are gone
         found = [finding for finding in found if '8 MB' in finding.text] + slow

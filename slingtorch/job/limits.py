@@ -37,8 +37,8 @@ SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
 WRITTEN, A_FILE = 'written', 'it is a file'
 # seconds of processor time that no training gets by with
 SHORT = 60
-# Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on rank
-# 0, which has the store and writes; another rank trained with 14 left.
+# Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
+# rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
 # a stack below which it is tried whether Python can do with it
 SMALL_STACK = 1 << 20
@@ -238,7 +238,8 @@ def compare_directories(report: 'Report') -> None:
         if not found:
             continue
         where, variable, what = found.groups()
-        others = ", and on other nodes it can" if WRITTEN in values else ''
+        # Python's own temporary files go elsewhere then
+        others = ", and on other nodes it can" if WRITTEN in values and variable != 'TMPDIR' else ''
         for wrong, mask in values.items():
             if wrong != WRITTEN:
                 report.add('red' if others or wrong == A_FILE else 'yellow', 'disk',

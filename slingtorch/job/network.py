@@ -28,13 +28,14 @@ LOCAL = 16
 CONNECTING, LISTENING = 2, 10
 # of a network that carries little; yellow
 SLOW = 'is slow'
+NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
+REFUSED = ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports are refused: by something between "
+           "them, such as a firewall")
 OPEN_PORTS = "have the centre open all ports between the nodes of a job; a training's connections take any"
 # what the others see when one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end within'
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
 LOSS, RESENT = 0.1, 5
-# connections of the node that were refused, from which on it is said; gloo tries again and again
-REFUSED = 3
 
 
 def connections() -> list:
@@ -97,20 +98,15 @@ def state(sockets: list, before: int = 0) -> dict:
     }
 
 
-def of_the_node(*names: str) -> tuple:
-    """What TCP counts since the node was started, of names such as RetransSegs: proc(5), /proc/net/snmp."""
+def segments() -> tuple:
+    """(segments of TCP that this node has sent, those of them that it sent again) since it was started: proc(5)."""
     try:
         with open('/proc/net/snmp') as stream:
-            keys, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
+            names, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
     except (OSError, ValueError):
-        return (0,) * len(names)
-    told = dict(zip(keys, map(int, values)))
-    return tuple(told.get(name, 0) for name in names)
-
-
-def segments() -> tuple:
-    """(segments of TCP that this node has sent, those of them that it sent again) since it was started."""
-    return of_the_node('OutSegs', 'RetransSegs')
+        return 0, 0
+    told = dict(zip(names, map(int, values)))
+    return told.get('OutSegs', 0), told.get('RetransSegs', 0)
 
 
 class Watch:
@@ -125,7 +121,7 @@ class Watch:
 
     def __init__(self, give_up: 'Callable[[dict], None]', factor: float = 1) -> None:
         self.give_up, self.factor, self.name, self.before = give_up, factor, '', 0
-        self.told, self.failed = state([]), of_the_node('AttemptFails')[0]
+        self.told = state([])
         self.begin = self.since = time.monotonic()
         self.limit, self.done = STEP * factor, threading.Event()
         threading.Thread(target=self.loop, daemon=True).start()
@@ -145,8 +141,7 @@ class Watch:
                 continue
             # one that waits for another node's process, which is late, has nothing under way itself
             told = state(sockets, self.before)
-            told['refused'] = of_the_node('AttemptFails')[0] - self.failed
-            if told['underway'] or told['silent'] or told['loopback'] or told['refused'] >= REFUSED or now - self.begin > ASIDE * self.factor:
+            if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
                 self.give_up(told)
                 os._exit(0)
 
@@ -268,22 +263,18 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         loopback = [address for address in [own_name_address()] if ':' in address]
         if loopback and not is_loopback(loopback[0]):
             return ("gloo tells the other nodes an IPv6 address of a node, that of its own name, and others have IPv4",
-                    "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes")
+                    NAME_IT)
     if loopback:
         return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file, "
-                "or has none" % loopback[0], "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes; or have the centre "
-                "take the name out of that line of /etc/hosts")
+                "or has none" % loopback[0], NAME_IT + "; or have the centre take the name out of that line of /etc/hosts")
     if told.get('silent') and told.get('link'):
-        return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and nobody "
-                "answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
+        return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
+                "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
                 "name another interface, or have the centre look at this one (ip address)")
     if told.get('silent'):
         return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them drops packets, such as a firewall",
                 OPEN_PORTS)
-    if told.get('refused', 0) >= REFUSED and 'rendezvous' in text:
-        return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports are refused: by something "
-                "between them, such as a firewall", OPEN_PORTS)
     # ETIMEDOUT is the kernel's: nobody acknowledges what it sends again
     unheard = told.get('stuck') or 'Connection timed out' in text
     if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:

@@ -187,7 +187,9 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
-        text, remedy = network.explained(probe['error'], probe['told'], machine.environ) if 'told' in probe else ('', '')
+        text, remedy = '', ''
+        if 'told' in probe:
+            text, remedy = network.explained(probe['error'], probe['told'], machine.environ)
         limit = limits.cause_of(probe['error'], limits.of_shell())
         if limit:
             text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
@@ -198,8 +200,8 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
             if cut_off:
                 text = "%s: %s is cut off" % (probe['error'], ' and '.join(cut_off[:3]))
                 remedy = "install the environment again, or its copy on this node"
-        slow = network.SLOW in text
-        report.add('yellow' if slow else probe.get('level', 'red'), probe['phase'], text or probe['error'], remedy or probe.get('remedy', ''))
+        report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), probe['phase'],
+                   text or probe['error'], remedy or probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
                    % probe['facts'].get('backend'))

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
-# Where ranks of an srun also meet, if they do not agree in MASTER_PORT: above what conda-python-distributed chooses, and
-# below Linux's own range of ports for connections (ip(7), ip_local_port_range).
-MEETING = range(26500, 32500)
+# Where ranks of an srun also meet, if they do not agree in MASTER_PORT: above what conda-python-distributed chooses,
+# and below Linux's own range of ports for connections (ip(7), ip_local_port_range).
+MEETING = range(26400, 27000)
 # Seconds that rank 0's node waits longer for others than these wait for their ranks.
 SLACK = 2
 ONE_DAY = 86400
@@ -97,7 +97,7 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
         return 2
     except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
         rank, text = machine.environ.get('RANK', '?'), str(err)
-        if "can't start new thread" in text:
+        if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
                 text, limits.processes(machine) or "a limit of processes and threads")
         sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, text))

@@ -274,8 +274,8 @@ OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUF
         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 # GNU's libgomp takes a list of numbers above 0 (libgomp/env.c), and all cores for anything else
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
-# What ProcessGroupNCCL.cpp reads by getCvarBool(), whose words are in Utils.hpp (both torch/csrc/distributed/c10d, 2.13):
-# another word ends a program that uses NCCL.
+# What ProcessGroupNCCL.cpp reads by getCvarBool(), whose words are in Utils.hpp (both of torch/csrc/distributed/c10d,
+# 2.13): another word ends a program that uses NCCL.
 BOOLS = ('BCAST_UNIQUEID', 'BLOCKING_WAIT', 'DUMP_ON_TIMEOUT', 'DESYNC_DEBUG',
          'ENABLE_TIMING', 'ENABLE_MONITORING', 'RETHROW_CUDA_ERRORS', 'LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN',
          'CUDA_EVENT_CACHE', 'NAN_CHECK', 'AVOID_RECORD_STREAMS', 'USE_TENSOR_REGISTER_ALLOCATOR_HOOK')

@@ -41,7 +41,6 @@ def of_level(report, level, name):
      'is slow, less than 2 MB/s, or loses packets'),
     # all ports but MASTER_PORT dropped
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'get no answer.*firewall'),
-    ('the rendezvous of one rank of each node did not end within 6 s', {'refused': 40}, 'are refused.*firewall'),
     # GLOO_SOCKET_IFNAME=ib0, which is up and has no IPv4 address
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
      'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
@@ -75,14 +74,6 @@ def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own
     assert says in text and remedy if says else (text, remedy) == ('', '')
 
 
-def test_a_refused_connection_is_counted():
-    before, = network.of_the_node('AttemptFails')
-    with socket.socket() as there, socket.socket() as own:
-        there.bind(('127.0.0.1', 0))    # and does not listen
-        assert own.connect_ex(there.getsockname())
-    assert network.of_the_node('AttemptFails')[0] > before
-
-
 @pytest.mark.parametrize('texts, left', [
     ([('small messages pass', 'look at the MTU'), ('failed: Connection closed by peer', '')], ['small messages pass']),
     ([('failed: cannot find hsn', ''), ('failed: Connection reset by peer', '')], ['failed: cannot find hsn']),
@@ -96,6 +87,17 @@ def test_one_cause_is_one_line(texts, left):
     check.one_cause(report)
     assert of_level(report, 'red', 'collective') == left
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
+
+
+@pytest.mark.parametrize('other, firewall', [
+    ('the rendezvous of one rank of each node did not end within 6 s', True), ('failed: cannot find hsn', False)])
+def test_a_connection_is_refused_by_a_firewall_if_the_other_node_has_no_error(other, firewall):
+    report = findings.Report(0)
+    report.add('red', 'rendezvous', 'failed: SO_ERROR: Connection refused, remote=[172.30.0.1]:33333', '', 2)
+    report.add('red', 'rendezvous', other, '', 1)
+    check.one_cause(report)
+    [finding] = report.findings
+    assert ('firewall' in finding.text) == firewall and report.findings[finding] == 3
 
 
 def test_a_slow_network_is_yellow_and_one_line():
