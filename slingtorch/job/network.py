@@ -266,7 +266,8 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
                     NAME_IT)
     if loopback:
         return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file, "
-                "or has none" % loopback[0], NAME_IT + "; or have the centre take the name out of that line of /etc/hosts")
+                "or has none" % loopback[0],
+                NAME_IT + "; or have the centre take the name out of that line of /etc/hosts")
     if told.get('silent') and told.get('link'):
         return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
                 "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),

@@ -129,7 +129,8 @@ def main(names):
         if training:
             found = {'date': date, 'torch': torch, 'training': training['outcome'],
                      'training took': training['seconds'], 'training said': training['said']}
-        found = {**found, 'check date': date, 'check': answer.colour, 'check took': round(answer.seconds, 1), 'check load': round(os.getloadavg()[0]),
+        found = {**found, 'check date': date, 'check': answer.colour, 'check took': round(answer.seconds, 1),
+                 'check load': round(os.getloadavg()[0]),
                  'check said': [[level, line[:400]] for level, line in answer.lines
                                 if level in ('red', 'yellow', 'stderr')][:40],
                  'left': len(answer.left)}

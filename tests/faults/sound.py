@@ -4,8 +4,8 @@ Sound set-ups, under each launcher: --check must say nothing red, start the prog
 
     cd tests && python -m faults.sound [--times 3] [WORD ...]      as root; those whose name has one of the words
 
-Slurm, Open MPI 4, MPICH and torchrun of Debian 12 on separate nodes; those of Debian 13 (Open MPI 5) and sid, whose nodes
-share a machine; the container is Debian 13's root, entered by Apptainer.
+Slurm, Open MPI 4, MPICH and torchrun of Debian 12 on separate nodes; those of Debian 13 (Open MPI 5) and sid, whose
+nodes share a machine; the container is Debian 13's root, entered by Apptainer.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class System:
         found, started = self.out / 'found.json', self.out / 'started'
         for path in (found, started):
             path.unlink(missing_ok=True)
-        binds = [self.installed.root, self.installed.runscripts, pathlib.Path(sys.base_prefix), self.cluster.dir, '/tmp']
+        binds = [self.installed.root, self.installed.runscripts, sys.base_prefix, self.cluster.dir, '/tmp']
         env = {**self.installed.env, 'SLINGTORCH_CHECK_JSON': found, 'STARTED': started, 'PROGRAM': self.program,
                'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1', 'BINDS': ','.join(map(str, binds)),
                'CONTAINER': debianroot.make('trixie')}
