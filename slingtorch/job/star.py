@@ -60,9 +60,9 @@ class Usage(Exception):
 
 def start_id(environ: dict) -> str:
     """A word that is the same on all ranks of this start, and of no other one on these nodes."""
-    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
-    if not by_srun(environ):
-        step.append(environ.get('MASTER_PORT', ''))
+    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
+    # an mpirun starts its daemons on other nodes by srun: these have a step, and those of the first node may have none
+    step.append(environ.get('SLURM_STEP_ID' if by_srun(environ) else 'MASTER_PORT', ''))
     return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
 
 

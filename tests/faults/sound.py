@@ -15,7 +15,7 @@ import pathlib
 import sys
 import time
 
-from testbed import debianroot, easybuild, images, launchers, modulestools, slurm
+from testbed import DIR, ROOT, debianroot, easybuild, images, launchers, modulestools, slurm
 
 TWO = '-N2 --ntasks-per-node=2'
 CHECK = '"$RUNSCRIPTS/conda-python-distributed" {options} --check "$PROGRAM"'
@@ -65,10 +65,12 @@ class System:
         found, started = self.out / 'found.json', self.out / 'started'
         for path in (found, started):
             path.unlink(missing_ok=True)
-        binds = [self.installed.root, self.installed.runscripts, sys.base_prefix, self.cluster.dir, '/tmp']
+        binds = [ROOT, DIR, sys.base_prefix, self.cluster.dir, '/tmp']
         env = {**self.installed.env, 'SLINGTORCH_CHECK_JSON': found, 'STARTED': started, 'PROGRAM': self.program,
                'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1', 'BINDS': ','.join(map(str, binds)),
                'CONTAINER': debianroot.make('trixie')}
+        env['RUNSCRIPTS'] = ROOT / 'runscripts'     # of the checkout
+        env['PATH'] = f"{env['RUNSCRIPTS']}:{env['PATH']}"
         env['APPTAINERENV_PATH'] = env['PATH']
         env['PATH'] = f'{images.runtime()}:{env["PATH"]}'
         if not self.cluster.separate:

@@ -414,3 +414,13 @@ def test_the_range_by_which_a_port_was_chosen_is_said(ranges, says):
     check.check_same(report)
     [text] = of_level(report, 'red', 'master')
     assert 'MASTER_PORT differs: ' in text and ('ip_local_port_range' in text) == says
+
+
+def test_ranks_of_one_mpirun_in_a_job_of_slurm_know_each_other():
+    # Open MPI 4.1 on the batch node and on another one, whose daemon srun started (seen)
+    first = {'SLURM_JOB_ID': '7', 'MASTER_PORT': '10740', 'SLINGTORCH_LAUNCHER': 'openmpi'}
+    assert star.start_id(first) == star.start_id({**first, 'SLURM_STEP_ID': '0'})
+    assert star.start_id(first) != star.start_id({**first, 'MASTER_PORT': '10741'})
+    steps = [{**first, 'SLINGTORCH_LAUNCHER': 'slurm', 'SLURM_STEP_ID': number} for number in '01']
+    assert star.start_id(steps[0]) != star.start_id(steps[1])
+    assert star.start_id(steps[0]) == star.start_id({**steps[0], 'MASTER_PORT': '1'})
