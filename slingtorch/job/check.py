@@ -52,6 +52,8 @@ SAME = {
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
+# what to do about a step that is not known to have failed
+LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
 
@@ -125,8 +127,7 @@ class Probe:
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
             found['error'] = "%s did not end within %d s" % (what, self.end_time - self.begin)
-            found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
-                               "waits longer")
+            found['remedy'] = LATE
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         elif self.process.returncode and (self.asked or not found['seconds']):
@@ -302,16 +303,17 @@ def one_cause(report: Report) -> None:
             found.remove(finding)
     # one that is refused without any error on the node that it calls
     refused = [finding for finding in found if 'Connection refused' in finding.text]
-    if refused and all(finding in refused or 'did not end within' in finding.text for finding in found) and not any(
-            finding.remedy for finding in found):
+    late = [finding for finding in found if finding.remedy == LATE]
+    named = [finding for finding in found if finding.remedy and finding not in late]
+    if refused and not named and all(finding in refused or 'did not end within' in finding.text for finding in found):
         for finding in found:
             report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
         return
     slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
     if slow:    # some nodes gave up, and others see that these are gone
-        found = [finding for finding in found if '8 MB' in finding.text] + slow
-    best = (slow or [finding for finding in found if finding.remedy] or
-            [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
+        found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
+    first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
+    best = slow or named or first or found[:1]
     for finding in set(found) - set(best):
         ranks = report.findings.pop(finding)
         if len(best) == 1:

@@ -40,7 +40,7 @@ what it left in /tmp of the nodes."""
 FAULTS = {}
 
 HARM_OF_ANOTHER_KIND = (
-    'LOCAL_RANK=0', 'quota of 4 percent', 'home is missing',
+    'quota of 4 percent', 'home is missing',
 )
 """That are stopped although this training does not break, or named in other ways than its outcome alone asks for."""
 ONLY_BY_THE_PROGRAM = (

@@ -89,12 +89,13 @@ def test_one_cause_is_one_line(texts, left):
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
 
 
-@pytest.mark.parametrize('other, firewall', [
-    ('the rendezvous of one rank of each node did not end within 6 s', True), ('failed: cannot find hsn', False)])
-def test_a_connection_is_refused_by_a_firewall_if_the_other_node_has_no_error(other, firewall):
+@pytest.mark.parametrize('other, remedy, firewall', [
+    ('the rendezvous of one rank of each node did not end within 6 s', '', True),
+    ('the rendezvous did not end within 23 s', check.LATE, True), ('failed: cannot find hsn', '', False)])
+def test_a_connection_is_refused_by_a_firewall_if_the_other_node_has_no_error(other, remedy, firewall):
     report = findings.Report(0)
     report.add('red', 'rendezvous', 'failed: SO_ERROR: Connection refused, remote=[172.30.0.1]:33333', '', 2)
-    report.add('red', 'rendezvous', other, '', 1)
+    report.add('red', 'rendezvous', other, remedy, 1)
     check.one_cause(report)
     [finding] = report.findings
     assert ('firewall' in finding.text) == firewall and report.findings[finding] == 3
@@ -104,8 +105,9 @@ def test_a_slow_network_is_yellow_and_one_line():
     report = findings.Report(0)
     report.add('yellow', 'collective', 'the network between the nodes is slow, less than 2 MB/s, or loses', 'vet', 1)
     report.add('red', 'collective', 'packets get lost between the nodes: the all_reduce of 8 MB failed: closed', 'x', 2)
+    report.add('red', 'collective', 'an all_reduce did not end within 25 s', check.LATE, 4)
     check.one_cause(report)
-    assert [(finding.level, mask) for finding, mask in report.findings.items()] == [('yellow', 3)]
+    assert [(finding.level, mask) for finding, mask in report.findings.items()] == [('yellow', 7)]
 
 
 def test_an_interface_that_is_missing_is_one_line():
