@@ -9,10 +9,9 @@ import os
 import re
 from collections import namedtuple
 
-from easybuild.easyblocks.generic._dependencies import dependency_root
+from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
 from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
@@ -54,6 +53,9 @@ COMPONENTS = {
     'hwloc': (['hwloc'], 'hwloc.h'),
 }
 
+# until ROCm 6, these had prefixes of their own, below that of ROCm
+OWN_PREFIXES, SHARED_PREFIX_SINCE = ['hip', 'rccl'], '6'
+
 # with '-isystem /usr/include' in front, '#include_next <stdlib.h>' of the C++ headers finds nothing
 SYSTEM_PREFIXES = ['/', '/usr', '/usr/local']
 
@@ -79,10 +81,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the plugin."""
-        extra_vars = ConfigureMake.extra_options(extra_vars)
-        extra_vars.update({
-            'libfabric_provider': [None, "Name of the provider that the libfabric in use must have, for example 'cxi'; "
-                                         "None: not checked", CUSTOM],
+        extra_vars = with_parameters(ConfigureMake.extra_options(extra_vars), {
+            'libfabric_provider': [None, "Provider that libfabric must have, such as 'cxi'; None: not checked"],
         })
         # see obtain_config_guess()
         extra_vars['build_type'][0] = extra_vars['host_type'][0] = False
@@ -104,8 +104,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             return RCCL_PLUGIN_RELEASE
         lines = [line for line in RELEASES if not self.older_than(line.since)]
         if not lines:
-            raise EasyBuildError("%s %s is not known to this easyblock: the oldest that it can build is %s",
-                                 self.name, self.version, RELEASES[0].since)
+            raise EasyBuildError("%s %s is too old for this easyblock, which builds %s or newer", self.name,
+                                 self.version, RELEASES[0].since)
         return lines[-1]
 
     def older_than(self, version):
@@ -138,8 +138,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
                                  "Take aws-ofi-nccl %s", name, version, what, oldest, newest,
                                  ', '.join('v%d' % api for api in sorted(apis)) or 'none',
                                  fitting_releases(oldest, newest, name == 'RCCL'))
-        self.log.info("%s %s will use ncclNetPlugin_v%d of %s (it accepts v%d to v%d)", name, version, max(usable),
-                      what, oldest, newest)
+        self.log.info("%s %s will use ncclNetPlugin_v%d of %s", name, version, max(usable), what)
 
     def root(self, name):
         """Prefix of a dependency, or None."""
@@ -192,46 +191,41 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
                                  self.name, self.version, standard, compiler)
 
     def configure_options(self, known=None):
-        """
-        Options of configure besides those in configopts, of those known (None: all, as in a dry run there is no
-        configure to ask); the run paths of what they name are put into $LDFLAGS.
-        """
-        gpu = self.gpu()
-        if gpu == 'ROCm' and not self.is_rccl_plugin and self.older_than(FIRST_WITH_ROCM):
+        """Options of configure that it knows (None: all) and configopts lacks; their run paths go into $LDFLAGS."""
+        gpu, libfabric = self.gpu(), get_software_version('libfabric')
+        cuda, (first, fixed) = get_software_version('CUDA'), WITHOUT_CUDA_13
+        if self.is_rccl_plugin:
+            pass
+        elif gpu == 'ROCm' and self.older_than(FIRST_WITH_ROCM):
             raise EasyBuildError("%s %s does not know ROCm: %s is the first release that does (before it, there was "
                                  "aws-ofi-rccl)", self.name, self.version, FIRST_WITH_ROCM)
-        cuda, (first, fixed) = get_software_version('CUDA'), WITHOUT_CUDA_13
-        if gpu == 'CUDA' and cuda and LooseVersion(cuda) >= LooseVersion('13') and not self.is_rccl_plugin and \
+        elif gpu == 'CUDA' and cuda and LooseVersion(cuda) >= LooseVersion('13') and \
                 not self.older_than(first) and self.older_than(fixed):
-            raise EasyBuildError("%s %s does not compile with CUDA %s: take %s or newer, or CUDA 12", self.name,
-                                 self.version, cuda, fixed)
-        libfabric = get_software_version('libfabric')
+            raise EasyBuildError("%s %s does not compile with CUDA %s: take %s or newer, or CUDA 12",
+                                 self.name, self.version, cuda, fixed)
         if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
             raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)
 
-        given, options, ldflags = OPTION_REGEX.findall(self.cfg['configopts']), [], []
-
-        def wanted(option):
-            """Whether an option is to be added."""
-            return option not in given and (known is None or option in known)
-
-        for name in ['libfabric', gpu, 'hwloc']:
-            if name == 'hwloc' and known is not None and 'hwloc' not in known:
-                continue    # releases before 1.7.0 do without
+        options, ldflags, given = [], [], set(OPTION_REGEX.findall(self.cfg['configopts']))
+        names = ['libfabric', gpu] + ['hwloc'] * (known is None or 'hwloc' in known)    # 1.7.0 is the first to want it
+        for name in names:
             root = self.prefix_of(name, needed=name == gpu)
+            version = get_software_version(name)
+            apart = OWN_PREFIXES if name == 'ROCm' and version and LooseVersion(version) < SHARED_PREFIX_SINCE else []
+            prefixes = {option: os.path.join(root or '', option) for option in apart}
             # ROCm is not looked for unless it is asked for
-            options += ['--with-%s=%s' % (option, root or 'yes') for option in COMPONENTS[name][0]
-                        if wanted(option) and (root or option == 'rocm')]
+            options += [(option, '--with-%s=%s' % (option, prefixes.get(option) or root or 'yes'))
+                        for option in COMPONENTS[name][0] if root or option == 'rocm']
             if root:
                 # with a comma: EasyBuild's wrappers leave out a '-rpath=' that is below /usr, such as /usr/local/cuda
-                ldflags.append('-Wl,-rpath,%s' % libdir(root))
+                ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
         if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
             # these link the driver's library, of which a node without GPU has a stub only
             ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
-        options += ['--disable-' + option for option in ['platform-aws', 'tests'] if wanted(option)]
+        options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
         if ldflags:
             setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
-        return options
+        return [word for option, word in options if option not in given and (known is None or option in known)]
 
     def configure_step(self, *args, **kwargs):
         """Check what can be checked before anything is compiled, make configure if there is none, and run it."""
@@ -264,11 +258,7 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         run_shell_cmd('sh ./autogen.sh')
 
     def library_names(self):
-        """
-        File names of the plugin: those that NCCL or RCCL of any version, and NCCL_NET_PLUGIN=ofi, look for.
-
-        RCCL of ROCm 7.2 looks for libnccl-net.so, those before and after it for librccl-net.so.
-        """
+        """Names of the plugin for any NCCL or RCCL (that of ROCm 7.2 wants libnccl-net.so) and NCCL_NET_PLUGIN=ofi."""
         flavours = ['rccl', 'nccl'] if self.gpu() == 'ROCm' else ['nccl']
         ext = get_shared_lib_ext()
         return ['lib%s-%s.%s' % (flavour, name, ext) for flavour in flavours for name in ['net', 'net-ofi']]
@@ -316,15 +306,13 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
         mpi = sorted(name for name in linked if MPI_LIBS_REGEX.match(name))
         if mpi:
             raise EasyBuildError("%s is linked with MPI (%s): NCCL in programs without MPI could not load it. Build it "
-                                 "where no MPI module and no compiler wrappers are loaded (module --force purge)",
-                                 path, ', '.join(mpi))
+                                 "without modules of MPI and wrappers (module --force purge)", path, ', '.join(mpi))
         # the driver's libraries are on nodes with a GPU only
         driver = build_option('filter_rpath_sanity_libs')
         absent = sorted(name for name in linked if linked[name] == 'not found' and name not in driver)
         if absent:
-            raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: the plugin would silently not "
-                                 "be loaded where modules are not. What it is linked with must be a dependency",
-                                 path, ', '.join(absent))
+            raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: without modules it would not "
+                                 "be loaded. What it is linked with must be a dependency", path, ', '.join(absent))
         root = self.root('libfabric') or '/'
         found = [linked[name] for name in linked if name.startswith('libfabric.so')]
         below = [path for path in found if path.startswith(root + os.sep)
@@ -341,8 +329,8 @@ class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
             self.check_library(path)
             self.check_provider()
         if 'LD_LIBRARY_PATH' in (build_option('filter_env_vars') or []):
-            print_warning("$LD_LIBRARY_PATH is kept out of modules: NCCL will find the plugin only where "
-                          "$NCCL_NET_PLUGIN is %s", path, log=self.log)
+            print_warning("Modules have no $LD_LIBRARY_PATH: NCCL finds the plugin only where $NCCL_NET_PLUGIN is %s",
+                          path, log=self.log)
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
 
 

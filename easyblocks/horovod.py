@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for Horovod with PyTorch, as an extension of software that is a Python environment,
-implemented as an easyblock.
-"""
+"""EasyBuild support for Horovod as an extension of software that is a Python environment, as an easyblock."""
 import glob
 import os
 import re
@@ -10,10 +7,10 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines
-from easybuild.easyblocks.generic._pytorchprocess import needed_libraries, probe_pytorch
+from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
+from easybuild.easyblocks.generic._pytorchprocess import (
+    OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
 from easybuild.easyblocks.generic.environmentpackage import EnvironmentPackage
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
@@ -35,8 +32,7 @@ sys.exit(0 if right else "%d ranks of 2, and a sum of %s in place of 3" % (hvd.s
 
 
 class EB_Horovod(EnvironmentPackage):
-    """
-    Builds Horovod for the PyTorch of the environment: MPI and Gloo, and for GPUs NCCL.
+    """Builds Horovod for the PyTorch of the environment: MPI and Gloo, and for GPUs NCCL.
 
     Options that Horovod itself would guess are all given: a CUDA that happens to be there would be built for, and NCCL
     would be linked statically, a second one beside PyTorch's, without the network plugin.
@@ -47,14 +43,12 @@ class EB_Horovod(EnvironmentPackage):
     @staticmethod
     def extra_options(extra_vars=None):
         """Options of the extension."""
-        extra_vars = EnvironmentPackage.extra_options(extra_vars)
-        extra_vars.update({
-            'cpu_operations': ['MPI', "What moves tensors in the memory of processors: 'MPI' or 'GLOO'", CUSTOM],
-            'cuda_home': [None, "Directory of CUDA, may contain $VARIABLES; None: the dependency called CUDA", CUSTOM],
-            'gpu_operations': [None, "What moves tensors in the memory of GPUs: 'NCCL', or None for a PyTorch for "
-                                     "processors", CUSTOM],
-            'mpicxx': ['mpicxx', "MPI's compiler for C++, beside mpicc: a command in $PATH", CUSTOM],
-            'nccl_home': [None, "Directory of NCCL, may contain $VARIABLES; None: the dependency called NCCL", CUSTOM],
+        extra_vars = with_parameters(EnvironmentPackage.extra_options(extra_vars), {
+            'cpu_operations': ['MPI', "What moves tensors in the memory of processors: 'MPI' or 'GLOO'"],
+            'cuda_home': [None, "Directory of CUDA, may contain $VARIABLES; None: the dependency called CUDA"],
+            'gpu_operations': [None, "What moves tensors in the memory of GPUs: 'NCCL', or None without GPUs"],
+            'mpicxx': ['mpicxx', "MPI's compiler for C++, beside mpicc: a command in $PATH"],
+            'nccl_home': [None, "Directory of NCCL, may contain $VARIABLES; None: the dependency called NCCL"],
         })
         extra_vars['mpicc'][0] = 'mpicc'
         return extra_vars
@@ -64,8 +58,8 @@ class EB_Horovod(EnvironmentPackage):
         super().configure_step()
         operations = self.cfg['cpu_operations'], self.cfg['gpu_operations']
         if operations[0] not in ['MPI', 'GLOO'] or operations[1] not in [None, 'NCCL']:
-            raise EasyBuildError("Horovod: cpu_operations must be 'MPI' or 'GLOO', and gpu_operations 'NCCL' or None; "
-                                 "they are %r and %r", *operations)
+            raise EasyBuildError("Horovod: cpu_operations is %r and must be 'MPI' or 'GLOO', gpu_operations is %r and "
+                                 "must be 'NCCL' or None", *operations)
         self.check_pytorch()
         mpicxx = which(self.cfg['mpicxx'], on_error=IGNORE)
         if not mpicxx:
@@ -93,8 +87,7 @@ class EB_Horovod(EnvironmentPackage):
         if process['hip']:
             raise EasyBuildError("Horovod %s cannot be built for ROCm: it asks for headers, a macro and a CMake "
                                  "function that ROCm 6 no longer has (ROCm/legacy-rocm-build issues 3987, 4865), and "
-                                 "nobody maintains it. Leave it out: torch.distributed with RCCL does the same",
-                                 self.version)
+                                 "nobody maintains it. Instead: torch.distributed with RCCL", self.version)
         if bool(process['cuda']) != bool(self.cfg['gpu_operations']):
             raise EasyBuildError("PyTorch %s of the environment is %s, and Horovod's gpu_operations is %r: set it to "
                                  "%r", process['version'], "for CUDA" if process['cuda'] else "for processors",
@@ -169,11 +162,8 @@ class EB_Horovod(EnvironmentPackage):
             if not any('libnccl.so.2' in needed_libraries(path) for path in libraries):
                 wrong.append("Horovod is not linked with a shared NCCL: it has another one than PyTorch")
         if not wrong and launcher and build_option('mpi_tests'):
-            # Open MPI refuses to start as root, and more ranks than cores
-            settings = ' '.join('OMPI_%s=1' % name for name in
-                                ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe'])
-            cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, settings, shlex.quote(launcher), shlex.quote(python),
-                                                shlex.quote(ALL_REDUCE))
+            cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, ' '.join(OPENMPI_SETTINGS), shlex.quote(launcher),
+                                                shlex.quote(python), shlex.quote(ALL_REDUCE))
             res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp())
             if res.exit_code != EasyBuildExit.SUCCESS:
                 wrong.append("Horovod's all-reduce on 2 ranks failed. Where %s may not be used, as on a login node, "
@@ -182,11 +172,7 @@ class EB_Horovod(EnvironmentPackage):
 
 
 def compare_table(output, expected):
-    """
-    What is wrong in the table that 'horovodrun --check-build' printed: list of sentences.
-
-    :param expected: {title of a part: set of the names that must be marked; all others must not}
-    """
+    """What is wrong in the table of 'horovodrun --check-build', by {title: names that must be marked}: sentences."""
     parts = dict(re.findall(r'^(Available [\w ]+):\n((?:\s+\[[X ]\] \w+ *\n?)+)', output, re.M))
     if set(parts) != set(expected):
         return ["'horovodrun --check-build' did not print its table:\n%s" % last_lines(output)]
@@ -199,20 +185,8 @@ def compare_table(output, expected):
     return wrong
 
 
-def mpi_launcher(mpicc):
-    """Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc), or None: Cray's cc has none."""
-    directory, name = os.path.split(mpicc)
-    # hydra looks for its helpers beside itself, and would look beside a link
-    launcher = os.path.realpath(os.path.join(directory, name.replace('mpicc', 'mpiexec')))
-    return launcher if 'mpicc' in name and os.access(launcher, os.X_OK) else None
-
-
 def stub_directory(cuda):
-    """
-    A new directory with a link libcuda.so.1 to CUDA's stub, for nodes without a driver.
-
-    The stub is called libcuda.so only, and asked for is libcuda.so.1. It must not be found by a job.
-    """
+    """New directory, which no job finds, where CUDA's stub libcuda.so is libcuda.so.1: for nodes without a driver."""
     directory = tempfile.mkdtemp()
     for stub in [os.path.join(cuda, lib, 'stubs', 'libcuda.so') for lib in ['lib64', 'lib']]:
         if os.path.exists(stub):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
+"""EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
 GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
 """
 import glob
@@ -9,15 +8,15 @@ import re
 import shlex
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root
+from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import (
-    check_linkage, describe_libraries, mpi_library, needed_libraries, probe_pytorch)
+    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
+    probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option
@@ -40,8 +39,7 @@ PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'fileloc
 
 
 class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
-    """
-    Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
+    """Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
 
     The MPI is the dependency that is one; its compilers are named to CMake, which otherwise takes what it finds.
     """
@@ -52,18 +50,17 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         extra_vars = EB_PyTorch.extra_options()
         for parent in [PythonEnvironment, RunScripts]:
             extra_vars = parent.extra_options(extra_vars)
-        extra_vars.update({
-            'ccache': [None, "Compile through ccache, so that a build that is run again resumes: True, False, or None: "
-                             "if there is a ccache in $PATH", CUSTOM],
-            'memory_per_job': [4, "GiB of memory that one compilation may take; limits the number of jobs", CUSTOM],
+        extra_vars = with_parameters(extra_vars, {
+            'ccache': [None, "Compile through ccache, to resume: True, False, or None: if there is one in $PATH"],
+            'memory_per_job': [4, "GiB of memory that one compilation may take; limits the number of jobs"],
             'mpi_compilers': [['mpicc', 'mpicxx'], "MPI's compilers for C and C++: names in the directory bin/ of the "
-                                                   "dependency that is an MPI, else in $PATH; or full paths", CUSTOM],
-            'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None", CUSTOM],
+                                                   "dependency that is an MPI, else in $PATH; or full paths"],
+            'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
             'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
-                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says", CUSTOM],
-            'only_site': [None, "Name of the one site that this easyconfig is for", CUSTOM],
+                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
+            'only_site': [None, "Name of the one site that this easyconfig is for"],
             'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
-                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'", CUSTOM],
+                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'"],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
         # Not every EasyBuild has both parameters. pip's list is checked here, with the local version that pip would not
@@ -104,11 +101,10 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Check the values of easyconfig parameters that only have an effect later."""
         memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
         if isinstance(memory, bool) or not isinstance(memory, (int, float)) or memory <= 0:
-            raise EasyBuildError("Easyconfig parameter memory_per_job is %r: it must be a number of GiB above 0, for "
-                                 "example 4", memory)
+            raise EasyBuildError("memory_per_job is %r: it must be a number of GiB above 0, such as 4", memory)
         if not isinstance(compilers, (list, tuple)) or len(compilers) != 2:
-            raise EasyBuildError("Easyconfig parameter mpi_compilers is %r: it must name MPI's compilers for C and "
-                                 "C++, for example ['mpicc', 'mpicxx']", compilers)
+            raise EasyBuildError("mpi_compilers is %r: it must name those for C and C++, such as ['mpicc', 'mpicxx']",
+                                 compilers)
         cuda = self.dependency(['CUDA'])
         oldest = next((limit for since, limit in OLDEST_CUDA
                        if LooseVersion(self.version) >= LooseVersion(since)), None)
@@ -116,8 +112,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             found = ((cuda.get('external_module_metadata') or {}).get('version') or [cuda['version']])[0]
             if found and LooseVersion(found) < LooseVersion(oldest):
                 raise EasyBuildError("PyTorch %s needs CUDA %s or newer, and the dependency is CUDA %s. Take a newer "
-                                     "CUDA ('module avail cuda'), with modules of the same generation, or an older "
-                                     "PyTorch", self.version, oldest, found)
+                                     "('module avail cuda'), with modules of its generation, or an older PyTorch",
+                                     self.version, oldest, found)
         # PyTorch would say for ever that it was built with something else
         for dep in self.cfg.dependencies():
             name, version = dep['name'], dep['version']
@@ -125,8 +121,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                 name, _, version = dep['full_mod_name'].partition('/')
             for label_version in re.findall(r'(?:^|-)%s-(\d[\w.]*)' % re.escape(name), self.cfg['version_label'] or ''):
                 if label_version != version:
-                    raise EasyBuildError("Easyconfig parameter version_label says %s %s, and the dependency is %s %s: "
-                                         "correct one of them", name, label_version, name, version)
+                    raise EasyBuildError("version_label says %s %s, and the dependency is %s %s: correct one of them",
+                                         name, label_version, name, version)
 
     def fetch_step(self, *args, **kwargs):
         """Check parameters first: downloading takes long."""
@@ -191,8 +187,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             raise EasyBuildError("Two MPIs are in $PATH: %s (%s) and %s. Unload one, or say which with the parameter "
                                  "mpi_compilers or a dependency", self.mpi_compilers[0], own, found)
         if others:
-            print_warning("Another MPI is in $PATH: %s. PyTorch is built with %s of %s", found, self.mpi_compilers[0],
-                          name, log=self.log)
+            print_warning("Another MPI is in $PATH: %s. PyTorch is built with that of %s", found, name, log=self.log)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
 
     # --- configuration
@@ -283,8 +278,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Options for ccache, where it is wanted and there."""
         ccache = which('ccache', on_error=IGNORE)
         if self.cfg['ccache'] and not ccache:
-            raise EasyBuildError("The easyconfig asks for ccache (ccache = True), and there is none in $PATH. Install "
-                                 "or load it, or set ccache to None")
+            raise EasyBuildError("ccache is True, and none is in $PATH. Install or load it, or set ccache to None")
         self.compiles_through_ccache = bool(ccache) and self.cfg['ccache'] is not False
         if not self.compiles_through_ccache:
             return ['USE_CCACHE=0']
@@ -331,40 +325,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return ['USE_CUDA=0', 'USE_ROCM=1', 'USE_NCCL=1']
 
     def gtl_library(self):
-        """
-        Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without
-        it, and its mpicc does not link it.
-        """
-        kind = self.cfg['mpi_gtl']
-        if not kind:
-            return None
-        if kind not in ['cuda', 'hsa']:
-            raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
-        path = self.cfg['mpi_gtl_dir']
-        if not path:
-            maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
-                                      'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
-            variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in self.archs(parameter)]
-            if not variables:
-                raise EasyBuildError("List of %s must be specified, as parameter %s or as option of eb", what,
-                                     parameter)
-            values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
-            if not values:
-                raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says "
-                                     "where it is: %s not set. Is cray-mpich among the dependencies? Otherwise set "
-                                     "mpi_gtl_dir to the directory of libmpi_gtl_%s.so (in Cray's own layout "
-                                     "gtl/lib in the directory of cray-mpich's version)", kind,
-                                     ' and '.join('$' + name for name in variables), kind)
-            path = re.sub('^-L', '', values[0].split()[0])
-        library = os.path.join(path, 'libmpi_gtl_%s.so' % kind)
-        if not os.path.exists(library):
-            raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the "
-                                 "cray-mpich module of this system, or correct mpi_gtl_dir", library)
-        return library
+        """Full path of the GPU Transport Layer, or None where none is wanted."""
+        return gtl_library(self.cfg['mpi_gtl'], self.cfg['mpi_gtl_dir'], self.archs)
 
     def gpu_aware_flags(self):
-        """
-        Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
+        """Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
 
         Without patch, PyTorch before pull request 178323 raises an error for every GPU tensor. Since then it asks for a
         macro that not every mpi.h of Cray has.
@@ -383,8 +348,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                              "error. Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch to the patches", source)
 
     def link_flags(self):
-        """
-        Flags that bring MPI's directory and the GPU Transport Layer into every library.
+        """Flags that bring MPI's directory and the GPU Transport Layer into every library.
 
         RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
         """
@@ -398,16 +362,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         flags += ['-Wl,-rpath,' + os.path.join(root, 'lib') for root in roots if root]
         gtl = self.gtl_library()
         if gtl:
-            name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
-            # the executable is python, so the library must come through PyTorch's own: not dropped as unneeded
-            flags += ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name,
-                      '-Wl,-rpath,' + os.path.dirname(gtl), '-Wl,--allow-shlib-undefined']
-            cuda = self.root('CUDA')
-            if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
-                # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
-                lib_dir = os.path.join(cuda, 'lib64')
-                self.log.info("%s does not name the CUDA libraries that it needs: they are linked besides", gtl)
-                flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+            flags += gtl_flags(gtl, self.root('CUDA'))
         return flags
 
     # --- installation
@@ -498,10 +453,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
 
 def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
-    """
-    Memory in GiB that this process may still take: what the machine has left, or the limit of a control group that
-    this process is in, if that is less.
-    """
+    """Memory in GiB that this process may take: what the machine has left, or less by its control groups' limits."""
     sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', read_file(os.path.join(proc, 'meminfo')), re.M))
     # kernels before 3.14 have no MemAvailable
     limits = [int(sizes.get('MemAvailable', sizes['MemTotal'])) * 1024]
@@ -522,15 +474,12 @@ def library_dir(root, name):
     for path in [os.path.join(root, sub) for sub in ['lib64', 'lib']]:
         if glob.glob(os.path.join(path, name + '.so*')):
             return path
-    raise EasyBuildError("There is no %s.so in %s/lib64 or %s/lib: is the prefix in the metadata of the external "
-                         "module right?", name, root, root)
+    raise EasyBuildError("There is no %s.so in %s/lib64 or lib: is the prefix in the external module's metadata right?",
+                         name, root)
 
 
 def check_cudnn(root, lib_dir, cuda_version):
-    """
-    Check that cuDNN was made for the CUDA in use: its prefix (NCAR's) ends in '-<version of CUDA>', and its libraries
-    in lib_dir name those of CUDA with their major version.
-    """
+    """Check that cuDNN is for the CUDA in use, by its prefix (NCAR's ends in '-<CUDA>') and what its libraries need."""
     text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
     majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))
     majors.update(re.findall(r'\d-(\d+)(?:\.\d+)*$', os.path.basename(os.path.realpath(root))))

@@ -9,9 +9,10 @@ A callable in this file must not have a name that ends in '_hook' unless it is a
 """
 import functools
 import os
+import re
 import sys
 import tempfile
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 from easybuild.framework.easyconfig.constants import EASYCONFIG_CONSTANTS
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, DEPENDENCIES, OTHER
@@ -53,6 +54,8 @@ WITH_SITE_VALUES = ('Horovod', 'PyTorch')
 
 # what was added to easyconfigs: {path: message}
 _ADDED: Dict[str, str] = {}
+# why what was parsed cannot run on this site, which is said when it is to be installed: {path: message}
+_REFUSED: Dict[str, str] = {}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -99,6 +102,24 @@ def applies(value: slingshot_sites.Value, ec: Any, easyblocks: List[str]) -> boo
     return True
 
 
+def easyblocks_of(ec: Any) -> List[str]:
+    """Names of the easyblock's class and of those that it is derived from."""
+    return [cls.__name__ for cls in get_easyblock_class(ec.easyblock, name=ec.name).__mro__]
+
+
+def add_site_parameters(ec: Any, groups: List[str]) -> List[str]:
+    """Add the site's values for parameters of the easyconfig, but not for those that it gives; names of the added."""
+    site, added = chosen_site(), []
+    easyblocks, easyconfig_values = easyblocks_of(ec), ec.parser.get_config_dict(validate=False)
+    for name, value in site.parameter_values(groups).items():
+        if name in easyconfig_values:
+            ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
+        elif name in ec and applies(value, ec, easyblocks):
+            ec[name] = list(value.value) if isinstance(value.value, list) else value.value
+            added.append(name)
+    return added
+
+
 def add_site_values(ec: Any) -> List[str]:
     """
     Add the site's values to an easyconfig; what the easyconfig says itself stays.
@@ -114,13 +135,11 @@ def add_site_values(ec: Any) -> List[str]:
     try:
         groups = wanted_groups(ec, site)
         env_values = site.env_values(groups)
-        parameter_values = site.parameter_values(groups)
+        added = add_site_parameters(ec, groups)
     except slingshot_sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
 
-    added = []
-    # also those that it is derived from
-    easyblocks = [cls.__name__ for cls in get_easyblock_class(ec.easyblock, name=ec.name).__mro__]
+    easyblocks = easyblocks_of(ec)
     easyconfig_values = ec.parser.get_config_dict(validate=False)
     # lets an easyblock refuse an easyconfig that is for another site, or for other GPUs
     for parameter, word in [('site_name', site.name), ('site_gpu', site.gpu), ('site_digest', site.digest(groups))]:
@@ -128,12 +147,6 @@ def add_site_values(ec: Any) -> List[str]:
             ec[parameter] = word
     if 'site_groups' in ec:
         ec['site_groups'] = groups
-    for name, value in parameter_values.items():
-        if name in easyconfig_values:
-            ec.log.info("slingtorch: parameter %s of site %s is left out: the easyconfig gives it", name, site.name)
-        elif name in ec and applies(value, ec, easyblocks):
-            ec[name] = list(value.value) if isinstance(value.value, list) else value.value
-            added.append(name)
 
     # a new dictionary: the present one may be shared with other easyconfigs as the default
     modextravars = dict(ec['modextravars'])
@@ -152,6 +165,12 @@ def add_site_values(ec: Any) -> List[str]:
         ec.log.info(msg)
         _ADDED[ec.path] = msg
     return added
+
+
+def know_site_modules(site: slingshot_sites.Site) -> None:
+    """Tell EasyBuild name, version and prefix of the site's modules, where no file of its own form does."""
+    for module, entry in site.modules().items():
+        build_option('external_modules_metadata').setdefault(module, entry)
 
 
 def generation_of(ec: Any, site: slingshot_sites.Site) -> str:
@@ -173,48 +192,88 @@ def link_easyconfig(name: str, version: str, suffix: str) -> None:
         build_option('robot_path').append(directory)
 
 
+def site_entries(ec: Any) -> List[Tuple[str, Optional[Tuple[str, str]], bool]]:
+    """What site_dependencies says: (role, (name, version) of what is installed where the site has none, optional)."""
+    entries = []
+    for entry in ec['site_dependencies']:
+        parts = (entry,) if isinstance(entry, str) else tuple(entry)
+        entries.append((parts[0].rstrip('?'), parts[1:] or None, parts[0].endswith('?')))
+    return entries
+
+
 def add_site_dependencies(ec: Any) -> None:
     """
     Put the modules in that the site has for the roles in site_dependencies; what the easyconfig names itself stays.
 
-    An easyconfig without a versionsuffix gets that of the generation, where a site has several. The parameter is empty
-    then: an easyconfig that EasyBuild writes (reprod/) has the dependencies themselves.
+    An easyconfig without a versionsuffix gets that of the generation, where a site has several and something of it is
+    there at run time. The parameter is empty then: an easyconfig that EasyBuild writes (reprod/) has the dependencies
+    themselves.
     """
     site, asked_by = chosen_site(), os.path.basename(ec.path or ec.name)
     own = [dep[0].split('/')[0] for key in ('dependencies', 'builddependencies') for dep in ec[key]]
-    found: Dict[str, List[Any]] = {'module': [], 'build': [], 'eb': []}
+    # modules, then what is installed, each at run time and for the build alone
+    found: Dict[Tuple[str, bool], List[Any]] = {(kind, build): [] for kind in ('', 'eb') for build in (False, True)}
     try:
         generation = generation_of(ec, site)
-        suffix = site.suffix(generation)
+        suffix, provides = site.suffix(generation), site.generations[generation]
         # what opens the directories of the others comes with each of them
-        first = [role for role in slingshot_sites.ROLES[:1] if role in site.generations[generation]]
-        for entry in first + list(ec['site_dependencies']):
-            role, software = (entry, None) if isinstance(entry, str) else (entry[0], tuple(entry[1:]))
-            text = ''
-            if not software or role in site.generations[generation]:
-                text = site.provided(generation, role, asked_by)
+        first = [(role, None, False) for role in slingshot_sites.ROLES[:1] if role in provides]
+        for role, software, optional in first + site_entries(ec):
+            if role not in provides and role in slingshot_sites.ROLES and (optional or software):
+                if software:
+                    add_software(found['eb', False], own, software, suffix)
+                continue
+            text = site.provided(generation, role, asked_by)
             if text in slingshot_sites.ROLES:
                 # the module of another role has it, as that of ROCm has RCCL
                 text = site.provided(generation, text, asked_by)
-            kind, _, what = text.rpartition(' ')
-            if kind == 'eb' and not software:
-                software = tuple(what.split('/', 1))
-            if software and kind in ('', 'eb') and (kind or not what):
-                name, (version, dash, of_version) = software[0], software[1].partition('-')
-                of_version = dash + of_version or suffix
-                if name not in own:
-                    link_easyconfig(name, version, of_version)
-                    found['eb'].append((name, version, of_version))
-            elif what.split('/')[0] not in own and (what, EXTERNAL_MODULE) not in sum(found.values(), []):
-                found[kind or 'module'].append((what, EXTERNAL_MODULE))
+            parts = slingshot_sites.split_provided(text)
+            build, module = bool(parts['build']), str(parts['module'])
+            if parts['eb']:
+                # nothing of a generation is in a Python of conda-forge
+                add_software(found['eb', build], own, software or tuple(module.split('/', 1)),
+                             '' if role == 'python' else suffix)
+            elif module.split('/')[0] not in own and not any((module, EXTERNAL_MODULE) in deps
+                                                             for deps in found.values()):
+                found['', build].append((module, EXTERNAL_MODULE))
+        if any(role == 'nccl_plugin' and role in provides for role, _, _ in site_entries(ec)):
+            refuse_other_gpu(ec, site, generation)
     except slingshot_sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
-    ec['dependencies'] = found['module'] + list(ec['dependencies']) + found['eb']
-    ec['builddependencies'] = found['build'] + list(ec['builddependencies'])
+    at_run_time = found['', False][len(first):] + list(ec['dependencies']) + found['eb', False]
+    if first and not at_run_time:
+        found['', True][:0], found['', False] = found['', False], []
+    ec['dependencies'] = found['', False] + list(ec['dependencies']) + found['eb', False]
+    ec['builddependencies'] = found['', True] + list(ec['builddependencies']) + found['eb', True]
     ec['site_dependencies'] = None
-    if not ec['versionsuffix']:
+    if not ec['versionsuffix'] and at_run_time:
         ec['versionsuffix'] = suffix
     ec.log.info("slingtorch: %s: generation %s of site %s gives %s", asked_by, generation, site.name, found)
+
+
+def refuse_other_gpu(ec: Any, site: slingshot_sites.Site, generation: str) -> None:
+    """Remember what is wrong if a wheel is for another CUDA or ROCm than the plugin of this generation."""
+    wheel = re.match(r'-(cuda|rocm)-(\d+)', ec['versionsuffix'])
+    module = slingshot_sites.split_provided(site.generations[generation].get('gpu', '')).get('module')
+    entry = site.modules().get(module or '')
+    if wheel and entry:
+        own = '%s %s' % (slingshot_sites.NAMES_OF_GPUS[wheel.group(1)], wheel.group(2))
+        version = entry.get('version', [''])[0]
+        if [entry['name'][0], version.split('.')[0]] != own.split():
+            _REFUSED[ec.path] = (
+                "slingtorch: %s is for %s, and the plugin of the network here for %s %s (%s): one process cannot have "
+                "both. Take an easyconfig for this one ('eb --search PyTorch-'), or another generation: export %s=NAME"
+                % (os.path.basename(ec.path), own, entry['name'][0], version, site.role_of(str(module)),
+                   slingshot_sites.GENERATION_VARIABLE))
+
+
+def add_software(dependencies: List[Any], own: List[str], software: Tuple[str, ...], suffix: str) -> None:
+    """Add what `--robot` installs, for a generation of modules, unless the easyconfig names it itself."""
+    name, (version, dash, of_version) = software[0], software[1].partition('-')
+    of_version = dash + of_version or suffix
+    if name not in own:
+        link_easyconfig(name, version, of_version)
+        dependencies.append((name, version, of_version))
 
 
 def print_site_values(ec: Any) -> None:
@@ -239,7 +298,9 @@ def refuse_other_site(self: Any) -> None:
                              "and only_site. If this is '%s' and was not recognised, say so: export %s=%s",
                              os.path.basename(self.cfg.path), only, here, self.name, only,
                              slingshot_sites.SITE_VARIABLE, only)
-    if self.cfg['site_dependencies']:
+    if self.cfg.path in _REFUSED:
+        raise EasyBuildError(_REFUSED[self.cfg.path])
+    if self.cfg['site_dependencies'] and not all(optional for _, _, optional in site_entries(self.cfg)):
         # the parse hook has found nothing to put in
         try:
             chosen_site().generation(None, os.path.basename(self.cfg.path))
@@ -247,15 +308,40 @@ def refuse_other_site(self: Any) -> None:
             raise EasyBuildError("slingtorch: %s", err)
 
 
+def refuse_unset_prefixes(self: Any) -> None:
+    """Refuse to go on where a module does not set the variable that the site's file has as its prefix."""
+    for module, entry in chosen_site().modules().items():
+        variable = build_option('external_modules_metadata').get(module, entry).get('prefix', '/').split('/')[0]
+        if variable and variable not in os.environ and not self.dry_run and \
+                module in [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module']]:
+            raise EasyBuildError("The module %s does not set the variable $%s, which is its prefix in %s. Look at what "
+                                 "it sets ('module show %s'), and correct the line: a variable of the module, or the "
+                                 "path itself", module, variable, chosen_site().role_of(module), module)
+
+
+def explain_missing_module(error: EasyBuildError) -> None:
+    """Say where a module's name is from, if the site's file has it and eb has failed to load it."""
+    for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
+        line = chosen_site().role_of(module)
+        if line and line not in error.msg:
+            print_warning("slingtorch: the module %s is named in %s. If this machine has it no more ('module spider "
+                          "%s'), correct that line, or take another generation (export %s=NAME)", module, line,
+                          module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
 def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """Run for every easyconfig that is parsed."""
+    own = [dep for key in ('dependencies', 'builddependencies') for dep in ec[key]]
+    if ec['site_dependencies'] or any(EXTERNAL_MODULE in dep for dep in own):
+        know_site_modules(chosen_site())
     # elsewhere it is refused later: sources are fetched, and checksums looked at, on any machine
-    if (ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name)
-            and build_option('stop') != 'fetch'):
+    if ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name):
         add_site_dependencies(ec)
+        if ec.name not in WITH_SITE_VALUES:
+            add_site_parameters(ec, [])
     if ec.name in WITH_SITE_VALUES:
         add_site_values(ec)
 
@@ -265,6 +351,16 @@ def pre_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
     refuse_other_site(self)
     print_site_values(self.cfg)
     slingshot_lock.take_lock(self)
+
+
+def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Run when the modules of the dependencies are loaded."""
+    refuse_unset_prefixes(self)
+
+
+def fail_hook(error: EasyBuildError) -> None:
+    """Run when eb ends with an error."""
+    explain_missing_module(error)
 
 
 def post_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:

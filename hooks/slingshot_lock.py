@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Lock of an installation that the kernel holds: it ends with the eb that holds it, however that ends.
+"""Lock of an installation that the kernel holds: it ends with the eb that holds it, however that ends.
 
 EasyBuild's own lock is a directory that a killed run leaves behind (create_lock in easybuild/tools/filetools.py). Here
 a file beside it is locked (flock) and says who installs. Where flock is missing or local, EasyBuild's lock decides.
@@ -25,11 +24,7 @@ _HELD: Dict[str, int] = {}  # path of the locked file: its descriptor
 
 
 def take_lock(easyblock: Any) -> None:
-    """
-    Lock an installation, and remove EasyBuild's lock if a killed run of this host has left it.
-
-    :raises EasyBuildError: if another run, or what it has started, is at work for longer than --wait-on-lock-limit
-    """
+    """Lock an installation, removing what a killed run of this host left; EasyBuildError after --wait-on-lock-limit."""
     if easyblock.dry_run or build_option('ignore_locks'):
         return
     name, silent, host = easyblock.full_mod_name, build_option('silent'), socket.gethostname()

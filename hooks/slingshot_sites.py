@@ -8,6 +8,7 @@ use it.
 """
 import configparser
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -33,8 +34,10 @@ DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 # and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch). Tried: docs/testing.md
 OLDEST_EASYBUILD = '5.4.1'
 
-# ends of the names of files: a site, values that several sites share, what EasyBuild must know of a site's own modules
-SITE, SHARED, METADATA = '.cfg', '.inc', '_external_modules_metadata.cfg'
+# ends of the names of files: a site, and values that several sites share
+SITE, SHARED = '.cfg', '.inc'
+# what EasyBuild must know of a site's modules was in files of its own form, with this end, before there were roles
+OLD_METADATA = '_external_modules_metadata'
 
 # variables that must not be set by a module, whatever the site: name pattern and reason
 FORBIDDEN = (
@@ -64,11 +67,25 @@ FORBIDDEN = (
 # of which it must have one, and those that it may have
 Kind = namedtuple('Kind', ['form', 'pattern', 'keys', 'one_of', 'optional'])
 SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'network', 'source')
+# for documentation alone: how PyTorch gets there without us, with its source; what the file rests on; what no public
+# source says. processor: as uname -m has it, x86_64 if it is not there
+ABOUT_KEYS = ('processor', 'pytorch', 'evidence', 'missing')
 # what the modules of a site are for, in the order in which they are loaded
-ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'python', 'nccl', 'nccl_plugin')
+ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'conda', 'python', 'nccl',
+         'nccl_plugin')
+# what a role's value may be: a module that is not needed at run time, software that --robot installs, EasyBuild's name
+# (and version) for a module, its prefix (a path, or the variable that the module sets)
+PROVIDED = re.compile(r'(?P<build>build )?(?P<eb>eb (?=[^\s/]+/\S))?(?P<module>[^\s/]+(/\S+)?)'
+                      r'( is (?P<name>[^\s/]+)(/(?P<version>\S+))?)?( in (?P<prefix>(/|[A-Z_][A-Z0-9_]*)\S*))?')
+# EasyBuild's names: by the first part of a module's name, and else by the role
+NAMES = {'cray-mpich': 'MPICH', 'mpich': 'MPICH', 'openmpi': 'OpenMPI', 'gcc': 'GCC', 'gcc-native': 'GCC',
+         'mkl': 'imkl', 'openblas': 'OpenBLAS', 'cray-python': 'Python', 'python': 'Python', 'conda': 'conda',
+         'rccl': 'RCCL', 'aws-ofi-rccl': 'aws-ofi-rccl'}
+NAMES_OF_ROLES = {'libfabric': 'libfabric', 'cudnn': 'cuDNN', 'nccl': 'NCCL', 'nccl_plugin': 'aws-ofi-nccl'}
+NAMES_OF_GPUS = {'cuda': 'CUDA', 'rocm': 'ROCm'}
 IN_GROUP = r'(?P<name>\S+)( in (?P<group>\S+))?'
 KINDS = {
-    'site': Kind('[site]', '', SITE_KEYS, (), ('include',)),
+    'site': Kind('[site]', '', SITE_KEYS, (), ('include',) + ABOUT_KEYS),
     'detect': Kind('[detect LABEL]', r'(?P<name>\S+)', ('source',), ('env', 'file', 'hostname'), ()),
     'env': Kind('[env NAME], or [env NAME in GROUP]', IN_GROUP, ('value', 'reason', 'source'), (), ('for', 'when')),
     'parameter': Kind('[parameter NAME], or [parameter NAME in GROUP]', IN_GROUP, ('reason', 'source'),
@@ -82,11 +99,12 @@ KINDS = {
 }
 # (kind, keys): pattern of their values with blanks between, what is right
 CHECKS = {
-    ('site', 'scheduler'): ('slurm|pbs|none', "it must be one of slurm, pbs, none"),
-    ('site', 'gpu'): ('cuda|rocm|none|any', "it must be one of cuda, rocm, none, any"),
+    ('site', 'scheduler'): ('slurm|pbs|flux|none', "it must be one of slurm, pbs, flux, none"),
+    ('site', 'gpu'): ('cuda|rocm|xpu|none|any', "it must be one of cuda, rocm, xpu (Intel), none, any"),
+    ('site', 'processor'): ('x86_64|aarch64', "it must be one of x86_64, aarch64"),
     ('site', 'network'): ('slingshot11|infiniband|ethernet|any',
                           "it must be one of slingshot11, infiniband, ethernet, any"),
-    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm)|0 none|any any',
+    ('site', 'gpus_per_node gpu'): (r'[1-9]\d* (cuda|rocm|xpu)|0 none|any any',
                                     "give the number of GPUs that a job sees on a node, 0 where gpu is none, any where "
                                     "gpu is any"),
     ('detect', 'env'): (r'\w+ *= *\S.*', "write env = VARIABLE=PATTERN"),
@@ -104,9 +122,10 @@ CHECKS = {
     ('parameter', 'name'): ('(?!(modextravars|site_groups)$)[a-z_][a-z0-9_]*', "it is not a name of an easyconfig "
                             "parameter that is set this way: use [env VARIABLE] and [group NAME]"),
 }
-CHECKS.update({('provides', role): (r'(build )?[^\s/]+(/\S+)?|eb [^\s/]+/\S+',
-                                    "write MODULE, build MODULE (not needed at run time), eb NAME/VERSION (installed "
-                                    "by --robot), or the role whose module has it") for role in ROLES})
+CHECKS.update({('provides', role): (PROVIDED.pattern,
+                                    "write MODULE, build MODULE (not needed at run time), both with 'is NAME/VERSION' "
+                                    "and 'in PREFIX' where EasyBuild cannot know these, eb NAME/VERSION (installed by "
+                                    "--robot), or the role whose module has it") for role in ROLES})
 
 Value = namedtuple('Value', ['name', 'value', 'reason', 'source', 'group', 'easyblocks', 'when'])
 Group = namedtuple('Group', ['name', 'title', 'needs', 'reason', 'source'])
@@ -128,15 +147,14 @@ class Site:
 
     Attributes: name, path, the keys of its [site] section, env and parameters (lists of Value), groups (dictionary of
     Group by name), generations (dictionary by name of what the site provides: {role: text}), references (list of
-    Reference), rules (list of (kind, pattern)), metadata (path of a file for EasyBuild, or None).
+    Reference), rules (list of (kind, pattern)).
     """
     title = centre = url = scheduler = gpu = gpus_per_node = network = source = ''
+    processor, pytorch, evidence, missing = 'x86_64', '', '', ''
 
     def __init__(self, name: str, path: str, sections: Sections) -> None:
         self.name = name
         self.path = path
-        metadata = path[:-len(SITE)] + METADATA
-        self.metadata = metadata if os.path.isfile(metadata) else None
         self.rules: List[Tuple[str, str]] = []
         self.references: List[Reference] = []
         self.groups: Dict[str, Group] = {}
@@ -144,8 +162,8 @@ class Site:
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
         for (kind, _, _), keys in sections.items():
             if kind == 'site':
-                for key in SITE_KEYS:
-                    setattr(self, key, keys[key])
+                for key in SITE_KEYS + ABOUT_KEYS:
+                    setattr(self, key, keys.get(key) or getattr(self, key))
             elif kind == 'detect':
                 self.rules.extend((key, keys[key]) for key in KINDS[kind].one_of if key in keys)
             elif kind == 'group':
@@ -229,11 +247,47 @@ class Site:
                             "'%s = MODULE/VERSION'" % (self.path, generation, role, asked_by, role))
         return text
 
+    def modules(self) -> Dict[str, Dict[str, Any]]:
+        """What EasyBuild must know of the site's modules (its metadata of external modules): {module: its entry}."""
+        found: Dict[str, Dict[str, Any]] = {}
+        for _, role, parts in self._modules():
+            base, _, version = parts['module'].rpartition('/')
+            name = parts['name'] or NAMES.get((base or version).split('/')[0]) or NAMES_OF_ROLES.get(role)
+            if role == 'gpu':
+                name = name or NAMES_OF_GPUS.get(self.gpu)
+            if name:
+                entry = found[parts['module']] = {'name': [name]}
+                # what follows a dash is the centre's own: 9.2.0.82-12
+                version = parts['version'] or (version.split('-')[0] if base else '')
+                entry.update({'version': [version]} if version else {})
+                entry.update({'prefix': parts['prefix']} if parts['prefix'] else {})
+        return found
+
+    def _modules(self) -> List[Tuple[str, str, Dict[str, Any]]]:
+        """Generation, role and parts of each module that the file names."""
+        found = [(generation, role, split_provided(text)) for generation, roles in self.generations.items()
+                 for role, text in roles.items() if role in ROLES and text not in ROLES]
+        return [entry for entry in found if not entry[2]['eb']]
+
+    def role_of(self, module: str) -> Optional[str]:
+        """Where the site's file names a module, in words; None if it does not."""
+        for generation, role, parts in self._modules():
+            if parts['module'] == module:
+                return "%s, section [provides %s], %s = %s" % (self.path, generation, role,
+                                                               self.generations[generation][role])
+        return None
+
     def digest(self, groups: Iterable[str] = ()) -> str:
         """Digest of what the site gives to easyconfigs with these groups, by which a change of it is seen."""
         values = list(self.env_values(groups).values()) + list(self.parameter_values(groups).values())
         text = repr([(value.name, value.value, value.easyblocks, value.when) for value in values])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def split_provided(text: str) -> Dict[str, Optional[str]]:
+    """Parts of what a site has for a role: build, eb, module, name, version, prefix."""
+    match = PROVIDED.match(text)
+    return match.groupdict() if match else {}
 
 
 def matching_rule(rules: List[Tuple[str, str]], environ: Env, hostname: str, root: str) -> Optional[str]:
@@ -300,8 +354,11 @@ def read_section(path: str, section: str, parser: configparser.ConfigParser) -> 
 
     keys.update(dict({'name': None, 'group': None}, **match.groupdict()))
     for (where, names), (pattern, right) in CHECKS.items():
+        # twenty sites are read at each start: look only at what can be there
+        if where != words[0]:
+            continue
         found = [keys.get(name) or '' for name in names.split()]
-        if where == words[0] and found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
+        if found[0] and not re.match('(?:%s)$' % pattern, ' '.join(found)):
             fail(path, section, "%s is '%s': %s" % (names.split()[0], found[0], right))
     reason = forbidden_reason(keys['name']) if words[0] == 'env' else None
     if reason:
@@ -344,8 +401,28 @@ def read_sections(path: str) -> Sections:
     return sections
 
 
+@functools.lru_cache(maxsize=None)
+def read_shared(path: str, changed: int) -> Sections:
+    """Sections of a shared file, read once for all sites that include it; changed is when it was."""
+    return read_sections(path)
+
+
+def refuse_metadata(path: str) -> None:
+    """Raise the SiteError for a file that stood beside a site's until roles said the same, with the new lines."""
+    parser = new_parser(strict=False)
+    parser.read(path, encoding='utf-8')
+    lines = ['  ROLE = %s%s%s' % (module, ' is %s/%s' % (keys['name'], keys['version']) if 'version' in keys else '',
+                                  ' in %s' % keys['prefix'] if 'prefix' in keys else '')
+             for module, keys in ((module, dict(parser[module])) for module in parser.sections()) if 'name' in keys]
+    raise SiteError("%s is of an older form: it is not read any more. Write its modules into the site's own file, in a "
+                    "section [provides NAME], with their roles (docs/sites.md), and remove it:\n%s"
+                    % (path, '\n'.join(lines)))
+
+
 def read_site(name: str, path: str, environ: Env) -> Site:
     """The Site in a file, with what it includes: there a section of its own replaces one of the same name."""
+    if name.endswith(OLD_METADATA):
+        refuse_metadata(path)
     own = read_sections(path)
     if ('site', None, None) not in own:
         fail(path, 'site', "it is missing: add it with the keys %s" % ', '.join(SITE_KEYS))
@@ -354,11 +431,17 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         shared = find_files(SHARED, environ)
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
-        sections.update(read_sections(shared[include]))
+        sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
         for kind in ('site', 'detect', 'reference', 'provides'):
             if kind in [key[0] for key in sections]:
-                fail(shared[include], kind, "it belongs into the file of a site")
+                fail(shared[include], kind, "it belongs into the file of a site: shared files include no others")
     sections.update(own)
+
+    for (kind, generation, _), keys in own.items():
+        for role in [role for role in ROLES if kind == 'provides' and keys.get(role) in ROLES]:
+            if keys.get(keys[role]) in ROLES:
+                fail(path, 'provides %s' % generation, "%s = %s leads to another role, and not to a module: write a "
+                     "module at '%s'" % (role, keys[role], keys[role]))
 
     groups = [keys['name'] for (kind, _, _), keys in sections.items() if kind == 'group']
     for kind, value, group in list(sections):
@@ -415,7 +498,7 @@ def find_files(suffix: str, environ: Env) -> Dict[str, str]:
     found = {}
     for directory in reversed(directories(environ)):
         for entry in os.listdir(directory):
-            if entry.endswith(suffix) and not entry.endswith(METADATA):
+            if entry.endswith(suffix):
                 found[entry[:-len(suffix)]] = os.path.join(directory, entry)
     return dict(sorted(found.items()))
 

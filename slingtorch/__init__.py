@@ -9,13 +9,8 @@ __version__ = '0.1.0'
 
 
 def bundle_root() -> str:
-    """
-    Return the directory that holds easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/.
-
-    In an installed wheel that is <site-packages>/slingtorch/bundle, in a checkout the top of the checkout.
-
-    :raises RuntimeError: if neither is there
-    """
+    """The directory with easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/: the top of a checkout, or
+    <site-packages>/slingtorch/bundle of an installed wheel; RuntimeError if neither is there."""
     package_dir = os.path.dirname(os.path.realpath(__file__))
     candidates = [os.path.join(package_dir, 'bundle'), os.path.dirname(package_dir)]
     for candidate in candidates:
@@ -43,11 +38,7 @@ def discard(stream: IO[str]) -> None:
 
 
 def bundle_module(path: str) -> Any:
-    """
-    A file of the bundle that is in no package, since EasyBuild loads it in its own way, as a module.
-
-    :param path: below bundle_root()
-    """
+    """A file of the bundle (path from its root), which EasyBuild loads in its own way, as a module."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-len('.py')],
                                                   os.path.join(bundle_root(), path))
     module = importlib.util.module_from_spec(spec)  # type: ignore

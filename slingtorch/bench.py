@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-The command 'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' wrote in a job, compares two
-files, draws them, and judges them by the reference figures of a site. The measuring is job/bench.py.
-"""
+"""'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' (job/bench.py) wrote, compares two
+files, draws them, and judges them by the reference figures of a site."""
 import argparse
 import sys
 from typing import Any, List
@@ -49,16 +47,12 @@ def index(record: dict) -> dict:
 
 def differences(first: dict, second: dict) -> list:
     """Lines about what differs between two jobs besides their figures."""
-    lines = []
-    for key in ('ranks', 'ranks_per_node', 'nodes', 'site', 'providers', 'line_rates'):
-        if first[key] != second[key]:
-            lines.append('%s: %s / %s' % (key, first[key], second[key]))
+    pairs = [(key, first[key], second[key])
+             for key in ('ranks', 'ranks_per_node', 'nodes', 'site', 'providers', 'line_rates')]
     for key in ('versions', 'environment'):
-        for name in sorted(set(first[key]) | set(second[key])):
-            before, after = first[key].get(name, 'not set'), second[key].get(name, 'not set')
-            if before != after:
-                lines.append('%s: %s / %s' % (name, before, after))
-    return lines
+        pairs += [(name, first[key].get(name, 'not set'), second[key].get(name, 'not set'))
+                  for name in sorted(set(first[key]) | set(second[key]))]
+    return ['%s: %s / %s' % pair for pair in pairs if pair[1] != pair[2]]
 
 
 def compare(first: dict, second: dict, names: list) -> list:
@@ -69,8 +63,7 @@ def compare(first: dict, second: dict, names: list) -> list:
         raise BenchError("%s and %s have no backend, operation and size in common" % tuple(names))
     lines = ['A: %s, %s' % (names[0], first['date']), 'B: %s, %s' % (names[1], second['date'])]
     lines += ['differs: ' + text for text in differences(first, second)]
-    form = '%10s %14s %14s %8s'
-    before = None
+    form, before = '%10s %14s %14s %8s', None
     for key in both:
         if key[:2] != before:
             before = key[:2]
@@ -93,13 +86,12 @@ def judge(record: dict, site: Any) -> tuple:
                 "[reference LABEL] to %s (docs/bench.md)" % (site.name, site.path)], None
     rows, lines, well = index(record), [], None
     for reference in site.references:
-        size = parse_size(reference.size)
         what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,
                                                   reference.nodes, reference.ranks_per_node)
-        row = rows.get((reference.backend, reference.operation, size))
-        if (record['nodes'], record['ranks_per_node']) != (int(reference.nodes), int(reference.ranks_per_node)):
-            lines.append("site %s: not compared: %s; this was %d x %d ranks"
-                         % (site.name, what, record['nodes'], record['ranks_per_node']))
+        row = rows.get((reference.backend, reference.operation, parse_size(reference.size)))
+        shape = record['nodes'], record['ranks_per_node']
+        if shape != (int(reference.nodes), int(reference.ranks_per_node)):
+            lines.append("site %s: not compared: %s; this was %d x %d ranks" % (site.name, what, *shape))
             continue
         if row is None:
             lines.append("site %s: not compared: %s, which was not measured" % (site.name, what))
@@ -114,8 +106,7 @@ def judge(record: dict, site: Any) -> tuple:
         lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
                      "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
     if well is None:
-        lines.append("site %s: nothing was compared: measure with as many nodes and ranks as a reference has"
-                     % site.name)
+        lines.append("site %s: nothing was compared: measure on as many nodes and ranks as a reference" % site.name)
     return lines, well
 
 
@@ -124,8 +115,7 @@ def draw(records: List[dict], names: list, path: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise BenchError("--plot needs matplotlib, which %s does not have: %s -m pip install matplotlib"
-                         % (sys.executable, sys.executable))
+        raise BenchError("--plot needs matplotlib: %s -m pip install matplotlib" % sys.executable)
     matplotlib.use('Agg')
     from matplotlib import pyplot, ticker
     rows = [row for record in records for row in record['results']]

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows,
-'lock' writes lock files (lock.py), 'site new' writes a site file (sitefile.py), 'explain' says why a job failed
-(explain.py), 'bench' reads what jobs measured (bench.py), 'check' and 'vet' look at a job from inside (check.py),
-'report' packs what a bug report needs (report.py), 'status' says what is installed (status.py).
+"""The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows;
+other commands are in the files of their names ('site new': sitefile.py, 'vet': check.py).
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -17,7 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
                         siteformats, slingshot_sites, status, table, wrapped)
@@ -48,16 +45,10 @@ def note(message: str) -> None:
         discard(sys.stderr)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EasyBuild's configuration, which is continued
+# --- EasyBuild's configuration, which is continued
 
 def easybuild_configuration() -> Any:
-    """
-    EasyBuild's own view of its configuration, from variables and files, as 'eb --show-config' has it.
-
-    :return: easybuild.tools.options.EasyBuildOptions
-    :raises CliError: if EasyBuild is not there, is too old, or does not accept its configuration
-    """
+    """EasyBuild's options, as 'eb --show-config' has them; CliError if it is missing or does not accept them."""
     try:
         from easybuild.tools import version
         problem = slingshot_sites().old_easybuild(version.VERSION, version.__file__)
@@ -100,15 +91,6 @@ def easybuild_configuration() -> Any:
     return config
 
 
-def default_metadata_files() -> List[str]:
-    """What parse_external_modules_metadata (easybuild/tools/options.py) reads where the option is not set."""
-    from easybuild.tools import options
-    tops = [os.path.dirname(os.path.dirname(os.path.dirname(options.__file__)))]
-    tops += [os.path.dirname(os.path.dirname(path)) for path in [shutil.which('eb')] if path]
-    return [path for top in tops
-            for path in sorted(glob.glob(os.path.join(glob.escape(top), 'etc', '*external_modules_metadata.cfg')))]
-
-
 def modules_tool(config: Any) -> Optional[str]:
     """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
     from easybuild.tools.modules import avail_modules_tools
@@ -133,8 +115,7 @@ def modules_directory(options: Any) -> str:
     return os.path.join(top, options.suffix_modules_path or '').rstrip('/')
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# slingtorch env
+# --- slingtorch env
 
 def check_path(what: str, path: str, characters: str) -> None:
     """Raise a CliError if a path holds one of the characters that EasyBuild or a shell would take apart."""
@@ -170,12 +151,7 @@ def check_destination(options: Any, syntax: str) -> None:
 
 
 def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
-    """
-    Look at the hooks that EasyBuild is configured with already.
-
-    :return: root of another copy of the bundle that is to be replaced, or None
-    :raises CliError: if they are someone else's, since EasyBuild takes one file with hooks
-    """
+    """Root of another copy of the bundle whose hooks are configured, to be replaced; CliError for others' hooks."""
     ours = os.path.join(root, 'hooks', 'slingshot_hooks.py')
     theirs = config.options.hooks
     if not theirs or keep_hooks or os.path.realpath(theirs) == os.path.realpath(ours):
@@ -188,16 +164,8 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
                    "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
-def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Sequence[str] = (),
-               keep_hooks: bool = False) -> Variables:
-    """
-    Variables that make EasyBuild use the bundle: list of (name, value), where None as value means: to be unset.
-
-    :param root: root of the bundle
-    :param choice: the site, as a slingshot_sites.Choice
-    :param groups: names of opt-in groups
-    :param metadata_files: those of all sites
-    """
+def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
+    """Variables that make EasyBuild use the bundle at this root for this slingshot_sites.Choice, with these groups."""
     site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
@@ -215,7 +183,7 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
 
     def theirs(elements):
         """Elements that no activation has added."""
-        return [elem for elem in elements or [] if elem and not elem.startswith(ours) and elem not in metadata_files]
+        return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
 
     # an empty element stands for EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
@@ -235,15 +203,6 @@ def activation(root: str, choice: Any, groups: Iterable[str], metadata_files: Se
     source_path = theirs(options.sourcepath.split(':'))
     source_path += [os.path.join(root, 'patches'), os.path.join(root, 'runscripts')]
     variables.append(('EASYBUILD_SOURCEPATH', ':'.join(source_path)))
-
-    defaults = default_metadata_files()
-    metadata = theirs(options.external_modules_metadata)
-    if site.metadata:
-        metadata = (metadata or defaults) + [site.metadata]
-    elif metadata == defaults:
-        # left by an earlier activation for another site
-        metadata = []
-    variables.append(('EASYBUILD_EXTERNAL_MODULES_METADATA', ','.join(metadata) or None))
 
     tool, syntax = modules_tool(config), options.module_syntax
     if tool is None:
@@ -301,15 +260,24 @@ def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> 
 
 def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     """
-    One line on the wheel of PyTorch that fits the GPUs of this machine and their driver; None where there is no GPU.
+    One line on the wheel of PyTorch that fits the GPUs and driver here; None without GPU.
 
-    :param site: a Site: with Slingshot 11 it has easyconfigs of its own, with the network's plugin
+    With Slingshot 11 the CUDA or ROCm of the network's plugin counts, if the site has no easyconfigs of its own.
     """
+    toolkit = None
+    if site.gpu == 'xpu':
+        return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        return None
-    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu)
+        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
+        if not generations or glob.glob(own % site.name):
+            return None
+        roles = next((roles for roles in generations if 'default' in roles), generations[0])
+        module = slingshot_sites().split_provided(roles['gpu'])['module']
+        toolkit = site.modules().get(module, {}).get('version', [None])[0]
+    name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
-        return "PyTorch for the GPUs here: eb %s   (%s)" % (name, reason)
+        return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
     node = Machine(root=root)
     if node.nvidia_driver() or gpus.amd_driver(node):
         return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
@@ -344,7 +312,7 @@ def run_env(args: argparse.Namespace) -> int:
 
     # what EasyBuild prints must not be evaluated
     with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, [site.metadata for site in sites.load_all()], args.keep_hooks)
+        variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
@@ -359,8 +327,7 @@ def run_env(args: argparse.Namespace) -> int:
     return 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# slingtorch sites
+# --- slingtorch sites
 
 def site_data(site: Any, keys: Tuple[str, ...], why: Optional[str] = None) -> Dict[str, Any]:
     """A site, for JSON."""
@@ -431,9 +398,11 @@ def site_text() -> str:
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     sites = slingshot_sites()
+    if args.form == 'markdown' and not (args.name or args.group):
+        sys.stdout.write(siteformats.overview(sites.load_all()))
+        return 0
     if (args.form or args.group) and not (args.name and args.form):
-        raise CliError("--format needs the name of a site, and --group a --format: slingtorch sites NAME --format "
-                       "FORMAT")
+        raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
     if args.name:
         site = sites.load(args.name)
         if args.form:
@@ -471,8 +440,7 @@ def run_sites(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# the other commands
+# --- the other commands
 
 def run_lock(args: argparse.Namespace) -> int:
     """slingtorch lock"""
@@ -504,8 +472,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--version', action='version', version='slingtorch ' + __version__)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND')
 
-    env = commands.add_parser('env', help="print shell code that makes EasyBuild use the bundle",
-                              description="Prints shell code; use it as: eval \"$(slingtorch env)\"")
+    def command(name: str, function: Callable, summary: str, description: str, as_json: bool = False) -> Any:
+        added = commands.add_parser(name, help=summary, description=description)
+        added.set_defaults(function=function)
+        if as_json:
+            added.add_argument('--json', action='store_true', help="print JSON")
+        return added
+
+    env = command('env', run_env, "print shell code that makes EasyBuild use the bundle",
+                  "Prints shell code; use it as: eval \"$(slingtorch env)\"")
     env.add_argument('--site', metavar='NAME', help="the site; without it $SLINGTORCH_SITE, else what is detected")
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
                      help="opt-in groups of the site; without it $SLINGTORCH_SITE_GROUPS. Empty for none.")
@@ -513,45 +488,35 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--keep-hooks', action='store_true',
                      help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
-    env.set_defaults(function=run_env)
 
-    sites = commands.add_parser('sites', help="show the sites, and which one this machine is",
-                                description="Shows the sites, or everything about one.")
+    sites = command('sites', run_sites, "show the sites, and which one this machine is",
+                    "Shows the sites, or everything about one.", as_json=True)
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    sites.add_argument('--json', action='store_true', help="print JSON")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs), an EDF "
-                            "file for CSCS' container engine, a file for --env-file, or tables for documentation")
+                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
+                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
+                            "documentation (markdown; without NAME a table of all sites)")
     sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
-    sites.set_defaults(function=run_sites)
 
-    locking = commands.add_parser('lock', help="write the lock file of an easyconfig of PythonVenv",
-                                  description="Lets uv choose the packages that the easyconfig wants, for the Pythons "
-                                              "and platforms that it names, and writes versions and hashes to the lock "
-                                              "file beside the easyconfig. Without uv pip does so for the Python and "
-                                              "the machine at hand, and downloads the packages to EasyBuild's source "
-                                              "path. $SLINGTORCH_UV names another uv; empty: none.")
+    locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
+        Lets uv choose the packages that the easyconfig wants, for the Pythons and platforms that it names, and writes
+        versions and hashes to the lock file beside the easyconfig. Without uv pip does so for the Python and the
+        machine at hand, and downloads the packages to EasyBuild's source path. $SLINGTORCH_UV names another uv; empty:
+        none.""")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.add_argument('--python', metavar='PYTHON',
-                         help="Python whose pip is asked for its indexes, and to choose where there is no uv; default: "
-                              "the one that runs this")
-    locking.set_defaults(function=run_lock)
+                         help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
 
-    explaining = commands.add_parser('explain', help="say why a job failed, from its output",
-                                     description="Reads the output of jobs and names what went wrong, the line that "
-                                                 "shows it, and the remedy. Status 0: something known was found; 3: "
-                                                 "nothing.")
+    explaining = command('explain', run_explain, "say why a job failed, from its output", """
+        Reads the output of jobs and names what went wrong, the line that shows it, and the remedy. Status 0: something
+        known was found; 3: nothing.""", as_json=True)
     explaining.add_argument('logs', nargs='+', metavar='LOG',
-                            help="output of a job (also gzipped), - for standard input, or a directory with files of "
-                                 "PyTorch's flight recorder")
-    explaining.add_argument('--json', action='store_true', help="print JSON")
-    explaining.set_defaults(function=run_explain)
-    listing = commands.add_parser('status', help="show what is installed, and whether it is as the bundle has it",
-                                  description="Lists what is installed in the modules of EasyBuild's configuration: "
-                                              "with which runscripts and which site values. Prints the command that "
-                                              "renews what is not as the bundle has it. Status 0: all is; 3: not all.")
-    listing.add_argument('--json', action='store_true', help="print JSON")
-    listing.set_defaults(function=run_status)
+                            help="output of a job (also gzipped), - for standard input, or a directory with such files "
+                                 "or those of PyTorch's flight recorder")
+    command('status', run_status, "show what is installed, and whether it is as the bundle has it", """
+        Lists what is installed in the modules of EasyBuild's configuration: with which runscripts and which site
+        values. Prints the command that renews what is not as the bundle has it. Status 0: all is; 3: not all.""",
+            as_json=True)
     actions = commands.add_parser('site', help="write a new site's file").add_subparsers(dest='action', metavar='new')
     actions.required = True     # no argument of it before Python 3.7
     new = actions.add_parser('new', help="look at this machine", description="""
@@ -560,8 +525,7 @@ def make_parser() -> argparse.ArgumentParser:
         'srun slingtorch site new --complete NAME' adds the rest, and leaves alone what you have edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
-    new.add_argument('--partition', help="the partition of Slurm that the file is for; else the default one if it "
-                                         "has GPUs, else the one with most")
+    new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
     bench.add_parser(commands)
     check.add_parsers(commands)

@@ -36,7 +36,7 @@ TITLES = {'cause': 'cause', 'perhaps': 'perhaps', 'unknown': 'cause?', 'conseque
 NEEDED = ('has', 'pattern', 'sample', 'source')
 SAID = ('cause', 'remedy')
 OPTIONAL = ('level', 'role', 'network', 'needs', 'absent', 'absent_line', 'distinct', 'times', 'of', 'lines',
-            'blame')
+            'blame', 'alone')
 # what the program does with a finding besides: docs/explain.md
 ROLES = ('', 'timeout', 'work', 'difference', 'first-failed', 'exception')
 
@@ -45,7 +45,7 @@ LINE = 4096             # bytes of a line that are looked at, on either side of 
 SHOWN = 240             # characters of a line that are shown
 MAX_BLAMED = 3          # nodes that a cause names first
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
-MATCHES = 200000        # lines that are compared with expressions; later, only those unlike all before are
+MATCHES = 100000        # lines that are compared with expressions; later, only those unlike all before are
 MAX_KINDS = 200000      # of lines that are remembered then
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
@@ -101,7 +101,7 @@ class Rule:
         self.needs, self.absent = [keys.get(key, '').split() for key in ('needs', 'absent')]
         self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
-        self.blame = keys.get('blame')
+        self.blame, self.alone = keys.get('blame'), 'alone' in keys
         try:
             self.patterns = [re.compile(pattern) for pattern in lines(keys['pattern'])]
             self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
@@ -317,7 +317,7 @@ class Log:
                     continue
                 if rule.level != 'note':
                     known.add(start)
-                if rule.level == 'cause':
+                if rule.level == 'cause' and not (rule.needs or rule.absent or rule.distinct):
                     causes.add(start)
                 finding = self.keep(rule, block, start, line, match)
                 if finding and finding.count == 1:
@@ -413,6 +413,9 @@ class Log:
                 if not rule.distinct or (different < int(size) if size else different >= rule.times):
                     found.append(finding)
         self.compare_ranks(found)
+        # what is most likely where nothing says why
+        if any(finding.rule.level in REASONS and not finding.rule.alone for finding in found):
+            found = [finding for finding in found if not finding.rule.alone]
         order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
         for finding in sorted(found, key=lambda one: (LEVELS.index(one.rule.level), order.index(one.rule.name))):
             # where a special rule and a general one found the same lines, the special one stands first

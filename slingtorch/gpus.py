@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Which easyconfig of PyTorch's wheels fits the GPUs of this machine and their driver.
+"""Which easyconfig of PyTorch's wheels fits the GPUs of this machine and their driver; only files are read.
 
-Only files are read, no command is run. The table of drivers is runscripts/lib/drivers.cfg; what a wheel is for stands
-in its easyconfig: CUDA or ROCm in the name, processors in wheel_platform, GPUs in cuda_compute_capabilities.
+The table of drivers is runscripts/lib/drivers.cfg; what a wheel is for stands in its easyconfig: CUDA or ROCm in the
+name, processors in wheel_platform, GPUs in cuda_compute_capabilities.
 """
 import ast
 import glob
@@ -133,14 +132,16 @@ def without_driver(candidates: List[Wheel], machine: str, site_gpu: Optional[str
 
 
 def fitting_easyconfig(root: str = '/', easyconfigs: Optional[str] = None, machine: Optional[str] = None,
-                       site_gpu: Optional[str] = None) -> Answer:
-    """
-    Which easyconfig of PyTorch's wheels fits the GPUs of this machine.
+                       site_gpu: Optional[str] = None, toolkit: Optional[str] = None) -> Answer:
+    """Which easyconfig of PyTorch's wheels fits this machine, or None, and what was compared, or why there is none.
 
-    :param site_gpu: cuda or rocm, where the site says which GPUs it has: it decides where both or none are here
-    :return: (name of the easyconfig or None, reason: what was compared, or why there is none)
+    :param site_gpu: cuda or rocm, as the site says: it decides where GPUs of both or of none are here
+    :param toolkit: CUDA or ROCm of the network's plugin here, whose first number the wheel must have
     """
     node, machine, candidates = Machine(root=root), machine or os.uname().machine, wheels(easyconfigs)
+    if toolkit:
+        candidates = [wheel for wheel in candidates
+                      if (wheel.kind, wheel.toolkit[0]) == (site_gpu, int(toolkit.split('.')[0]))]
     both = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
     # what fits first, then what the site says
     answers = sorted([(kind, answer) for kind, answer in both if answer],

@@ -17,19 +17,13 @@ def find_easyconfig(name: str, root: str) -> str:
         return os.path.abspath(name)
     found = glob.glob(os.path.join(glob.escape(root), 'easyconfigs', '*', '*', glob.escape(os.path.basename(name))))
     if os.path.dirname(name) or not found:
-        raise RuntimeError("There is no easyconfig %s: name a file, or one of the bundle's ('eb --search' finds them)"
-                           % name)
+        raise RuntimeError("There is no easyconfig %s: name a file, or one that 'eb --search' finds here" % name)
     return found[0]
 
 
 def read_easyconfig(path: str) -> dict:
-    """
-    What an easyconfig says about its packages.
-
-    :return: dictionary of name, lock_file (path beside the easyconfig), wanted, index_urls, python_versions and
-             platforms (lists)
-    :raises RuntimeError: if it is not an easyconfig of PythonVenv that names packages
-    """
+    """What an easyconfig says about its packages: name, lock_file (path beside it), and the lists wanted, index_urls,
+    python_versions and platforms; RuntimeError if it is not one of PythonVenv that names packages."""
     from easybuild.framework.easyconfig.easyconfig import resolve_template
     from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
@@ -67,12 +61,10 @@ def read_easyconfig(path: str) -> dict:
 
 
 def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
-    """
-    Write the lock file of an easyconfig, beside it.
+    """Write the lock file of an easyconfig, beside it; RuntimeError if it cannot be written, or the packages be had.
 
     :param source_path: gives EasyBuild's first source path, where downloaded wheels go
-    :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
-    :raises RuntimeError: if it cannot be written, or the packages cannot be had
+    :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
     """
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']

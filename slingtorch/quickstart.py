@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-From a checkout to a distributed training run: the program behind ./quickstart.
+"""From a checkout to a distributed training run: the program behind ./quickstart.
 
 Everything it makes lies below one directory, the prefix. A prefix is new, empty, or carries the mark of an earlier run;
 the mark lists what quickstart made there, and nothing else is touched. What an earlier run left is looked at, not
@@ -23,7 +22,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -35,6 +33,7 @@ BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 sys.path.insert(0, BUNDLE)
 from slingtorch import discard, gpus  # noqa: E402
 from slingtorch.job.machine import Machine, read_mounts  # noqa: E402
+from slingtorch.job.wire import why_no_loopback  # noqa: E402
 COMMAND = shlex.quote(os.path.join(BUNDLE, 'quickstart'))
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
@@ -74,7 +73,6 @@ LEFT_OUT = LEFT_OUT_LOUDLY + (
 # pip's options that say how the network is reached, and those that would change what is installed, or where
 PIP_NETWORK_OPTIONS = ('index-url', 'extra-index-url', 'find-links', 'no-index', 'trusted-host', 'proxy', 'cert',
                        'client-cert', 'timeout', 'default-timeout', 'retries', 'keyring-provider')
-
 PIP_PLACE_OPTIONS = ('target', 'prefix', 'root', 'user', 'require-virtualenv', 'python', 'no-deps', 'constraint', 'pre',
                      'no-binary', 'only-binary', 'ignore-installed', 'break-system-packages')
 
@@ -106,6 +104,9 @@ print('\\n@SAYS@' + json.dumps({
 """.replace('@SAYS@', PYTHON_SAYS)
 
 
+ANOTHER = "choose a directory of your own with --prefix DIR"
+
+
 class QuickstartError(Exception):
     """What a person has to decide or fix; the first argument says what is wrong, the others how to fix it."""
 
@@ -134,8 +135,7 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode(errors='replace')).hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# arguments
+# --- arguments
 
 def parse_arguments(argv: List[str]) -> argparse.Namespace:
     """Parse and check the command line."""
@@ -146,8 +146,7 @@ def parse_arguments(argv: List[str]) -> argparse.Namespace:
             Everything goes to one directory; only packages of the distribution go elsewhere, and are named first."""),
         epilog="Run it again at any time: what is there and still right is used again.")
     parser.add_argument('--prefix', metavar='DIR', default=os.path.join(BUNDLE, '.slingtorch'),
-                        help="directory for everything: new, empty, or of an earlier quickstart "
-                             "(default: .slingtorch in this checkout)")
+                        help="directory: new, empty or an earlier quickstart's (default: .slingtorch in this checkout)")
     parser.add_argument('--cpu', action='store_true',
                         help="the small PyTorch for processors, also on a machine with GPUs")
     parser.add_argument('--ranks', metavar='N', type=int, choices=RANKS,
@@ -166,12 +165,8 @@ def parse_arguments(argv: List[str]) -> argparse.Namespace:
 
 
 def check_path(path: str) -> str:
-    """
-    Return the real path of a prefix, if EasyBuild and the shell can take it.
-
-    EasyBuild divides lists of paths at some characters, expands others, and the kernel divides the first line of a
-    script at blanks: letters, digits and a few more are what works everywhere.
-    """
+    """The real path of a prefix, if EasyBuild and the shell can take it: the one divides lists of paths at some
+    characters and expands others, and the kernel divides the first line of a script at blanks."""
     if path.startswith('~'):
         raise QuickstartError("--prefix %s: the shell has not replaced the ~" % path, 'write --prefix "$HOME/..."')
     real = os.path.realpath(path)
@@ -180,21 +175,17 @@ def check_path(path: str) -> str:
         raise QuickstartError("'%s' cannot be a prefix: EasyBuild installations work in paths of letters, digits and "
                               ". _ + @ - only%s" % (real if path else path, bad and ", and this one has: %s"
                                                     % ' '.join(map(repr, bad)) or ''),
-                              "choose another directory with --prefix DIR")
+                              ANOTHER)
     return real
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# the prefix
+# --- the prefix
 
 class Prefix:
-    """
-    The directory for everything, with a mark that says what quickstart has made in it.
+    """The directory for everything (path), with a mark that says what quickstart has made in it.
 
-    :ivar path: real path of the directory
-    :ivar easyconfig: what is installed in this run
-    :ivar mark: content of the mark: prefix (path at which it was made), entries (names that quickstart made), and what
-                is known of the tools (requirements, packages)
+    The mark has the path at which it was made (prefix), the names that quickstart made (entries), and what is known of
+    the tools (requirements, packages).
     """
 
     def __init__(self, path: str) -> None:
@@ -213,8 +204,7 @@ class Prefix:
         except FileNotFoundError:
             return
         except OSError as err:
-            raise QuickstartError("%s cannot be the prefix: %s" % (self.path, err.strerror),
-                                  "choose a directory of your own with --prefix DIR")
+            raise QuickstartError("%s cannot be the prefix: %s" % (self.path, err.strerror), ANOTHER)
         if MARK in names:
             self.read_mark(names)
         elif names:
@@ -255,11 +245,10 @@ class Prefix:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
             why = err.strerror if isinstance(err, OSError) else "it is empty, damaged, or not of quickstart"
             raise QuickstartError("the mark of an earlier run, %s, cannot be read: %s" % (self.file(MARK), why),
-                                  "choose another directory with --prefix DIR, or remove this one by hand")
+                                  ANOTHER + ", or remove this one by hand")
         owner = os.stat(self.file(MARK)).st_uid
         if owner != os.geteuid():
-            raise QuickstartError("%s was made by another user (number %d)" % (self.path, owner),
-                                  "choose a directory of your own with --prefix DIR")
+            raise QuickstartError("%s was made by another user (number %d)" % (self.path, owner), ANOTHER)
         foreign = [name for name in names if name in ENTRIES and name not in entries]
         if foreign:
             raise QuickstartError("%s was not made by quickstart, and is in its way" % self.file(foreign[0]),
@@ -274,8 +263,7 @@ class Prefix:
                 self.write_mark()
             self.lock = os.open(self.file('.lock'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as err:
-            raise QuickstartError("cannot write to %s: %s" % (self.path, err.strerror),
-                                  "choose a directory of your own with --prefix DIR")
+            raise QuickstartError("cannot write to %s: %s" % (self.path, err.strerror), ANOTHER)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -320,8 +308,7 @@ class Prefix:
         names = (self.file('%s.old-%d' % (name, number)) for number in itertools.count(1))
         old = next(path for path in names if not os.path.lexists(path))
         shutil.move(self.file(name), old)
-        print("%s is made anew: %s\n  what was there is kept as %s; remove it when you need nothing from it"
-              % (self.file(name), why, old))
+        print("%s is made anew: %s\n  what was there is kept as %s; remove it at will" % (self.file(name), why, old))
         return old
 
     def check_access(self) -> None:
@@ -341,8 +328,7 @@ class Prefix:
         try:
             subprocess.check_call([script])
         except PermissionError:
-            raise QuickstartError("programs cannot run in %s: its file system is mounted noexec" % self.path,
-                                  "choose another place with --prefix DIR")
+            raise QuickstartError("programs cannot run in %s: its file system is mounted noexec" % self.path, ANOTHER)
         finally:
             os.unlink(script)
 
@@ -378,11 +364,8 @@ class Prefix:
             return {}
 
     def record(self, since: int) -> None:
-        """
-        Remember which files quickstart has made in TREES: those of the record, and what has changed its status since.
-
-        :param since: st_ctime_ns of a file in the prefix, since the file system may have a clock of its own
-        """
+        """Remember which files quickstart has made in TREES: of the record, and what has changed its status `since`,
+        st_ctime_ns of a file in the prefix, since the file system may have a clock of its own."""
         before, made = self.recorded(), {}
         for tree in TREES:
             for directory, dirs, files in os.walk(self.file(tree)):
@@ -445,9 +428,8 @@ class Prefix:
         print("In %s, not made by quickstart, or changed by you:%s" % (self.path, '' if kept else " nothing"))
         print_paths(kept)
         if not sys.stdin or not sys.stdin.isatty():
-            raise QuickstartError("--remove --all asks before it removes, and there is no terminal to ask at: nothing "
-                                  "was removed", "run it in a terminal; or, if you need none of the above: rm -r %s"
-                                  % self.path)
+            raise QuickstartError("--remove --all asks first, and there is no terminal: nothing was removed",
+                                  "run it in a terminal; or, if you need none of the above: rm -r %s" % self.path)
         print("Remove all of %s? [y/N] " % self.path, end='', flush=True)
         if sys.stdin.readline().strip().lower() not in ('y', 'yes'):
             raise QuickstartError("nothing was removed")
@@ -500,8 +482,7 @@ def print_paths(paths: List[str]) -> None:
         print("  and %d more" % len(paths[SHOWN:]))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# the user's shell and configuration
+# --- the user's shell and configuration
 
 def clean_environment(environ: Env) -> Dict[str, str]:
     """The environment without what would decide instead of quickstart."""
@@ -542,8 +523,7 @@ def pip_environment(python: str, environ: Env) -> Dict[str, str]:
     return settings
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# running commands
+# --- running commands
 
 def run(command: List[str], env: Env, lock: Optional[int] = None, log: Optional[str] = None, cwd: Optional[str] = None,
         limit: Optional[float] = None) -> int:
@@ -586,8 +566,7 @@ def ask(command: List[str], env: Optional[Env] = None, limit: Optional[float] = 
         return None, '', str(err)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# packages of the distribution
+# --- packages of the distribution
 
 def describe_python(python: str) -> Any:
     """What an interpreter says of itself (version, prefix, interpreter, packages); None if it does not run."""
@@ -611,8 +590,8 @@ def find_python(wanted: Optional[str], path: Optional[str] = None) -> Optional[D
         found = describe_python(shutil.which(command, path=path) or '')
         if found and found.get('executable', found['path']) != found['path']:
             # a shim of pyenv, which is another Python in another directory, or a wrapper: what it starts is used
-            found = describe_python(found['executable']) or dict(found, version="one that does not run by itself, %s"
-                                                                 % found['executable'])
+            found = describe_python(found['executable']) or dict(
+                found, version="one that does not run by itself, %s" % found['executable'])
         if found and found['version'] in PYTHON_VERSIONS:
             return found
         if found:
@@ -626,8 +605,7 @@ def find_python(wanted: Optional[str], path: Optional[str] = None) -> Optional[D
         _, said, errors = run_python(python, '') if python else (None, '', "there is no such command")
         # all of it: what pyenv's shims say ends in a hint on Python 2
         raise QuickstartError("--python '%s': %s" % (wanted, last_lines(errors or said, 12) or "that is no Python"),
-                              "give the path of a Python that starts in every shell (without LD_LIBRARY_PATH), or "
-                              "leave --python out")
+                              "name one that starts in every shell (without LD_LIBRARY_PATH), or leave --python out")
     return None
 
 
@@ -695,8 +673,7 @@ def set_up_packages(wanted_python: Optional[str], venv_python: Optional[Describe
     return python, tool
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# EasyBuild, the bundle, an MPI launcher
+# --- EasyBuild, the bundle, an MPI launcher
 
 def requirements() -> List[str]:
     """Requirements of the bundle, of which only these are installed: it stays where it is; and an MPI launcher."""
@@ -858,8 +835,7 @@ def activated(prefix: Prefix, env: Env) -> Dict[str, str]:
     return dict(entry.split('=', 1) for entry in entries if '=' in entry and not entry.startswith('BASH_FUNC_'))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# PyTorch
+# --- PyTorch
 
 def choose(prefix: Prefix, cpu: bool, root: str = '/') -> None:
     """Decide which PyTorch is installed, and say which and why, and what it takes. For tests `root` stands for /."""
@@ -892,8 +868,7 @@ def ranks_for(prefix: Prefix, env: Env, asked: Optional[int]) -> int:
     if status != 0 or said.strip() == '0':
         raise QuickstartError("PyTorch is installed, and finds no GPU that it can use:",
                               last_lines(errors, 3) or "it does not say why",
-                              "'nvidia-smi' says more; on processors: %s --cpu --prefix %s"
-                              % (COMMAND, prefix.path))
+                              "'nvidia-smi' says more; without: %s --cpu --prefix %s" % (COMMAND, prefix.path))
     found = int(said)
     if asked and asked > found:
         raise QuickstartError("there are %d GPUs for %d ranks, and each rank needs its own" % (found, asked),
@@ -959,8 +934,6 @@ def train(prefix: Prefix, env: Env, tool: Tool, ranks: int) -> Optional[str]:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-
 class Phases:
     """What is being done, and how long each part took."""
 
@@ -979,13 +952,9 @@ class Phases:
 
 def check_loopback() -> None:
     """Ranks of one machine meet at 127.0.0.1: without it they would wait for ten minutes."""
-    try:
-        with socket.socket() as server:
-            server.bind(('127.0.0.1', 0))
-            server.listen(1)
-            socket.create_connection(server.getsockname(), 10).close()
-    except OSError as err:
-        raise QuickstartError("this machine cannot reach itself at 127.0.0.1: %s" % err,
+    problem = why_no_loopback(10)
+    if problem:
+        raise QuickstartError("this machine cannot reach itself at 127.0.0.1: %s" % problem,
                               "the network interface lo must be up: ip link set lo up")
 
 

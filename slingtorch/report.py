@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-slingtorch report: versions, site, module, variables and a job's files in one text file, without secrets
+"""slingtorch report: versions, site, module, variables and a job's files in one text file, without secrets
 (docs/report.md).
 
 Only text leaves this file through Redactor. Where it is not certain whether something is a secret, it goes.
@@ -96,11 +95,7 @@ class Redactor:
     """Takes secrets and the person out of texts."""
 
     def __init__(self, environ: Mapping[str, str], people: Iterable[str] = (), homes: Iterable[str] = ()) -> None:
-        """
-        :param environ: values of variables with a secret's name go wherever they stand
-        :param people: names of the user besides those of the environment
-        :param homes: home directories besides $HOME
-        """
+        """Values of variables with a secret's name go; people and homes: besides those of the environment."""
         words = {}
         for name, value in environ.items():
             if is_secret(name, value) and len(value) >= 6:
@@ -163,21 +158,15 @@ def variables(environ: Mapping[str, str]) -> str:
 
 
 def job_files(paths: Iterable[str]) -> Tuple[List[str], List[str]]:
-    """
-    Which files to take.
-
-    :param paths: files, and directories, of which the newest files that look like a job's are taken
-    :return: (paths, what was left out and why)
-    :raises RuntimeError: if one of the paths is not there or may not be read
-    """
+    """Which files to take of these, and of directories the newest that look like a job's; and what was left out and
+    why. RuntimeError if one of the paths is not there or may not be read."""
     taken, left = [], []
     for path in paths:
         if not os.path.isdir(path):
             try:
                 os.stat(path)
             except OSError as err:
-                raise RuntimeError("%s: %s. Name a job's directory, its log, or its check's JSON"
-                                   % (path, err.strerror))
+                raise RuntimeError("%s: %s. Name a job's directory, log or check's JSON" % (path, err.strerror))
             taken.append(path)
             continue
         entries = [entry for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)]
@@ -192,11 +181,7 @@ def job_files(paths: Iterable[str]) -> Tuple[List[str], List[str]]:
 
 
 def read_parts(path: str) -> Optional[List[str]]:
-    """
-    A file's text: one part, or beginning and end, which are cut at ends of lines.
-
-    :return: None if it holds no text or is no plain file
-    """
+    """A file's text: one part, or beginning and end, cut at ends of lines; None if it is no plain file or no text."""
     # O_NONBLOCK: a pipe would wait
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), 'rb') as stream:
         status = os.fstat(stream.fileno())
@@ -215,11 +200,7 @@ def read_parts(path: str) -> Optional[List[str]]:
 
 
 def write_new(path: str, text: str) -> None:
-    """
-    Write a file that only its owner can read.
-
-    :raises RuntimeError: if there is a file of this name
-    """
+    """Write a file that only its owner can read; RuntimeError if there is a file of this name."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

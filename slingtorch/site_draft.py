@@ -10,6 +10,8 @@ from slingtorch.site_probe import Gpus, Partitions, Place, Port, SiteFileError, 
 MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|psmpi|parastationmpi|(hpe-)?mpt)', re.I)
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
 SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')
+# what --robot installs where a machine has no module of it: easyconfigs of the bundle
+PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.20.0', 'CondaPython/3.12'
 NCCL_GUIDE = "NVIDIA NCCL user guide, environment variables"
 
 
@@ -83,6 +85,7 @@ class Draft:
             self.temporary_files()
         self.file_systems()
         self.software()
+        self.provides()
         self.proxies()
 
     def add(self, section: str, **keys: str) -> Dict[str, str]:
@@ -295,6 +298,50 @@ class Draft:
                 ('MPI modules', list(filter(MPI.search, modules)),
                  self.evidence['modules'].problem or "none of %d modules looks like one" % len(modules))):
             self.note(what, ', '.join(found[:12]) + ', ...' * (len(found) > 12), problem)
+
+    def provides(self) -> None:
+        """The machine's modules by their roles: those that load, and what is installed where there is none."""
+        loads = site_probe.read_loads(self.text.get('loads', ''))
+        if self.site['network'] == 'any' and not self.in_job:
+            self.unseen['modules by role'] = "which are needed follows from the network, and a compute node shows that"
+            return
+        roles: Dict[str, str] = {}
+        for role, found in loads.items():
+            name = 'gpu' if role in ('cuda', 'rocm') else role
+            if role in ('cuda', 'rocm') and role != self.site['gpu']:
+                continue
+            if found.problem:
+                self.unseen[name] = '%s: %s' % (found.module, found.problem)
+                continue
+            # what Cray's compilers and conda do is done when software is built
+            build = 'build ' * (role == 'conda' or found.module.startswith('PrgEnv-'))
+            roles[name] = build + found.module + (' in ' + found.prefix if found.prefix and not build else '')
+            self.seen[name] = '%s: %s%s' % (found.module, found.why, '' if build else '; prefix %s' % (
+                found.prefix and ('$' + found.prefix if found.prefix[0] != '/' else found.prefix)
+                or 'not seen, EasyBuild will look for it'))
+        if self.site['gpu'] == 'none':
+            for role in ('nccl', 'nccl_plugin'):
+                roles.pop(role, None)
+        if 'python' not in roles and 'conda' in roles:
+            roles['python'] = 'build eb ' + CONDA_PYTHON
+            self.seen['python'] = "installed by conda: there is no module of Python %d.%d or newer" % (
+                site_probe.OLDEST_PYTHON)
+        if self.site['gpu'] == 'rocm' and 'gpu' in roles:
+            roles['nccl'] = 'gpu'
+        if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
+                self.site['network'] == 'slingshot11' or 'group ofi' in self.sections):
+            roles['nccl_plugin'] = 'eb ' + PLUGIN
+            self.seen['nccl_plugin'] = "there is no module of it: --robot builds ours for this libfabric"
+            for role in ('gpu', 'libfabric'):
+                if role not in roles:
+                    self.unseen.setdefault(role, "no module of it was found, and the plugin is built with it: add the "
+                                                 "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
+        if roles:
+            gpu = loads.get(self.site['gpu'])
+            version = gpu.module.rpartition('/')[2] if gpu and 'gpu' in roles else ''
+            self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (self.site['gpu'], version)) if version
+                                    else 'modules'),
+                     source="module avail, and what the modules set when they are loaded, " + self.here, **roles)
 
     def proxies(self) -> None:
         """The way out, on request."""

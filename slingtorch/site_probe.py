@@ -32,6 +32,24 @@ COMMANDS = {
 # what 'module avail' says is on standard error, and shell code on standard output
 MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
            ('MODULES_CMD', '"$MODULES_CMD" bash avail -t 2>&1 >/dev/null'))
+SPIDER = '"$LMOD_CMD" bash -t spider 2>&1 >/dev/null'
+LOADERS = (('LMOD_CMD', '"$LMOD_CMD" bash load'), ('MODULES_CMD', '"$MODULES_CMD" bash load'))
+# names of modules for the roles of a site (hooks/slingshot_sites.py), in the order in which they are loaded, the best
+# name first, with a file below the prefix
+ROLE_MODULES = (
+    ('compiler', ('PrgEnv-gnu', 'gcc-native', 'gcc'), 'bin/gcc'),
+    ('mpi', ('cray-mpich', 'openmpi', 'mpich'), 'include/mpi.h'),
+    ('cuda', ('cudatoolkit', 'cuda'), 'bin/nvcc'),
+    ('rocm', ('rocm',), 'bin/hipcc'),
+    ('libfabric', ('libfabric',), 'bin/fi_info'),
+    ('cudnn', ('cudnn',), 'include/cudnn.h'),
+    ('blas', ('mkl', 'intel-oneapi-mkl', 'openblas'), 'lib'),
+    ('conda', ('miniforge3', 'miniforge', 'mambaforge', 'miniconda3', 'conda'), 'bin/conda'),
+    ('python', ('cray-python', 'python', 'python3'), 'bin/python3'),
+    ('nccl', ('nccl',), 'include/nccl.h'),
+    ('nccl_plugin', ('aws-ofi-nccl', 'aws-ofi-nccl-plugin', 'rccl-net-plugin', 'aws-ofi-rccl'), 'lib'),
+)
+OLDEST_PYTHON = (3, 11)     # that the wheels are locked for
 TREES = {
     'net': ('/sys/class/net', ['*/operstate', '*/speed']),
     'cxi': ('/sys/class/cxi', ['*']),
@@ -58,6 +76,7 @@ Place = namedtuple('Place', ['host', 'kind', 'cluster'])        # kind: login no
 Interface = namedtuple('Interface', ['name', 'speed'])
 Gpus = Tuple[Tuple[str, int], ...]       # of a node: type and number
 Partitions = Dict[str, Dict[Gpus, int]]
+Loaded = namedtuple('Loaded', ['module', 'why', 'prefix', 'problem'])
 Port = namedtuple('Port', ['device', 'number', 'kind', 'rate', 'gids', 'interfaces'])
 
 
@@ -110,10 +129,14 @@ def gather(environ: Env) -> Dict[str, Text]:
     # a login shell knows the modules tool where this one does not
     modules = [['bash', '-c', code] for variable, code in MODULES if environ.get(variable)]
     commands = dict(COMMANDS, modules=(modules + [['bash', '-lc', 'module -t avail 2>&1']])[0])
+    if environ.get('LMOD_CMD'):
+        # what is behind other modules as well
+        commands['spider'] = ['bash', '-c', SPIDER]
     with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
         results = {name: pool.submit(run, command, environ, LIMIT) for name, command in commands.items()}
         evidence = {name: tree(*arguments) for name, arguments in TREES.items()}
         evidence.update((name, result.result()) for name, result in results.items())
+    evidence['loads'] = load_modules(choose_modules(evidence, environ), environ)
     with open('/proc/mounts', errors='replace') as stream:
         evidence['mounts'] = Text(stream.read(), None)
     evidence['runtimes'] = Text(' '.join(filter(shutil.which, RUNTIMES)), None)
@@ -258,3 +281,82 @@ def read_modules(text: str) -> List[str]:
     """Names of modules in what 'module -t avail' prints."""
     names = [re.sub(r'[(<].*', '', one_line(line)).strip() for line in text.splitlines()]
     return [name for name in names if name and not name.endswith((':', '/')) and ' ' not in name]
+
+
+def version_of(module: str) -> Tuple[int, ...]:
+    """The numbers in a module's version."""
+    return tuple(int(number) for number in re.findall(r'\d+', module.rpartition('/')[2] if '/' in module else ''))
+
+
+def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, str, str, str]]:
+    """The modules that are to stand for roles, by their names: (role, module, why it, a file below its prefix)."""
+    avail = read_modules(evidence['modules'].text)
+    spider = read_modules(evidence['spider'].text) if 'spider' in evidence else []
+    loaded = environ.get('LOADEDMODULES', '').split(':')
+    default = re.findall(r'^(\S+?)\((?:default|D)\)', evidence['modules'].text, re.M)
+    own = node_gpus(evidence)
+    vendor = own[0] if own else gpu_vendor(evidence['sinfo'].text)
+    chosen = []
+    for role, names, below in ROLE_MODULES:
+        if role in ('cuda', 'rocm') and role != vendor:
+            continue
+        for name in names:
+            found = sorted({module for module in avail + spider if module.rpartition('/')[0] == name}, key=version_of)
+            if role == 'python':
+                found = [module for module in found if version_of(module)[:2] >= OLDEST_PYTHON]
+            if found:
+                here, first, seen = ([module for module in found if module in names]
+                                     for names in (loaded, default, avail))
+                module = (here or first or seen or found)[-1]
+                why = ('it is loaded' if here else 'the default one' if first else
+                       'the newest of %d' % len(found) if len(found) > 1 else 'the only one')
+                chosen.append((role, module, why, below))
+                break
+    return chosen
+
+
+def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Text:
+    """
+    Load modules, each after those before it: Text of lines 'role, module, why, prefix, problem' with tabs between.
+
+    The prefix is a variable that the module sets, or else a path that it puts into a list such as PATH.
+    """
+    loader = next((command for variable, command in LOADERS if environ.get(variable)), None)
+    if not loader or not chosen:
+        return Text('', "there is no modules tool in this shell" if chosen else "no module has a name that is known")
+    script = 'env -0; for module in "$@"; do eval "$(%s "$module" 2>/dev/null)"; printf "\\n"; env -0; done' % loader
+    done = run(['bash', '-c', script, 'bash'] + [module for _, module, _, _ in chosen], environ, LIMIT)
+    states = [dict(entry.split('=', 1) for entry in state.split('\0') if '=' in entry)
+              for state in re.split('(?<=\0)\n', done.text)]
+    lines = []
+    for (role, module, why, below), before, after in zip(chosen, states, states[1:]):
+        new = {name: value for name, value in after.items() if before.get(name) != value}
+        there = module in after.get('LOADEDMODULES', '').split(':')
+        problem = '' if there else "it cannot be loaded here: 'module spider %s' says what it needs" % module
+        if module in before.get('LOADEDMODULES', '').split(':'):
+            # by login, or by the compiler's: all that is set is looked at
+            new, before = after, {}
+        lines.append('\t'.join([role, module, why, prefix_in(new, before, below) if there else '', problem]) + '\n')
+    return Text(''.join(lines), done.problem)
+
+
+def prefix_in(new: Env, before: Env, below: str) -> str:
+    """Which of the variables that a module has set holds its prefix, else a path in one of its lists, else ''."""
+    held = [name for name, value in new.items() if re.match('[A-Z][A-Z0-9_]*$', name) and os.path.isabs(value)
+            and os.path.exists(os.path.join(value, below)) and name not in ('PWD', 'OLDPWD', 'HOME')]
+    if held:
+        return min(held, key=lambda name: (len(name), name))
+    paths = [path for name, value in sorted(new.items()) for path in value.split(':')
+             if os.path.isabs(path) and path not in before.get(name, '').split(':')]
+    tops = [os.path.dirname(path.rstrip('/')) for path in paths if os.path.basename(path.rstrip('/')) in (
+        'bin', 'lib', 'lib64', 'include')]
+    return next((top for top in tops if top not in ('/', '/usr') and os.path.exists(os.path.join(top, below))), '')
+
+
+def read_loads(text: str) -> Dict[str, Loaded]:
+    """What load_modules() printed, by role."""
+    found = {}
+    for fields in (line.split('\t') for line in text.splitlines()):
+        if len(fields) == 5:
+            found[fields[0]] = Loaded(*map(one_line, fields[1:]))
+    return found

@@ -3,15 +3,18 @@
 slingtorch sites NAME --format: a site's values for people who do not use the modules, each with its reason.
 
 What is printed comes from the site's file alone; the formats are lines of a job script (sbatch, pbs), a container
-engine's EDF file (edf), a file for --env-file (env) and a table for documentation (markdown).
+engine's EDF file (edf), a file for --env-file (env) and a page for documentation (markdown; without NAME a table of all
+sites).
 """
 import json
 import shlex
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Iterable, List, Sequence, Tuple
 
 from slingtorch import wrapped
 
-FORMATS = ('sbatch', 'pbs', 'edf', 'env', 'markdown')
+FORMATS = ('sbatch', 'pbs', 'flux', 'edf', 'env', 'markdown')
+# of job scripts, by the site's scheduler
+OF_SCHEDULER = {'slurm': 'sbatch', 'pbs': 'pbs', 'flux': 'flux'}
 
 Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
 
@@ -19,11 +22,17 @@ Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
+KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD', 'xpu': 'Intel'}
 CONDITION = 'only for software with %s = %s'
 # EDF: https://docs.cscs.ch/software/container-engine/resource-hook (2026-08-20), variants of the plugin by kind of GPU
 PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "or rocm5")}
 # number of nodes of the job
-NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"'}
+NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"',
+         'flux': '"$(flux resource list -n -o {nnodes})"'}      # flux-environment(7)
+# what alt_read needs of a job
+NO_GET = {'slurm': '#SBATCH --network=disable_rdzv_get',
+          'pbs': '# start the ranks with: mpiexec --disable-rdzv-get ...',
+          'flux': '#flux: --setattr=rdzv_get_en=0'}
 
 
 def comment(text: str) -> List[str]:
@@ -58,8 +67,7 @@ def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
         lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
     if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
         lines += comment("alt_read needs it: without it performance and stability suffer")
-        lines += ['#SBATCH --network=disable_rdzv_get' if scheduler == 'slurm' else
-                  '# start the ranks with: mpiexec --disable-rdzv-get ...']
+        lines += [NO_GET[scheduler]]
     for value in values:
         lines += [''] + setting(value, 'export %s=%s' % (value.name, shlex.quote(value.value)))
     if net:
@@ -104,18 +112,60 @@ def cell(text: str) -> str:
     return text.replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;')
 
 
+def about(site: Any) -> List[str]:
+    """What a site is, in lines of a list."""
+    gpus = '%s a node' % site.gpus_per_node if site.gpus_per_node.isdigit() else 'any number'
+    facts = [('centre', '[%s](%s)' % (site.centre, site.url)),
+             ('GPUs', 'none' if site.gpu == 'none' else '%s, %s' % (KINDS_OF_GPUS.get(site.gpu, site.gpu), gpus)),
+             ('network', site.network), ('scheduler', site.scheduler), ('processor', site.processor),
+             ('recognised by', ', '.join('`%s`' % pattern for _, pattern in site.rules)),
+             ('PyTorch there', site.pytorch), ('rests on', site.evidence), ('not published', site.missing)]
+    return wrapped_list('%s: %s' % (name, text) for name, text in facts if text)
+
+
+def wrapped_list(entries: Iterable[str]) -> List[str]:
+    """A list in Markdown."""
+    return [line for entry in entries for line in wrapped(cell(entry), '* ', '  ').splitlines()]
+
+
+def provided(site: Any) -> List[str]:
+    """The modules that a site's file names, and its groups."""
+    lines: List[str] = []
+    for name, roles in site.generations.items():
+        shown = ', '.join('%s `%s`' % (role, text) for role, text in roles.items() if role != 'default')
+        lines += wrapped_list(['generation %s%s: %s' % (name, ' (default)' if 'default' in roles else '', shown)])
+    groups = wrapped_list('`%s`: %s; needs %s' % (group.name, group.title, group.needs)
+                          for group in site.groups.values())
+    return (['', 'Modules:', ''] + lines if lines else []) + (['', 'Opt-in groups:', ''] + groups if groups else [])
+
+
+def overview(sites: Sequence[Any]) -> str:
+    """A table of all sites for documentation."""
+    lines = ['| site | system | GPUs a node | network | scheduler | PyTorch there | rests on |',
+             '|---|---|---|---|---|---|---|']
+    for site in sites:
+        gpus = '0' if site.gpu == 'none' else '%s %s' % (site.gpus_per_node, KINDS_OF_GPUS.get(site.gpu, site.gpu))
+        if site.processor != 'x86_64':
+            gpus += ', ' + site.processor
+        lines.append('| %s |' % ' | '.join(map(cell, ('`%s`' % site.name, site.title, gpus, site.network,
+                                                      site.scheduler, site.pytorch, site.evidence))))
+    return '\n'.join(lines) + '\n'
+
+
 def markdown(site: Any, names: Names) -> List[str]:
-    """Tables for documentation: the values, then each group by itself."""
+    """A page for documentation: what the site is, its values and modules, its groups."""
     lines = ['# %s' % cell(site.title), '']
-    lines += ["From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source))]
+    lines += wrapped("From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source)), '', '').splitlines()
+    lines += [''] + about(site)
     for group in site.check_groups(names):
         lines += ['', 'With the group `%s`: %s; needs %s.' % (group.name, cell(group.title), cell(group.needs))]
-    lines += ['', '| variable | value | reason | source |', '|---|---|---|---|']
-    for value in site.env_values(names).values():
+    values = site.env_values(names).values()
+    lines += ['', '| variable | value | reason | source |', '|---|---|---|---|'] if values else ['', 'No values.']
+    for value in values:
         reason = value.reason + (' (%s)' % (CONDITION % value.when) if value.when else '')
         lines.append('| `%s` | `%s` | %s | %s |'
                      % (value.name, value.value.replace('|', '\\|'), cell(reason), cell(value.source)))
-    return lines
+    return lines + provided(site)
 
 
 def render(site: Any, form: str, names: Names = ()) -> str:
@@ -125,10 +175,10 @@ def render(site: Any, form: str, names: Names = ()) -> str:
     :param names: opt-in groups
     :raises ValueError: if the site has another scheduler than the format is for
     """
-    scheduler = {'sbatch': 'slurm', 'pbs': 'pbs'}.get(form)
+    scheduler = {name: key for key, name in OF_SCHEDULER.items()}.get(form)
     if scheduler and site.scheduler not in (scheduler, 'none'):
         raise ValueError("the site '%s' has the scheduler %s: use --format %s"
-                         % (site.name, site.scheduler, 'pbs' if site.scheduler == 'pbs' else 'sbatch'))
+                         % (site.name, site.scheduler, OF_SCHEDULER[site.scheduler]))
     # groups that exclude each other, and names that are none
     site.check_groups(names, asked_by='--group')
     make = {'edf': edf, 'env': env_file, 'markdown': markdown}.get(form)

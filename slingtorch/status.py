@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-'slingtorch status': what is installed here, with which runscripts and site values, and which of it is not what the
-bundle would install now.
-
-An installation is what a module file of EasyBuild leads to. What is in it says the record that RunScripts
-(easyblocks/generic/runscripts.py) writes beside the runscripts.
-"""
+"""'slingtorch status': what is installed here, with which runscripts and site values, and what the bundle would install
+otherwise now. An installation is what a module file of EasyBuild leads to; what is in it says the record that
+RunScripts (easyblocks/generic/runscripts.py) writes beside the runscripts."""
 import argparse
 import hashlib
 import json
@@ -38,12 +34,7 @@ def module_files(directory: str, unread: List[str]) -> Iterator[str]:
 
 
 def installations(directory: str, unread: List[str]) -> Iterator[Tuple[str, str]]:
-    """
-    Name of the module and directory of each installation with runscripts.
-
-    :param directory: with modules
-    :param unread: list to which is added what could not be read, and why
-    """
+    """Module and directory of each installation with runscripts; what could not be read, and why, goes to unread."""
     for path in module_files(directory, unread):
         try:
             with open(path, errors='replace') as stream:
@@ -69,13 +60,7 @@ def sha256(path: str) -> Optional[str]:
 
 
 def differences(root: str, record: Dict[str, Any], sites: Any) -> List[str]:
-    """
-    What is other than the bundle would install it now, as phrases.
-
-    :param root: directory of the installation
-    :param record: what was installed
-    :param sites: the module slingshot_sites
-    """
+    """What is other than the bundle would install it now, as phrases; sites is the module slingshot_sites."""
     found, scripts = [], os.path.join(bundle_root(), 'runscripts')
     if record['slingtorch'] != __version__:
         kind = 'older' if numbers(record['slingtorch']) < numbers(__version__) else 'newer'
@@ -99,11 +84,7 @@ def differences(root: str, record: Dict[str, Any], sites: Any) -> List[str]:
 
 
 def describe(module: str, root: str, sites: Any) -> Dict[str, Any]:
-    """
-    An installation, for JSON: 'state' is current, different (then 'why' says what is) or unreadable.
-
-    Parameters are those of differences().
-    """
+    """An installation, for JSON: 'state' is current, different (then 'why' says what is) or unreadable."""
     entry = {'module': module, 'root': root, 'slingtorch': None, 'runscripts': None, 'site': None, 'groups': [],
              'values': None, 'easyconfig': None, 'state': 'different', 'why': []}  # type: Dict[str, Any]
     try:
@@ -138,13 +119,8 @@ def installed_easyconfig(root: str, name: Optional[str]) -> Optional[str]:
 
 
 def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[str]) -> List[str]:
-    """
-    Commands for a shell that renew what is different: one for all, and one more for each other site or groups.
-
-    :param entries: as describe() returns them
-    :param active: name of the site that the shell is activated for
-    :param groups: its groups
-    """
+    """Commands for a shell that renew what is different of what describe() returned: one for all of the site and
+    groups that the shell is activated for, and one for each other."""
     bundled = {name: os.path.join(path, name)
                for path, _, names in os.walk(os.path.join(bundle_root(), 'easyconfigs')) for name in names}
     wanted = {}  # type: Dict[Tuple[Optional[str], str], List[str]]
@@ -177,13 +153,7 @@ def as_table(entries: List[Dict[str, Any]]) -> str:
 
 
 def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
-    """
-    slingtorch status
-
-    :param directory: EasyBuild's, with modules
-    :param note: says something to the person who uses the command
-    :return: 0: all is current, 3: not all
-    """
+    """slingtorch status, of EasyBuild's directory with modules; 0: all is current, 3: not all."""
     unread, sites = [], slingshot_sites()  # type: List[str], Any
     try:
         active = sites.choose().site.name
@@ -200,8 +170,7 @@ def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
             print("\nThis renews runscripts and modules of what is yours, in seconds; jobs that run keep what they "
                   "have:\n" + '\n'.join(commands))
     if not entries:
-        note("nothing with runscripts is installed in %s (the modules of EasyBuild's configuration: eb --show-config)"
-             % directory)
+        note("nothing with runscripts is installed in %s (see eb --show-config)" % directory)
     for problem in unread:
         note("not read: " + problem)
     return 3 if unread or any(entry['state'] != 'current' for entry in entries) else 0

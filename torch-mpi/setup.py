@@ -36,7 +36,6 @@ with open(os.path.join(HERE, 'slingmpi', 'built.json'), 'w') as file:
     json.dump(built, file, indent=1)
 
 os.environ['CXX'] = COMPILER
-sources = [f'src/{name}.cpp' for name in ('backend', 'engine', 'module', 'mpi_types')]
 flags = ['-O2', '-g0', f'-DSLINGMPI_TORCH={TORCH[0] * 100 + TORCH[1]}', '-DOMPI_SKIP_MPICXX', '-DMPICH_SKIP_MPICXX']
-setup(ext_modules=[CppExtension('slingmpi._backend', sources, extra_compile_args=flags)],
+setup(ext_modules=[CppExtension('slingmpi._backend', ['src/slingmpi.cpp'], extra_compile_args=flags)],
       cmdclass={'build_ext': BuildExtension})

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of several easyblocks: where dependencies are, their modules, and the end of what a command printed.
-"""
+"""Functions of several easyblocks: parameters, where dependencies are, their modules, what a command printed last."""
 import contextlib
 import copy
 import os
 
+from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import restore_env
 from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+
+
+def with_parameters(extra_vars, parameters):
+    """Easyconfig parameters of an easyblock, and more of them: {name: [default, what it means]}."""
+    return dict(extra_vars, **{name: parameter + [CUSTOM] for name, parameter in parameters.items()})
 
 
 def last_lines(output):
@@ -18,11 +22,7 @@ def last_lines(output):
 
 
 def dependency_root(cfg, name):
-    """
-    Prefix of a dependency, by its name in EasyBuild or in the metadata of an external module, or None.
-
-    $EBROOT* of external modules exist only while building, so that for --sanity-check-only their metadata is asked.
-    """
+    """Prefix of a dependency, by name or by metadata: $EBROOT* of external modules exist only while building."""
     path = get_software_root(name)
     for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
         if not path and name in metadata.get('name', []) and metadata.get('prefix'):

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Plain functions of several easyblocks: a Python environment as one squashfs image, for nodes to have a copy of their own
-(docs/staging.md).
-"""
+"""A Python environment as one squashfs image, for nodes to have a copy of their own (docs/staging.md)."""
 import glob
 import os
 import re
@@ -54,11 +51,9 @@ def require_mksquashfs():
 
 
 def make_image(installdir, parallel=1, imports=()):
-    """
-    Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
+    """Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
 
-    The image is a Python that finds itself wherever it lies. It is tried in another place than the environment's before
-    it is packed: these modules must be importable there.
+    The image is a Python that finds itself wherever it lies: these modules must be importable in another place.
     """
     require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
@@ -87,8 +82,8 @@ def run_command(cmd, remedy):
     """Run a command (list); its output, or EasyBuildError with what it printed and the remedy."""
     res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
-        raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy,
-                             ' '.join(cmd), last_lines(res.output))
+        raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy, ' '.join(cmd),
+                             last_lines(res.output))
     return res.output
 
 
@@ -133,7 +128,7 @@ def make_tree(installdir, tree, parallel):
         # Debian's Python looks elsewhere unless it is in a virtual environment
         directory = next((path for path in found if path.startswith(os.path.join(tree, 'lib', library))), None)
         if not directory:
-            raise EasyBuildError("The Python %s looks for packages in %s only, and not where the environment has them",
+            raise EasyBuildError("The Python %s looks for packages in %s only, where the environment has none",
                                  base_python, ', '.join(found))
         os.symlink('site-packages', directory)
     # fails on templates and tests that are no valid Python
@@ -172,8 +167,7 @@ def copy_libraries(tree, library):
 
 
 def set_run_path(path, run_path):
-    """
-    Let a library or program look for others in this directory, instead of where its run path says.
+    """Let a library or program look for others in this directory, instead of where its run path says.
 
     The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
     It is a string in the file (ELF specification, 'Dynamic Section'), and a shorter one fits into its place.
@@ -232,5 +226,4 @@ def check_tree(tree, imports):
     outside = [path for path in tree_python(tree, ['-I', '-c', code]).splitlines()
                if path.startswith('/') and not path.startswith(SYSTEM_LIBRARIES + (tree + '/',))]
     if outside:
-        print_warning("The image of the environment is not whole: a job that uses it reads these from where they are "
-                      "now: %s", ', '.join(sorted(outside)))
+        print_warning("The image of the environment is not whole: jobs will read from %s", ', '.join(sorted(outside)))

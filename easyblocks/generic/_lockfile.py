@@ -10,6 +10,7 @@ machine at hand, and the hashes are of what came.
 import ast
 import collections
 import hashlib
+import mmap
 import os
 import re
 import shutil
@@ -71,15 +72,13 @@ def check_recipe(recipe, file_name):
                            "newer), or be a list of such" % (file_name, ', '.join(map(repr, platforms))))
     options = [text for text in recipe['wanted'] if text.startswith('-')]
     if options:
-        raise RuntimeError("%s: %s is an option of pip, and no package. Indexes belong in index_urls"
-                           % (file_name, options[0]))
+        raise RuntimeError("%s: %s is an option and no package. Indexes belong in index_urls" % (file_name, options[0]))
     for address in recipe['index_urls']:
         if '@' in address.partition('://')[2].partition('/')[0]:
             raise RuntimeError("%s: index_urls has a user or password in an address, which would stand in the lock "
                                "file. Keep it in ~/.netrc, which pip reads" % file_name)
         if not INDEX_FORM.match(address):
-            raise RuntimeError("%s: index_urls has %r, which is no address of a package index (https://...)"
-                               % (file_name, address))
+            raise RuntimeError("%s: index_urls has %r, which is no address (https://...)" % (file_name, address))
 
 
 def normalised(name):
@@ -93,14 +92,9 @@ def wheel_dir(source_path, name):
 
 
 def find_uv():
-    """
-    Path of uv: $SLINGTORCH_UV (empty: none), else that beside this Python (it comes with slingtorch), else the one in
-    $PATH; None without one that runs here.
-    """
-    if 'SLINGTORCH_UV' in os.environ:
-        uv = os.environ['SLINGTORCH_UV']
-    else:
-        uv = shutil.which('uv', path=os.path.dirname(sys.executable)) or shutil.which('uv')
+    """$SLINGTORCH_UV (empty: none), else the uv beside this Python or in $PATH; None if it does not run here."""
+    beside = shutil.which('uv', path=os.path.dirname(sys.executable))
+    uv = os.environ.get('SLINGTORCH_UV', beside or shutil.which('uv'))
     try:
         subprocess.run([uv or '', '--version'], env=uv_environment(), stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL, check=True)
@@ -129,17 +123,14 @@ def pip_settings(python):
 def uv_settings(settings, index_urls):
     """The same for uv, with the index_urls of the easyconfig first: list of options, dictionary of the environment."""
     env = dict(uv_environment(UV_VARIABLES), UV_HTTP_RETRIES='1')
-    options = []
     # as pip does, uv is to compare the versions of all indexes: PyTorch's have old ones of common packages. Of a
     # version that several have, it takes that of the first index (uv help pip compile, --index-strategy)
-    options += ['--index-strategy', 'unsafe-best-match']
-    indexes = index_urls + settings.get('extra-index-url', '').split()
-    options += [word for address in indexes for word in ('--index', address)]
-    options += ['--default-index', settings['index-url']] if settings.get('index-url') else []
-    options += [word for path in settings.get('find-links', '').split() for word in ('--find-links', path)]
+    options = ['--index-strategy', 'unsafe-best-match']
+    options += [word for address in index_urls for word in ('--index', address)]
+    for option, name in [('--index', 'extra-index-url'), ('--default-index', 'index-url'),
+                         ('--find-links', 'find-links'), ('--allow-insecure-host', 'trusted-host')]:
+        options += [word for value in settings.get(name, '').split() for word in (option, value)]
     options += ['--no-index'] if settings.get('no-index', 'false').lower() in ('1', 'true', 'yes', 'on') else []
-    hosts = settings.get('trusted-host', '').split()
-    options += [word for host in hosts for word in ('--allow-insecure-host', host)]
     timeout = settings.get('timeout') or settings.get('default-timeout')
     if timeout:
         env.setdefault('UV_HTTP_TIMEOUT', timeout)
@@ -158,9 +149,9 @@ def uv_settings(settings, index_urls):
     return options, env
 
 
-def remedy(output):
-    """What to do when pip or uv has said this."""
-    return next((text for regex, text in REMEDIES if re.search(regex, output)), '')
+def problem_of(output, problems):
+    """The first of these problems, (words that are printed, what to do), that an output tells of; empty without one."""
+    return next((problem for problem in problems if re.search(problem[0], output)), ('', ''))
 
 
 def no_answer(address, reason):
@@ -169,7 +160,7 @@ def no_answer(address, reason):
     bad = [value for name, value in proxies.items() if name != 'no' and not PROXY_REGEX.match(value)]
     if bad:
         # uv goes on without a proxy
-        reason = "InvalidProxyURL %s. %s" % (bad[0], remedy('InvalidProxyURL'))
+        reason = "InvalidProxyURL %s. %s" % (bad[0], PROXY_PROBLEM[1])
     return RuntimeError("The package index of the easyconfig did not answer: %s: %s. Nothing was written. Run this "
                         "where it can be reached, if need be through a proxy ($https_proxy)" % (address, reason))
 
@@ -187,10 +178,7 @@ def uv_compile(uv, target, settings, index_urls, *words, text='', timeout=None):
 
 
 def download_sizes(uv, names, python_version, settings):
-    """
-    The files that a lock file without hashes means here, as uv reads them from the pages of the indexes (PEP 751):
-    {file name: bytes, 0 where the index does not say}; empty where it cannot be told.
-    """
+    """Files that a lock file without hashes means here, as uv reads pages (PEP 751): {name: bytes, 0 if not said}."""
     minor, machine = machine_at_hand()[1:]
     if not uv or not minor:
         return {}
@@ -206,14 +194,13 @@ def download_sizes(uv, names, python_version, settings):
         path = urllib.parse.unquote(address)
         local = path[len('file://'):] if path.startswith('file://') else path
         size = re.search(r'size = (\d+)', rest)
-        sizes[os.path.basename(path)] = int(size.group(1)) if size else \
-            os.path.getsize(local) if os.path.isfile(local) else 0
+        there = os.path.getsize(local) if os.path.isfile(local) else 0
+        sizes[os.path.basename(path)] = int(size.group(1)) if size else there
     return sizes
 
 
 def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
-    """
-    All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
+    """All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
 
     An index of pip's settings that does not answer is taken out of them; one of the easyconfig is a RuntimeError.
     """
@@ -233,7 +220,7 @@ def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
         if not failed:
             lines = [line for line in done.stderr.splitlines() if not line.startswith('Using ')]
             raise RuntimeError("uv failed for Python %s on %s:\n%s\n%s" % (
-                target.python, target.platform, '\n'.join(lines).strip(), remedy(done.stderr)))
+                target.python, target.platform, '\n'.join(lines).strip(), problem_of(done.stderr, REMEDIES)[1]))
         # pip would go on without it as well
         say("left out, since it does not answer: %s (%s)" % (hide_login(failed[0]), reason))
         settings['extra-index-url'] = ' '.join(address for address in extra if address != failed[0])
@@ -245,9 +232,7 @@ def hide_login(address):
 
 
 def packages_of_uv(output, wanted, index_urls):
-    """
-    List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is not from where it must be.
-    """
+    """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere."""
     packages, indexes = [], set()
     for entry in re.split(r'\n(?=\S)', output.strip()):
         found = re.match(r'([\w.-]+)==(\S+)', entry)
@@ -277,10 +262,7 @@ def check_indexes_used(index_urls, used):
 
 
 def resolve_with_pip(python, wanted, index_urls, target, store):
-    """
-    All packages that these need, as pip chooses them for the Python and machine at hand: list of Package. They are
-    downloaded once, to the directory store. RuntimeError if pip fails, or an index of the easyconfig did not answer.
-    """
+    """Package list as pip chooses for the Python and machine at hand, downloaded to store; RuntimeError if it fails."""
     work_dir = tempfile.mkdtemp(dir=store)
     try:
         command = [python, '-s', '-m', 'pip', 'download', '-vv', '--only-binary', ':all:', '--no-input', '--retries',
@@ -299,7 +281,8 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
             lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', lines).strip().splitlines()
             first = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -12)
             raise RuntimeError("pip (of %s) failed for Python %s on %s:\n%s\n%s" % (
-                python, target.python, target.platform, '\n'.join(lines[first:]), remedy(done.stdout)))
+                python, target.python, target.platform, '\n'.join(lines[first:]),
+                problem_of(done.stdout, REMEDIES)[1]))
         check_indexes_used(index_urls, [address for address in index_urls if re.search(
             r'\(from %s/' % re.escape(address.rstrip('/')), done.stdout)])
         packages = []
@@ -315,12 +298,9 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
 
 
 def sha256(path):
-    """sha256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, 'rb') as stream:
-        for block in iter(lambda: stream.read(1 << 20), b''):
-            digest.update(block)
-    return digest.hexdigest()
+    """sha256 of a file that is not empty."""
+    with open(path, 'rb') as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
 
 
 def marker(targets, among):
@@ -345,15 +325,13 @@ def lock_lines(found):
             hashes.update(package.hashes)
     lines = []
     for (name, version), (targets, hashes) in sorted(packages.items()):
-        lines.append('%s==%s%s \\' % (name, version, marker(targets, list(found))))
-        lines.append(' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes)))
+        lines += ['%s==%s%s \\' % (name, version, marker(targets, list(found))),
+                  ' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes))]
     return lines
 
 
 def lock_text(file_name, recipe, found):
-    """
-    Text of a lock file; read_head() reads what PythonVenv compares with the easyconfig, the Python and the machine.
-    """
+    """Text of a lock file; read_head() reads what PythonVenv compares with easyconfig, Python and machine."""
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
             '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
@@ -364,13 +342,10 @@ def lock_text(file_name, recipe, found):
 
 
 def read_head(text):
-    """
-    Pythons, platforms and packages (lists) that a lock file says it is for; empty where it was made by other means.
-    """
-    found = {'python': [], 'platform': [], 'wanted': []}
-    for key, value in re.findall(r'^# (python|platform|wanted): (.*)$', text, re.M):
-        found[key] += [value] if key == 'wanted' else value.split()
-    return found['python'], found['platform'], found['wanted']
+    """Pythons, platforms and packages (lists) that a lock file says it is for; empty where it was made otherwise."""
+    pythons, platforms, wanted = [re.findall('^# %s: (.*)$' % key, text, re.M)
+                                  for key in ('python', 'platform', 'wanted')]
+    return ' '.join(pythons).split(), ' '.join(platforms).split(), wanted
 
 
 def machine_at_hand():
@@ -396,13 +371,11 @@ def target_at_hand(python, recipe, file_name):
 
 
 def lock(recipe, file_name, lock_file, python, store, say):
-    """
-    Write a lock file; RuntimeError if the packages cannot be had.
+    """Write a lock file; RuntimeError if the packages cannot be had.
 
     :param recipe: what the easyconfig says: see check_recipe()
-    :param python: path of the Python whose pip is asked for its configuration, and to resolve where there is no uv
-    :param store: function that gives the directory for downloaded wheels
-    :param say: function that shows a message
+    :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
+    :param store: gives the directory for downloaded wheels
     """
     check_recipe(recipe, file_name)
     settings = pip_settings(python)

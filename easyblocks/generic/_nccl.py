@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of several easyblocks: which network plugin a release of NCCL or RCCL can load, and releases that are known
-to be bad.
-"""
+"""Which network plugin a release of NCCL or RCCL can load, and releases that are known to be bad."""
 import platform
 import re
 import shlex
@@ -25,8 +22,8 @@ KNOWN_PROBLEMS = [
     Problem('aws-ofi-nccl', '1.18.0', '1.20.0', None,
             "large broadcasts between nodes can hang (1.18.0; fixed in 1.20.0)", 'aws/deep-learning-containers#6668'),
     Problem('aws-ofi-nccl', '1.19.2', None, None,
-            "jobs of 64 ranks and more can stop after 'Connected all rings' on Slingshot: set NCCL_MAX_NCHANNELS=20 in "
-            "such a job", 'aws/aws-ofi-nccl#1379'),
+            "jobs of 64 ranks and more can stop after 'Connected all rings' on Slingshot: set NCCL_MAX_NCHANNELS=20",
+            'aws/aws-ofi-nccl#1379'),
     Problem('NCCL', '2.27.3', None, 'aarch64',
             "the protocol LL128 can corrupt data on GH200 with Slingshot: set NCCL_PROTO=^LL128", 'NVIDIA/nccl#2001'),
     Problem('ROCm', '7.14', '7.15', None,
@@ -36,9 +33,7 @@ KNOWN_PROBLEMS = [
 
 
 def accepted_apis(version):
-    """
-    Oldest and newest ncclNetPlugin_v* (numbers) that a release of NCCL or RCCL accepts; None if that is not known.
-    """
+    """Oldest and newest ncclNetPlugin_v* (numbers) that a release of NCCL or RCCL accepts; None if not known."""
     windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
     return windows[-1] if windows else None
 
@@ -50,9 +45,7 @@ def exported_apis(path):
 
 
 def known_problems(versions):
-    """
-    Sentences, each with its source, on what is wrong with releases: {name as in KNOWN_PROBLEMS: version, or None}.
-    """
+    """Sentences, each with its source, on what is wrong with releases: {name: version, or None}."""
     texts = []
     for problem in KNOWN_PROBLEMS:
         version = versions.get(problem.name)

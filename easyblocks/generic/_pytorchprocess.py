@@ -20,6 +20,10 @@ from easybuild.tools.run import run_shell_cmd
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
+# Open MPI refuses to start as root, and more ranks than cores
+OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
+                    ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe']]
+
 # prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments
 PROBE = """
 import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
@@ -60,9 +64,7 @@ print("PROBE " + json.dumps({
 
 
 def probe_pytorch(python, modules=()):
-    """
-    Let a process import PyTorch, and these Python modules: what PROBE prints (dictionary), or a sentence if it cannot.
-    """
+    """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
     # not where the sources are, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
     res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
@@ -82,13 +84,9 @@ def describe_libraries(process):
 
 
 def check_linkage(process, expected):
-    """
-    What is wrong, in sentences, with the libraries and settings of a process that imported PyTorch, as PROBE printed
-    it.
+    """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
 
-    :param expected: dictionary of version, prefix (of the installation), mpi, gtl (paths of libraries), nccl, plugin
-                     (prefixes), nccl_version, and settings (names that must be on in torch.__config__); None: not
-                     asked for, but for mpi, where it is wrong
+    :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
     """
     wrong = list(process['import_errors'])
     real = {path: os.path.realpath(path) for path in process['libraries']}
@@ -114,8 +112,7 @@ def check_linkage(process, expected):
         wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
     mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
     if not expected['mpi']:
-        wrong.append("It cannot be told which MPI PyTorch should be linked with: MPI's compilers link nothing here, or "
-                     "no library that is known as an MPI")
+        wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
     elif expected['mpi'] not in mapped:
         wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
                      % (expected['mpi'], ' and '.join(mapped) or 'none'))
@@ -165,8 +162,7 @@ def find_plugin(nccls):
 
 
 def check_wheel(process, plugin_wanted, versions):
-    """
-    Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
+    """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
     :return: list of what is wrong, and list of what is known of these releases, each a sentence
@@ -207,9 +203,7 @@ def check_wheel(process, plugin_wanted, versions):
 
 
 def replace_nccl(installdir, root):
-    """
-    Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own, in an installed
-    environment.
+    """Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own.
 
     PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
     """
@@ -217,24 +211,19 @@ def replace_nccl(installdir, root):
     found = sum((glob.glob(os.path.join(packages, place)) for place in
                  ['torch/lib/lib[nr]ccl.so*', 'nvidia/nccl/lib/libnccl.so*', '_rocm_sdk_*/lib/librccl.so*']), [])
     if not found:
-        raise EasyBuildError("No NCCL or RCCL was found in the environment for system_nccl to replace: is the wheel of "
-                             "PyTorch one for processors alone?")
+        raise EasyBuildError("The environment has no NCCL or RCCL for system_nccl to replace: is PyTorch one for CPUs?")
     for path in found:
         name = library_name(path)
         others = [os.path.join(root, sub, name) for sub in ['lib', 'lib64']]
         others = [other for other in others if os.path.exists(other)]
         if not others:
-            raise EasyBuildError("There is no %s in %s/lib or %s/lib64 to replace that of the wheel with", name, root,
-                                 root)
+            raise EasyBuildError("%s/lib and lib64 have no %s to replace that of the wheel with", root, name)
         remove_file(path)
         symlink(others[0], path)
 
 
 def check_mpi(python, mpicc, name, code):
-    """
-    Compare the MPI in a process that imported a package (by this line of Python; MPI is not initialised) with that of
-    MPI's compiler for C (full path, or None where there is none): what is wrong, a sentence, or an empty string.
-    """
+    """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
                         work_dir=tempfile.mkdtemp(), in_dry_run=True)
@@ -252,14 +241,82 @@ def check_mpi(python, mpicc, name, code):
     return ''
 
 
+def launcher_name(compiler):
+    """
+    Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
+
+    It need not be there.
+    """
+    directory, name = os.path.split(compiler)
+    launcher = re.sub(r'mpi(cc|cxx|CC|c\+\+)', 'mpiexec', name)
+    return os.path.join(directory, launcher) if launcher != name else None
+
+
+def mpi_launcher(compiler):
+    """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
+    name = launcher_name(compiler)
+    # hydra looks for its helpers beside itself, and would look beside a link
+    launcher = os.path.realpath(name) if name else ''
+    return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
+
+
+def gtl_library(kind, directory, archs):
+    """
+    Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
+    and its mpicc does not link it.
+
+    :param kind: the parameter mpi_gtl; directory: mpi_gtl_dir
+    :param archs: function that gives the list of a parameter for GPUs' architectures
+    """
+    if not kind:
+        return None
+    if kind not in ['cuda', 'hsa']:
+        raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
+    if not directory:
+        maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                                  'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+        variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+        if not variables:
+            raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
+        values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+        if not values:
+            raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
+                                 "it is: %s not set. Is cray-mpich among the dependencies? Otherwise set mpi_gtl_dir "
+                                 "to the directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory "
+                                 "of cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
+        directory = re.sub('^-L', '', values[0].split()[0])
+    library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
+    if not os.path.exists(library):
+        raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
+                             "module of this system, or correct mpi_gtl_dir", library)
+    return library
+
+
+def gtl_flags(gtl, cuda):
+    """
+    Flags that bring the GPU Transport Layer into every library.
+
+    :param gtl: its full path
+    :param cuda: directory of CUDA, or None
+    """
+    name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
+    # the executable is python, so the library must come through the package's own: not dropped as unneeded
+    flags = ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name, '-Wl,-rpath,' + os.path.dirname(gtl),
+             '-Wl,--allow-shlib-undefined']
+    if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
+        # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
+        lib_dir = os.path.join(cuda, 'lib64')
+        flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+    return flags
+
+
 def needed_libraries(path):
     """Names of the libraries that a library or program says it needs."""
     return dynamic_entries(path, 'NEEDED')
 
 
 def mpi_library(mpicc):
-    """
-    The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+    """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
     another MPI of the same file name may be.

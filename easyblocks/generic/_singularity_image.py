@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of the Singularity easyblock: the file of a container image (SIF), checked, copied or linked, and hashed.
-"""
+"""Functions of the Singularity easyblock: the file of an image (SIF), checked, copied or linked, and hashed."""
 import concurrent.futures
 import contextlib
 import errno
@@ -31,9 +29,8 @@ def check_sif(path):
     with open(path, 'rb') as handle:
         header = handle.read(SIF_HEADER.size)
     if SIF_MAGIC not in header[:48]:
-        raise EasyBuildError("%s is not a SIF: it has %d bytes and starts with %r. Other image formats can be "
-                             "converted: 'apptainer build NEW.sif docker-archive:FILE.tar' (or a sandbox directory "
-                             "instead)", path, size, header[:24])
+        raise EasyBuildError("%s is not a SIF: it has %d bytes and starts with %r. For others: "
+                             "apptainer build NEW.sif docker-archive:FILE.tar (or DIRECTORY)", path, size, header[:24])
     fields = SIF_HEADER.unpack(header) if len(header) == SIF_HEADER.size else [0] * 13
     expected = max(fields[9] + fields[10], fields[11] + fields[12])
     if size < expected or not expected:
@@ -41,11 +38,7 @@ def check_sif(path):
 
 
 def transfer_image(how, source, target, label):
-    """
-    Copy an image, or give it a second name, and read it once: its sha256 in hexadecimal, or OSError.
-
-    :param how: 'copy' (which shares the data where the file system can), 'reflink', 'hardlink' or 'symlink'
-    """
+    """Copy (sharing data where it can), reflink, hardlink or symlink an image, and read it once: sha256, or OSError."""
     if how == 'symlink':
         os.symlink(source, target)
     elif how == 'hardlink':
@@ -62,10 +55,7 @@ def transfer_image(how, source, target, label):
 
 
 def hash_image(path, label, copy=None):
-    """
-    Read an image once, and write it to an open file on the way: its sha256 in hexadecimal, or OSError, also when it
-    became shorter meanwhile. The label is for EasyBuild's progress bar.
-    """
+    """Read an image once, writing it to an open file on the way: its sha256, or OSError, also if it got shorter."""
     digest, hashing, done = hashlib.sha256(), None, 0
     buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]
     with open(path, 'rb', buffering=0) as src, concurrent.futures.ThreadPoolExecutor(1) as pool:

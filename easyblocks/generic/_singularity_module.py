@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of the Singularity easyblock: the text for a module file of a container image, in Lua and in Tcl.
+"""Functions of the Singularity easyblock: the text for a module file of a container image, in Lua and in Tcl.
 
 While loading it decides by what is there. In all other modes (unloading above all) it names everything that loading can
 have set, so that nothing stays behind, whatever has been removed meanwhile. It needs no code of the site.
@@ -11,49 +10,45 @@ import re
 
 # One container module at a time: SIF and /user-software can mean one image only. Lmod replaces the one that is loaded,
 # Environment Modules refuses (by itself from 5.1 on).
-LUA = {
-    'start': 'family("container_image")\nlocal loading = mode() == "load"\n', 'comment': '-- %(text)s\n',
-    'if': 'if %(condition)s then\n', 'elseif': 'elseif %(condition)s then\n', 'else': 'else\n', 'end': 'end\n',
-    'not': 'not (%s)', 'and': ' and ', 'or': ' or ', 'loading': 'loading', 'unloading': 'not loading',
-    'exists': 'lfs.attributes(%(path)s, "mode")',
-    'readable': 'isFile(%(path)s) and io.open(%(path)s)',
-    'empty': 'isFile(%(path)s) and lfs.attributes(%(path)s, "size") == 0',
-    'is_set': 'os.getenv("SINGULARITYENV_%(name)s") or os.getenv("APPTAINERENV_%(name)s")',
-    'is_ours': '(" " .. (os.getenv("SLINGTORCH_CONTAINER_ENVIRONMENT") or "") .. " "):find(" %(name)s ", 1, true)',
-    'setenv': 'setenv("%(name)s", %(value)s)\n',
-    'prepend': 'prepend_path("%(name)s", %(value)s, "%(separator)s")\n',
-    'message': 'LmodMessage(myModuleFullName() .. ": " .. %(value)s)\n',
-    'error': 'LmodError(%(value)s)\n',
-}
-TCL = {
-    'start': """if {[llength [info commands family]]} {
+TCL_START = """if {[llength [info commands family]]} {
     family container_image
 } elseif {[module-info mode load] && [info exists ::env(CONTAINERROOT)] && $::env(CONTAINERROOT) ne $root} {
     error "another container module is loaded ($::env(CONTAINERROOT)): unload it first"
 }
 set loading [module-info mode load]
-""", 'comment': '# %(text)s\n',
-    'if': 'if {%(condition)s} {\n', 'elseif': '} elseif {%(condition)s} {\n', 'else': '} else {\n', 'end': '}\n',
-    'not': '!(%s)', 'and': ' && ', 'or': ' || ', 'loading': '$loading', 'unloading': '!$loading',
-    'exists': '[file exists %(path)s]',
-    'readable': '[file isfile %(path)s] && [file readable %(path)s]',
-    'empty': '[file isfile %(path)s] && [file size %(path)s] == 0',
-    'is_set': '[info exists ::env(SINGULARITYENV_%(name)s)] || [info exists ::env(APPTAINERENV_%(name)s)]',
-    'is_ours': '[info exists ::env(SLINGTORCH_CONTAINER_ENVIRONMENT)]'
-               ' && "%(name)s" in $::env(SLINGTORCH_CONTAINER_ENVIRONMENT)',
-    'setenv': 'setenv %(name)s %(value)s\n',
-    'prepend': 'prepend-path -d "%(separator)s" %(name)s %(value)s\n',
-    'message': 'puts stderr [join [list [module-info name] %(value)s] ": "]\n',
-    'error': 'if {[llength [info commands reportError]]} { reportError %(value)s; break }\nerror %(value)s\n',
+"""
+# statements and conditions, in Lua and in Tcl
+WORDS = {
+    'start': ('family("container_image")\nlocal loading = mode() == "load"\n', TCL_START),
+    'comment': ('-- %(text)s\n', '# %(text)s\n'),
+    'if': ('if %(condition)s then\n', 'if {%(condition)s} {\n'),
+    'elseif': ('elseif %(condition)s then\n', '} elseif {%(condition)s} {\n'),
+    'else': ('else\n', '} else {\n'), 'end': ('end\n', '}\n'),
+    'not': ('not (%s)', '!(%s)'), 'and': (' and ', ' && '), 'or': (' or ', ' || '),
+    'loading': ('loading', '$loading'), 'unloading': ('not loading', '!$loading'),
+    'exists': ('lfs.attributes(%(path)s, "mode")', '[file exists %(path)s]'),
+    'readable': ('isFile(%(path)s) and io.open(%(path)s)', '[file isfile %(path)s] && [file readable %(path)s]'),
+    'empty': ('isFile(%(path)s) and lfs.attributes(%(path)s, "size") == 0',
+              '[file isfile %(path)s] && [file size %(path)s] == 0'),
+    'is_set': ('os.getenv("SINGULARITYENV_%(name)s") or os.getenv("APPTAINERENV_%(name)s")',
+               '[info exists ::env(SINGULARITYENV_%(name)s)] || [info exists ::env(APPTAINERENV_%(name)s)]'),
+    'is_ours': (
+        '(" " .. (os.getenv("SLINGTORCH_CONTAINER_ENVIRONMENT") or "") .. " "):find(" %(name)s ", 1, true)',
+        '[info exists ::env(SLINGTORCH_CONTAINER_ENVIRONMENT)]'
+        ' && "%(name)s" in $::env(SLINGTORCH_CONTAINER_ENVIRONMENT)'),
+    'setenv': ('setenv("%(name)s", %(value)s)\n', 'setenv %(name)s %(value)s\n'),
+    'prepend': ('prepend_path("%(name)s", %(value)s, "%(separator)s")\n',
+                'prepend-path -d "%(separator)s" %(name)s %(value)s\n'),
+    'message': ('LmodMessage(myModuleFullName() .. ": " .. %(value)s)\n',
+                'puts stderr [join [list [module-info name] %(value)s] ": "]\n'),
+    'error': ('LmodError(%(value)s)\n', 'if {[llength [info commands reportError]]} { reportError %(value)s; break }\n'
+              'error %(value)s\n'),
 }
 
 
 def module_text(container, root, sif_variable, lua):
-    """
-    What a module file says of a container, in Lua or Tcl: of lists of strings as Singularity.container() returns them,
-    the installation directory, and the software's own variable for the image, besides SIF.
-    """
-    words = LUA if lua else TCL
+    """What a module file says of what Singularity.container() returned, in Lua or Tcl; sif_variable: besides SIF."""
+    words = {word: forms[not lua] for word, forms in WORDS.items()}
     image, dirs = container['image'][0], [root] + container['central']
     packages, squashfs = os.path.join(root, 'user-software'), os.path.join(root, 'user-software.squashfs')
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Functions of the Singularity easyblock: calls of the container runtime, Apptainer or Singularity, through spython where
-that has the call.
-"""
+"""Functions of the Singularity easyblock: calls of Apptainer or Singularity, through spython where that has them."""
 import contextlib
 import getpass
 import json
@@ -62,12 +59,9 @@ def runtime_error(doing, output, status, problems, directories):
 
 
 def runtime_directory(kind, wanted):
-    """
-    The directory that the runtime takes for a purpose, made and found writable; None if its own default counts.
+    """Directory that the runtime takes as CACHEDIR or TMPDIR, made and found writable; None if its default counts.
 
-    :param kind: 'CACHEDIR' or 'TMPDIR', the end of the names of the runtime's variables
     :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
-    :raise EasyBuildError: it cannot be made or written
     """
     path, origin, problem = (wanted or '').replace('%u', getpass.getuser()), "the site's directory for it", ''
     for name in ['SINGULARITY_' + kind, 'APPTAINER_' + kind]:
@@ -91,11 +85,7 @@ def runtime_directory(kind, wanted):
 
 @contextlib.contextmanager
 def runtime_for(doing, directories=None):
-    """
-    Provide the command of the runtime that is there, without the user's bind mounts: these must not get into an image.
-
-    :param directories: {'CACHEDIR': path or None, 'TMPDIR': path or None} for what it downloads and unpacks
-    """
+    """The runtime's command, without the user's bind mounts, which must not get into an image; directories: it uses."""
     saved = dict(os.environ)
     for kind, path in (directories or {}).items():
         if path:
@@ -112,8 +102,7 @@ def runtime_for(doing, directories=None):
             command = shutil.which('singularity')
             if not command:
                 raise EasyBuildError("Neither singularity nor apptainer is in the PATH; one of them is needed for %s. "
-                                     "Run eb on a node that has it (often a compute node), or load its module first",
-                                     doing)
+                                     "Run eb on a node that has it (often a compute node), or load its module", doing)
             yield command
         finally:
             os.environ.clear()
@@ -162,12 +151,7 @@ def definition_of(image):
 
 
 def verify_signature(path, key, find_file):
-    """
-    Have the runtime verify who signed an image; spython has no call for it.
-
-    :param key: fingerprint of a PGP key in the runtime's keyring, or name of a file with a public key (.pem)
-    :param find_file: function that finds such a file: its path
-    """
+    """Have the runtime verify who signed an image: a fingerprint in its keyring, or a file with a public key (.pem)."""
     fingerprint = re.sub(r'\s|^0x', '', key).upper()
     is_file = not re.match('^[0-9A-F]{40,64}$', fingerprint)
     with runtime_for("verifying the signature of an image") as runtime:
@@ -181,15 +165,12 @@ def verify_signature(path, key, find_file):
         if not others:
             return
         problem = "What is in it was signed by %s" % ', '.join(others)
-    raise EasyBuildError("The image is not signed by the key %s. Do not use it, or correct 'verify_key'; the key "
-                         "itself must be known ('apptainer key list' shows which are, 'key import' or 'key pull' adds "
-                         "one). The runtime says:\n%s", key, problem)
+    raise EasyBuildError("The image is not signed by the key %s. Do not use it, or correct 'verify_key'; it must be "
+                         "known ('apptainer key list', 'key import', 'key pull'). The runtime says:\n%s", key, problem)
 
 
 def signers(output):
-    """
-    Who signed the file systems in an image: fingerprints of PGP keys, or 'nobody'; from what 'verify --json' printed.
-    """
+    """Who signed the file systems in an image, by 'verify --json': fingerprints of PGP keys, or 'nobody'."""
     try:
         keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]
         return sorted({key['Fingerprint'].upper() if key['DataCheck'] and key['KeyCheck'] else 'nobody'

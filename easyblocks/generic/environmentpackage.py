@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for a Python package that is an extension of software which is a Python environment itself,
-implemented as an easyblock.
-"""
+"""EasyBuild support for a Python package that is an extension of a Python environment, implemented as an easyblock."""
 import os
 import re
 
 import easybuild.tools.environment as env
+from easybuild.easyblocks.generic._dependencies import with_parameters
 from easybuild.easyblocks.generic._pytorchprocess import check_mpi, mpi_library
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which
 
 
 class EnvironmentPackage(PythonPackage):
-    """
-    Builds a Python package from source into the environment (PythonEnvironment) that it is an extension of.
+    """Builds a Python package from source into the environment (PythonEnvironment) that it is an extension of.
 
     The environment's own Python is used, not the first one in $PATH or that of the environment's Python module, and the
     variables that the software's easyblock gives its extensions (extension_variables()).
@@ -28,13 +24,11 @@ class EnvironmentPackage(PythonPackage):
     @staticmethod
     def extra_options(extra_vars=None):
         """Options of an extension."""
-        extra_vars = PythonPackage.extra_options(extra_vars)
-        extra_vars.update({
+        return with_parameters(PythonPackage.extra_options(extra_vars), {
             'mpicc': [None, "MPI's compiler for C, as $MPICC: a command in $PATH, with options (for mpi4py Cray's is "
-                            "'cc -shared'). The sanity check looks whether its MPI was linked", CUSTOM],
-            'unload_modules': [[], "Modules that are not loaded while this is built", CUSTOM],
+                            "'cc -shared'). The sanity check looks whether its MPI was linked"],
+            'unload_modules': [[], "Modules that are not loaded while this is built"],
         })
-        return extra_vars
 
     def prepare_python(self):
         """Take the environment's Python."""

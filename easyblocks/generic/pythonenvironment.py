@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for Python packages that are built from source into a Python environment of their own,
-implemented as a base for easyblocks.
-"""
+"""EasyBuild support for packages that are built into a Python environment of their own, as a base for easyblocks."""
 import json
 import os
 import re
 import shlex
 import tempfile
 
-from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded
+from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import wheel_dir
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
@@ -29,8 +25,7 @@ FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
 class PythonEnvironment(EasyBlock):
-    """
-    Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
+    """Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
     one directory. To be inherited from in front of an easyblock derived from PythonPackage.
 
     The environment is conda's where a dependency brings conda, else a virtual environment on the dependency's Python.
@@ -41,15 +36,12 @@ class PythonEnvironment(EasyBlock):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the environment."""
-        extra_vars = EasyBlock.extra_options(extra_vars)
-        extra_vars.update({
-            'conda_channels': [['conda-forge'], "Channels of a conda environment, first one first", CUSTOM],
-            'environment_image': [False, "Make the environment also one squashfs image, which nodes can have a copy of "
-                                         "(docs/staging.md)", CUSTOM],
-            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them", CUSTOM],
-            'python_packages': [[], "Packages of the Python environment, as pip or conda takes them", CUSTOM],
+        return with_parameters(EasyBlock.extra_options(extra_vars), {
+            'conda_channels': [['conda-forge'], "Channels of a conda environment, first one first"],
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
+            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
+            'python_packages': [[], "Packages of the Python environment, as pip or conda takes them"],
         })
-        return extra_vars
 
     def __init__(self, *args, **kwargs):
         """Initialise; what the environment holds is not there to be compiled or linked against."""
@@ -124,8 +116,7 @@ class PythonEnvironment(EasyBlock):
             root = get_software_root('Python')
             python = os.path.join(root, 'bin', 'python3') if root else which('python3', on_error=IGNORE)
             if not python:
-                raise EasyBuildError("There is no python3 to make an environment with: add a module of Python or of "
-                                     "conda to the dependencies")
+                raise EasyBuildError("There is no python3: add a module of Python or of conda to the dependencies")
             self.run_environment_command([shlex.quote(python) + ' -m venv ' + shlex.quote(path)], 'Making')
             pip = '%s/bin/python -m pip --disable-pip-version-check ' % shlex.quote(path)
             if fetch:
@@ -255,10 +246,7 @@ class PythonEnvironment(EasyBlock):
         return {}
 
     def write_activation(self, directory):
-        """
-        Let 'conda activate DIR' or 'source DIR/bin/activate' give the variables, and deactivating the former values;
-        written to a directory that stands for that of the installation.
-        """
+        """Let activating give the variables, and deactivating the former values; written to a stand-in for it."""
         scripts = {kind: 'etc/conda/%s.d/slingtorch.sh' % kind for kind in ['activate', 'deactivate']}
         activation, own = [shlex.quote(os.path.join(self.installdir, path)) for path in scripts.values()]
         activate = ['if [ "${SLINGTORCH_ACTIVATED-}" != %s ]; then' % own,
@@ -297,10 +285,7 @@ class PythonEnvironment(EasyBlock):
             self.add_to_script(directory, 'activate', '. %s\n' % activation, 'deactivate () {\n', '    . %s\n' % own)
 
     def add_to_script(self, directory, name, at_the_end, start=None, after_start=''):
-        """
-        Add lines once to a script in bin/, and some after a line in it; written to a directory in place of the
-        installation's.
-        """
+        """Add lines once to a script in bin/, and some after a line in it; written to a stand-in for it."""
         script = os.path.join(self.installdir, 'bin', name)
         text = read_file(script)
         if at_the_end in text:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for Python virtual environments made from a lock file with hashes,
-implemented as an easyblock.
-"""
+"""EasyBuild support for virtual environments made from a lock file with hashes, implemented as an easyblock."""
 import glob
 import json
 import os
@@ -17,15 +14,14 @@ import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded
+from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import (
-    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, read_head,
+    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
     uv_environment, wheel_dir)
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import (
@@ -89,8 +85,7 @@ PIP_PROBLEMS = [
 
 
 class PythonVenv(RunScripts):
-    """
-    Installs a Python virtual environment whose packages come from a lock file with hashes.
+    """Installs a Python virtual environment whose packages come from a lock file with hashes.
 
     The first source is the lock file: a requirements file as 'pip install --require-hashes' takes it, every package
     with version and sha256, extra index addresses allowed. It lies next to the easyconfig and has a checksum there.
@@ -111,29 +106,21 @@ class PythonVenv(RunScripts):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
-        extra_vars = RunScripts.extra_options(extra_vars)
-        extra_vars.update({
-            'environment_image': [False, "Make the environment also one squashfs image, which nodes can have a copy of "
-                                         "(docs/staging.md)", CUSTOM],
-            'extra_packages': [[], "More packages than python_packages: a user's own", CUSTOM],
-            'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'", CUSTOM],
+        return with_parameters(RunScripts.extra_options(extra_vars), {
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
+            'extra_packages': [[], "More packages than python_packages: a user's own"],
+            'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'"],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
-                                          "Not used when a dependency is called Python", CUSTOM],
-            'python_packages': [[], "Packages from which 'slingtorch lock' makes the lock file, as pip takes them; "
-                                    "empty: the lock file was made by hand", CUSTOM],
-            'python_versions': [[], "Versions of Python (major.minor) for which the lock file has wheels; "
-                                    "empty: not checked", CUSTOM],
-            'sanity_check_imports': [[], "Names of Python modules that must be importable", CUSTOM],
-            'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}", CUSTOM],
-            'system_nccl': [None, "Name of the dependency whose NCCL or RCCL takes the place of the wheel's own, for "
-                                  "example 'ROCm'", CUSTOM],
-            'system_site_packages': [False, "Let the environment see the packages of the Python it is made with",
-                                     CUSTOM],
-            'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels 'slingtorch lock' takes, as pip "
-                                                        "calls it: the machine needs that glibc or a newer one. A "
-                                                        "list for more than one processor", CUSTOM],
+                                          "Not used when a dependency is called Python"],
+            'python_packages': [[], "Packages, as pip takes them, for 'slingtorch lock'; empty: it was made by hand"],
+            'python_versions': [[], "Versions of Python (major.minor) that have wheels; empty: not checked"],
+            'sanity_check_imports': [[], "Names of Python modules that must be importable"],
+            'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}"],
+            'system_nccl': [None, "Dependency whose NCCL or RCCL takes the place of the wheel's, such as 'ROCm'"],
+            'system_site_packages': [False, "Let the environment see the packages of the Python it is made with"],
+            'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels are taken, as pip calls it: "
+                                                        "that glibc or a newer one is needed. A list for several"],
         })
-        return extra_vars
 
     def __init__(self, *args, **kwargs):
         """Initialise: paths are known once the lock file has been fetched."""
@@ -159,9 +146,8 @@ class PythonVenv(RunScripts):
         super().fetch_step(skip_checksums)
 
         if not self.src:
-            raise EasyBuildError("The PythonVenv easyblock takes its packages from a lock file, which eb makes "
-                                 "if it is not there, and the easyconfig does not name it: sources = ['%s']",
-                                 '%(name)s-%(version)s%(versionsuffix)s.lock')
+            raise EasyBuildError("The easyconfig names no lock file, which PythonVenv takes packages from and eb can "
+                                 "make: sources = ['%s']", '%(name)s-%(version)s%(versionsuffix)s.lock')
         self.lock_file = self.src[0]['path']
 
         if self.dry_run:
@@ -169,12 +155,16 @@ class PythonVenv(RunScripts):
                              self.lock_file, self.wheel_dirs()[0])
         elif not wants_checksums_only(skip_checksums):
             # pip picks wheels for the Python that it runs with
-            with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
+            with modules_loaded(self, self.module_names()):
                 python = self.find_python()
                 self.made_from = self.describe_recipe(python)
                 self.is_kept = self.cfg['stop'] != FETCH_STEP and self.is_as_made()
                 if not self.is_kept:
                     self.download_wheels(python)
+
+    def module_names(self):
+        """Modules of the dependencies."""
+        return [dep['full_mod_name'] for dep in self.cfg.dependencies()]
 
     def describe_recipe(self, python):
         """What the environment is made from: from the same come the same files."""
@@ -185,14 +175,13 @@ class PythonVenv(RunScripts):
             'another lock file': compute_checksum(self.lock_file, 'sha256'),
             'another release of the easyblock': compute_checksum(__file__, 'sha256'),
             'another place or name': '%s %s' % (self.installdir, self.prompt()),
-            'other dependencies': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
+            'other dependencies': self.module_names(),
             'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages'], system_nccl,
                                  system_nccl and dependency_root(self.cfg, system_nccl)],
         }
 
     def is_as_made(self):
-        """
-        Whether an installation is there that was made from the same, without a file that is changed, missing or new.
+        """Whether an installation is there that was made from the same, without a file that is changed, missing or new.
 
         The hashes are those of the files at the end of the installation, and not of RECORD in the packages, which lacks
         what Python compiled and what 'python -m venv' made; sizes do not tell a changed byte.
@@ -206,12 +195,12 @@ class PythonVenv(RunScripts):
         except (KeyError, TypeError, ValueError):
             before, files = {}, {}    # the disk was full, or it was edited
         differing = [what for what in self.made_from if before.get(what) != self.made_from[what]]
-        found = {} if differing else self.contents()
         if not differing:
+            found = self.contents()
             # Python compiles what it imports; files of users that no Python imports do no harm
             differing = sorted(name for name in set(files) | set(found) if files.get(name) != found.get(name) and (
                 name in files or name.startswith('lib') and '__pycache__' not in name))
-        outcome = ("stay: made from the same, and all %d files are as they were (--force makes them anew)" % len(files))
+        outcome = "stay: made from the same, and all %d files are as they were (--force makes them anew)" % len(files)
         if differing:
             more = ", and %d more" % (len(differing) - 1) if differing[1:] else ''
             outcome = "are made anew: %s%s" % (differing[0], more)
@@ -220,19 +209,19 @@ class PythonVenv(RunScripts):
 
     def contents(self):
         """sha256 of each file of the environment, and where each symbolic link leads: {path: text}."""
-        paths, not_made = [], set(self.scripts()).union([MADE_FROM])
+        paths = []
         for top, subdirs, names in os.walk(self.installdir):
             if top == self.installdir:
                 subdirs[:] = [name for name in subdirs if name not in NOT_MADE]
             paths += [os.path.relpath(os.path.join(top, name), self.installdir)
                       for name in names + [name for name in subdirs if os.path.islink(os.path.join(top, name))]]
+        paths = sorted(set(paths) - set(self.scripts()) - {MADE_FROM})
 
         def describe(path):
             path = os.path.join(self.installdir, path)
             return '-> ' + os.readlink(path) if os.path.islink(path) else compute_checksum(path, 'sha256')
 
         with ThreadPoolExecutor(self.cfg.parallel) as pool:
-            paths = [path for path in paths if path not in not_made]
             return dict(zip(paths, pool.map(describe, paths)))
 
     @property
@@ -250,10 +239,8 @@ class PythonVenv(RunScripts):
         return '%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix'])
 
     def named_easyconfigs(self):
-        """
-        Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend'):
-        EasyBuild keeps no record of the file that an amended easyconfig was made from.
-        """
+        """Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend')."""
+        # EasyBuild keeps no record of the file that an amended easyconfig was made from
         if 'tweaked_easyconfigs' not in self.cfg.path.split(os.sep):
             return []
         return [os.path.abspath(path) for path in sys.argv[1:] if path.endswith('.eb') and os.path.isfile(path)]
@@ -282,7 +269,7 @@ class PythonVenv(RunScripts):
                                  ", and the easyconfig has a checksum for it" if checksum else '',
                                  ', '.join(["those of pip's configuration"] + self.cfg['index_urls']), easyconfig)
         else:
-            with modules_loaded(self, [dep['full_mod_name'] for dep in self.cfg.dependencies()]):
+            with modules_loaded(self, self.module_names()):
                 self.make_lock_file(name)
 
     def is_own_lock_file(self):
@@ -309,10 +296,9 @@ class PythonVenv(RunScripts):
         pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
         wanted = [re.split(r'[^\w.-]', word)[0] for word in self.wanted_packages()]
         shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
-        print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove that file for newer "
-                  "packages", ', '.join(shown),
-                  " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else '',
-                  ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
+        more = " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else ''
+        print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove it to renew",
+                  ', '.join(shown), more, ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
 
     def wanted_packages(self):
         """What the lock file is made for."""
@@ -328,9 +314,7 @@ class PythonVenv(RunScripts):
         return self.make_venv(python, os.path.join(work_dir, 'venv')) if res.exit_code else python
 
     def wheel_dirs(self):
-        """
-        Directories with downloaded packages, one for each source path: the first, for all versions, gets downloads.
-        """
+        """Directories with downloaded packages, one for each source path: the first, for all versions, gets them."""
         return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
@@ -368,38 +352,36 @@ class PythonVenv(RunScripts):
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if self.is_own_lock_file():
             remedy = 'remove the lock file: eb makes a new one'
-        if pythons and python_version not in pythons:
-            raise EasyBuildError("The lock file %s is for Python %s, and this is Python %s. Load a module with that "
-                                 "one, or change python_versions and %s", self.lock_file, ', '.join(pythons),
-                                 python_version, remedy)
         libc, glibc, machine = machine_at_hand()
         fitting = ['manylinux_2_%d_%s' % (number, machine) for number in range((glibc or -1) + 1)]
-        if platforms and not set(platforms).intersection(fitting):
-            raise EasyBuildError("The lock file %s is for %s, and this machine is %s with %s. Change wheel_platform of "
-                                 "the easyconfig and %s", self.lock_file, ', '.join(platforms), machine, libc,
-                                 remedy)
         wanted = self.wanted_packages()
-        if locked and locked != wanted:
-            changed = ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order'
-            raise EasyBuildError("The lock file %s is for other packages than the easyconfig wants now (%s): %s",
-                                 self.lock_file, changed, remedy)
         # one that was cut off or edited has no head to compare
         named = [normalised(name) for name in re.findall(r'^([\w.-]+)', text, re.M)]
         missing = [word for word in wanted if not re.search('^-|;', word)
                    and normalised(re.split(r'[^\w.-]', word)[0]) not in named]
-        if missing or not named:
-            raise EasyBuildError("The lock file %s does not pin %s: %s", self.lock_file,
-                                 ', '.join(missing) or 'any package', remedy)
+        problem = ''
+        if pythons and python_version not in pythons:
+            problem = "is for Python %s, and this is Python %s. Load a module with that one, or change " \
+                      "python_versions and " % (', '.join(pythons), python_version)
+        elif platforms and not set(platforms).intersection(fitting):
+            problem = "is for %s, and this machine is %s with %s. Change wheel_platform of the easyconfig and " % (
+                ', '.join(platforms), machine, libc)
+        elif locked and locked != wanted:
+            problem = "is for other packages than the easyconfig wants now (%s): " % (
+                ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order')
+        elif missing or not named:
+            problem = "does not pin %s: " % (', '.join(missing) or 'any package')
+        if problem:
+            raise EasyBuildError("The lock file %s %s%s", self.lock_file, problem, remedy)
 
     def make_venv(self, python, path, options=''):
         """Make a virtual environment; path of its Python."""
-        cmd = ' '.join(part for part in [shlex.quote(python), '-m', 'venv', options, shlex.quote(path)] if part)
+        cmd = '%s -m venv %s %s' % (shlex.quote(python), options, shlex.quote(path))
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
-        if res.exit_code != EasyBuildExit.SUCCESS:
-            hint = ''
-            if 'ensurepip' in res.output:
-                hint = ". On Debian and Ubuntu the package python3-venv brings what is missing"
-            raise EasyBuildError("Making a virtual environment with %s failed%s:\n%s", python, hint, res.output.strip())
+        if res.exit_code:
+            hint = ". On Debian and Ubuntu the package python3-venv brings what is missing"
+            raise EasyBuildError("Making a virtual environment with %s failed%s:\n%s", python,
+                                 hint if 'ensurepip' in res.output else '', res.output.strip())
         return os.path.join(path, 'bin', 'python')
 
     def download_wheels(self, python):
@@ -421,7 +403,7 @@ class PythonVenv(RunScripts):
             res = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
             if res.exit_code == EasyBuildExit.SUCCESS:
                 return
-            if pip_problem(res.output) in PIP_PROBLEMS[:2]:
+            if problem_of(res.output, PIP_PROBLEMS) in PIP_PROBLEMS[:2]:
                 self.raise_pip_error(res.output, "Downloading", wheel_dirs[0])
             for line in res.output.splitlines():
                 if 'has bad hash' in line:
@@ -505,11 +487,7 @@ class PythonVenv(RunScripts):
         return process.returncode, ''.join(lines)
 
     def look_at_indexes(self, settings):
-        """
-        Look once whether each package index can be reached: pip would try it again and again for every package.
-
-        :return: list of addresses that can be reached, list of texts that name the others, with the reason
-        """
+        """Addresses of indexes that can be reached, and why others cannot: pip would try them for every package."""
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
         addresses = [address for option, address in in_lock_file if 'extra' not in option] or [
             settings.get('index-url', PYPI)] + settings.get('extra-index-url', '').split()
@@ -549,13 +527,8 @@ class PythonVenv(RunScripts):
         return [word for path in found for word in ('--find-links', shlex.quote(path))]
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
-        """
-        Raise an error with what pip, or another program, printed last and with what to do.
-
-        :param doing: what was being done: 'Downloading' or 'Installing', to that path
-        :param silent: texts that name package indexes that do not answer
-        """
-        problem, remedy = pip_problem(output) or ('', '')
+        """Raise an error with what pip, or another program, printed last and what to do; silent: mute indexes."""
+        problem, remedy = problem_of(output, PIP_PROBLEMS)
         if (problem, remedy) in PIP_PROBLEMS[:2]:
             # no index is the cause
             silent = ()
@@ -620,8 +593,8 @@ class PythonVenv(RunScripts):
             if self.cfg['system_nccl']:
                 root = dependency_root(self.cfg, self.cfg['system_nccl'])
                 if not root:
-                    raise EasyBuildError("Easyconfig parameter system_nccl is '%s', and no dependency has that name "
-                                         "and a prefix", self.cfg['system_nccl'])
+                    raise EasyBuildError("system_nccl is '%s', and no dependency has that name and a prefix",
+                                         self.cfg['system_nccl'])
                 replace_nccl(self.installdir, root)
             # pip compiles with one process, uv the tests as well; what is no valid Python, as templates in packages,
             # is left out by all
@@ -636,9 +609,10 @@ class PythonVenv(RunScripts):
         except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)
-            if isinstance(err, OSError) and pip_problem(str(err)):
+            remedy = problem_of(str(err), PIP_PROBLEMS)[1]
+            if isinstance(err, OSError) and remedy:
                 # no output of pip could be kept
-                raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, pip_problem(str(err))[1])
+                raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, remedy)
             raise
         finally:
             shutil.rmtree(work_dir, ignore_errors=True)
@@ -721,8 +695,3 @@ def describe_sizes(sizes):
     total = sum(sizes) / 1e6
     text = ", %.1f GB" % (total / 1000) if total >= 1000 else ", %.1f MB" % total
     return ": %d files%s" % (len(sizes), text if all(sizes) else '')
-
-
-def pip_problem(output):
-    """The first of PIP_PROBLEMS that the output of pip or uv tells of, or None."""
-    return next((problem for problem in PIP_PROBLEMS if re.search(problem[0], output)), None)

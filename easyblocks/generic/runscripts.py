@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for runscripts: plain bash files that a rank of a distributed job starts through,
-implemented as the base of the easyblocks that install PyTorch.
-"""
+"""EasyBuild support for runscripts, bash files that ranks start through: the base of the easyblocks for PyTorch."""
 import contextlib
 import glob
 import hashlib
@@ -12,8 +9,8 @@ import stat
 import tempfile
 import time
 
+from easybuild.easyblocks.generic._dependencies import with_parameters
 from easybuild.framework.easyblock import EasyBlock
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
@@ -39,8 +36,7 @@ GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR
 
 
 class RunScripts(EasyBlock):
-    """
-    Puts runscripts beside an installation and their variables in its module file.
+    """Puts runscripts beside an installation and their variables in its module file.
 
     To be inherited from first, in front of the easyblock that does the installation itself, as in
     class EB_PyTorch_Cray(RunScripts, EB_PyTorch).
@@ -52,19 +48,15 @@ class RunScripts(EasyBlock):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters for runscripts and for what a site adds."""
-        extra_vars = EasyBlock.extra_options(extra_vars)
-        extra_vars.update({
+        return with_parameters(EasyBlock.extra_options(extra_vars), {
             'gpu_visibility': [None, "Name of the variable through which a runscript limits a task to its own GPUs "
                                      "(%s); None: the task sees what the scheduler gives it"
-                                     % ', '.join(GPU_VISIBILITY_VARIABLES), CUSTOM],
-            'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path",
-                           CUSTOM],
-            'site_digest': [None, "Digest of the site's values that were added (a site value)", CUSTOM],
-            'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)",
-                            CUSTOM],
-            'site_name': [None, "Name of the site that this is (a site value)", CUSTOM],
+                                     % ', '.join(GPU_VISIBILITY_VARIABLES)],
+            'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path"],
+            'site_digest': [None, "Digest of the site's values that were added (a site value)"],
+            'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)"],
+            'site_name': [None, "Name of the site that this is (a site value)"],
         })
-        return extra_vars
 
     def __init__(self, *args, **kwargs):
         """Initialise: where the scripts are is found in the fetch step."""
@@ -133,11 +125,7 @@ class RunScripts(EasyBlock):
         return modpath
 
     def write_scripts(self, directory):
-        """
-        Write the scripts, and what they are, to a directory that stands for that of the installation.
-
-        'slingtorch status' (slingtorch/status.py) reads the record.
-        """
+        """Write the scripts, and a record for slingtorch/status.py, to a directory in place of the installation's."""
         for target, path in self.script_paths.items():
             copy_file(path, os.path.join(directory, target))
             adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)
@@ -155,8 +143,7 @@ class RunScripts(EasyBlock):
             ', groups %s' % ' '.join(groups) if groups else '', record['easyconfig']))
 
     def put_scripts(self):
-        """
-        Put what write_scripts() writes into the installation: each file by one rename, and all runscripts by one.
+        """Put what write_scripts() writes into the installation: each file by one rename, and all runscripts by one.
 
         Jobs that have begun go on with what they have, and eb may be killed at any moment.
         """
@@ -236,8 +223,6 @@ def writable(*paths):
 
 
 def wants_checksums_only(skip_checksums):
-    """
-    Whether a fetch step, by its skip_checksums (that of 'eb --job' is, too), runs for 'eb --inject-checksums' alone.
-    """
+    """Whether a fetch step, by skip_checksums (also that of 'eb --job'), runs for 'eb --inject-checksums' alone."""
     # implied by --inject-checksums (easybuild/tools/options.py), which is no build option itself
     return skip_checksums and not build_option('pre_create_installdir')

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-EasyBuild support for container images (SIF) behind a module, run by Apptainer or Singularity,
-implemented as an easyblock.
-"""
+"""EasyBuild support for container images (SIF) behind a module, run by Apptainer or Singularity, as an easyblock."""
 import glob
 import json
 import os
@@ -11,14 +8,13 @@ import shlex
 import socket
 import stat
 
-from easybuild.easyblocks.generic._dependencies import last_lines
+from easybuild.easyblocks.generic._dependencies import last_lines, with_parameters
 from easybuild.easyblocks.generic._singularity_image import (
     check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
 from easybuild.easyblocks.generic._singularity_module import module_text
 from easybuild.easyblocks.generic._singularity_runtime import (
     HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory, verify_signature)
 from easybuild.easyblocks.generic.runscripts import RunScripts
-from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths, update_build_option
 from easybuild.tools.filetools import (
@@ -69,15 +65,13 @@ class Singularity(RunScripts):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of Singularity."""
-        extra_vars = RunScripts.extra_options(extra_vars)
-        options = {
+        return with_parameters(RunScripts.extra_options(extra_vars), {
             'bind_paths': [[], "Paths of the host to mount where they exist: 'PATH' or 'PATH:PATH_INSIDE[:ro]'"],
             'bind_paths_excluded': [[], "Host paths of bind_paths to leave out, as a library that the image brings"],
             'build_options': [[], "Options for '{singularity,apptainer} build', for example ['--fakeroot']"],
             'central_image_dirs': [[], "Directories of the site with images, used when the own copy is missing: at "
                                        "installation and whenever the module is loaded"],
-            'container_checks': ['warn', "What it means if no container can be run while installing: 'warn', or "
-                                         "'require' to make it an error"],
+            'container_checks': ['warn', "If no container can be run meanwhile: 'warn', or 'require' for an error"],
             'container_environment': [{}, "Environment variables inside the container: {name: value}"],
             'container_path': [[], "Directories inside the container to put first in $PATH there, after /runscripts"],
             'container_python': ['python', "Command of Python in the container; None: the image has none"],
@@ -96,8 +90,7 @@ class Singularity(RunScripts):
             'preset_venv_squashfs': [False, "Pack preset_venv into one file; unmake-squashfs is the way back"],
             'python_version': [None, "Version that Python in the container must have, for example '3.10'"],
             'runtime_cache_dir': [None, "Directory in which the runtime keeps what it downloads (%u: the user), if the "
-                                        "user has not set APPTAINER_CACHEDIR; None: the runtime's own, in the home "
-                                        "directory"],
+                                        "user has not set APPTAINER_CACHEDIR; None: its own, in the home directory"],
             'runtime_tmp_dir': [None, "Directory in which the runtime unpacks (%u: the user), if the user has not set "
                                       "APPTAINER_TMPDIR; None: that of eb (--tmpdir)"],
             'sanity_check_files_in_container': [[], "Files that must exist inside the container; may have wildcards"],
@@ -109,9 +102,7 @@ class Singularity(RunScripts):
                                  "runtime, or name of a file with a public key (.pem) on the source path"],
             'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
                          "command outside it, which the module puts into $PATH"],
-        }
-        extra_vars.update({name: option + [CUSTOM] for name, option in options.items()})
-        return extra_vars
+        })
 
     def __init__(self, *args, **kwargs):
         """Initialise: nothing is there yet."""
@@ -166,10 +157,8 @@ class Singularity(RunScripts):
         return dict(super().scripts(), **{'bin/' + name: 'container/' + name for name in CONTAINER_SCRIPTS})
 
     def container(self):
-        """
-        What is in the container, as lists of strings: the one place from which the module file and container.conf
-        follow. The latter lets commands work without the module, and has the same keys.
-        """
+        """What is in the container, as lists of strings: the module file and container.conf, which lets commands work
+        without the module, follow from it."""
         for bind in self.cfg['bind_paths']:
             # the runtime takes a comma or a colon for a separator
             if not re.match(r'^/[^,:\n"]*(:/[^,:\n"]*(:[a-z]+)?)?$', bind):
@@ -202,14 +191,12 @@ class Singularity(RunScripts):
             value = self.cfg[name]
             if isinstance(default, list) and not (isinstance(value, (list, tuple))
                                                   and all(isinstance(item, str) for item in value)):
-                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a list of strings: %s = ['...']", name,
-                                     value, name)
+                raise EasyBuildError("%s is %r: it must be a list of strings: %s = ['...']", name, value, name)
             if isinstance(default, dict) and not (isinstance(value, dict)
                                                   and all(isinstance(item, (str, int)) for item in value.values())):
-                raise EasyBuildError("Easyconfig parameter %s is %r: it must be a dictionary of strings: "
-                                     "%s = {'name': 'value'}", name, value, name)
+                raise EasyBuildError("%s is %r: it must be a dictionary: %s = {'name': 'value'}", name, value, name)
             if value not in CHOICES.get(name, [value]):
-                raise EasyBuildError("Easyconfig parameter %s is '%s': it must be one of %s", name, value,
+                raise EasyBuildError("%s is '%s': it must be one of %s", name, value,
                                      ', '.join(map(str, CHOICES[name])))
         own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
         address, source, venv = self.cfg['image_address'], self.first_source, self.cfg['preset_venv']
@@ -280,8 +267,7 @@ class Singularity(RunScripts):
 
         address = self.cfg['image_address']
         if self.dry_run and address:
-            self.dry_run_msg("  * %s will be pulled from %s, unless %s is on the source path", self.image_name, address,
-                             self.fetched_name)
+            self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
         elif address:
             self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
             name = self.fetched_name
@@ -344,11 +330,7 @@ class Singularity(RunScripts):
             self.stage_image('pull', self.cfg['image_address'], self.image_checksum)
 
     def stage_image(self, transfer, origin, checksum=None):
-        """
-        Make the image under its hidden name in the installation directory, verified and on the disk.
-
-        :param transfer: how; 'pull', 'build' or what transfer_image takes
-        """
+        """Make the image under its hidden name, verified and on the disk; how: 'pull', 'build' or as transfer_image."""
         target = self.unfinished
         pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))
         for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks it may be at work
@@ -509,8 +491,7 @@ class Singularity(RunScripts):
                 self.run_or_fail('Installing %s into the virtual environment' % ' '.join(wanted),
                                  self.command('in-container', self.venv_inside + '/bin/python', '-m', 'pip',
                                               'install', '--no-input', '--progress-bar', 'off', *wanted),
-                                 "Nodes without network cannot install packages: run eb where there is one, or remove "
-                                 "preset_venv_packages from the easyconfig")
+                                 "Run eb where there is network, or remove preset_venv_packages from the easyconfig")
         remove_file(unfinished)
         if self.cfg['preset_venv_squashfs']:
             self.run_or_fail('Packing the virtual environment', self.command('make-squashfs'),
@@ -598,8 +579,7 @@ class Singularity(RunScripts):
             update_build_option('generate_devel_module', wanted)
 
     def close_log(self):
-        """
-        Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
+        """Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
 
         Not in the permissions step: a rebuild is made read-only once more after all steps (build_and_install_one in
         easybuild/framework/easyblock.py), and then its log is closed.

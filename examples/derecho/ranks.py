@@ -46,9 +46,9 @@ def require_values(what, tensor, expected):
 def parser(description):
     """Command line of a test program: --backend and --device."""
     result = argparse.ArgumentParser(description=description)
-    result.add_argument('--backend', choices=['mpi', 'nccl', 'gloo'], default='mpi',
-                        help="of torch.distributed (default: mpi); nccl and gloo are started through "
-                             "conda-python-distributed or torchrun")
+    result.add_argument('--backend', choices=['mpi', 'nccl', 'gloo', 'slingmpi'], default='mpi',
+                        help="of torch.distributed (default: mpi); the others are started through "
+                             "conda-python-distributed, nccl and gloo also by torchrun")
     result.add_argument('--device', choices=['cuda', 'cpu'],
                         help="where tensors are (default: cuda if there are GPUs)")
     return result

@@ -11,7 +11,7 @@ cache_dir=''
 
 _make_caches() {  # -> cache_dir: private, of this job and node; empty if the user names all caches
     local root=${SLINGTORCH_CACHE_ROOT-} what=SLINGTORCH_CACHE_ROOT
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} node='' wrong=''
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}} node='' wrong=''
     local cache name path base missing=''
     for cache in "${_caches[@]}"; do
         name=${cache%=*}
@@ -88,8 +88,7 @@ _make_private() {  # DIRECTORY... -> wrong: which one cannot be used, why and wh
 _leave_home() {
     local from=${SLINGTORCH_WORK_HOME-} to
     [[ -n $from ]] || return 0
-    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Unset it, or have the" \
-        "site's value corrected"
+    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Correct or unset it"
     to=${from#*:} from=${from%%:*}
     [[ ${HOME-} == "$from"/* ]] || return 0
     to+=${HOME#"$from"}
@@ -111,8 +110,7 @@ _set_hf_home() {
     [[ $dir != *%a* || -n $account ]] || return 0
     dir=${dir//%a/"${account,,}"} dir=${dir//%u/"${USER:-${LOGNAME:-$EUID}}"}
     if [[ ! -w ${dir%/*} ]]; then
-        ((rank)) || _say "${dir%/*} cannot be written, so Hugging Face's files go to the home directory. To have them" \
-            "elsewhere: export HF_HOME=DIRECTORY"
+        ((rank)) || _say "${dir%/*} cannot be written: Hugging Face's files go to the home directory, or export HF_HOME"
         return 0
     fi
     export HF_HOME=$dir

@@ -22,8 +22,7 @@ _find_host() {
         # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or
         # more, and a zone (fe80::1%hsn0) where it is link-local.
         [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 \
-            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone in MASTER_ADDR and the" \
-            "port in MASTER_PORT"
+            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone, the port in MASTER_PORT"
         # every node's own name for itself: ranks elsewhere would wait for a rank 0 on their own node
         ! _several_nodes ||
             [[ ! $MASTER_ADDR =~ ^(localhost(\..*)?|ip6-localhost|ip6-loopback|127\..*|::1|0\.0\.0\.0)$ ]] ||
@@ -46,6 +45,10 @@ _find_host() {
         hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE,PALS_APINFO
         wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list'
         wanting+='. Name the file in SLURM_HOSTFILE instead of -w'
+    elif [[ $launcher == flux ]]; then
+        # shellcheck disable=SC2016  # for the user's shell
+        remedy='In the script of flux batch: export MASTER_ADDR=$(flux hostlist -n 0 local)'
+        wanting="Flux's command 'flux job taskmap' could not be asked (PATH, FLUX_URI)"
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"
     fi
@@ -102,7 +105,7 @@ _find_port() {
     [[ $launcher != hydra ]] || _several_nodes || _find_hydra_proxy
     _first_set "$start_names"
     start=$value
-    if [[ $launcher == openmpi || $launcher == pals ]]; then  # a text, or a number whose low digits are always the same
+    if [[ $launcher == @(openmpi|pals|flux) ]]; then  # a text, or a number whose low digits are always the same
         start=${value:+0}
         for ((i = 0; i < ${#value}; i++)); do
             printf -v code '%d' "'${value:i:1}"

@@ -28,8 +28,7 @@ _check_mpi() {
     local -a searched=() system=()
     case $own in
         auto | openmpi | mpich) ;;
-        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
-            "unset it where ranks do not use MPI" ;;
+        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich: Python's MPI. Unset it for ranks without" ;;
     esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0
     [[ -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]] ||
@@ -61,11 +60,9 @@ _check_mpi() {
         [[ -n $bound ]] || _find_mpi "${system[@]}"
         own=$mpi
         case $own in
-            '') _fail 1 "SLINGTORCH_MPI=auto: no library of an MPI was found, neither in LD_LIBRARY_PATH nor in" \
-                "${system[*]}. Name the MPI that Python will use (SLINGTORCH_MPI=openmpi or mpich), or unset" \
-                "SLINGTORCH_MPI" ;;
-            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has Open MPI and MPICH. Name the one that Python will use:" \
-                "SLINGTORCH_MPI=openmpi or mpich" ;;
+            '') _fail 1 "SLINGTORCH_MPI=auto: there is no MPI, neither in LD_LIBRARY_PATH nor in ${system[*]}. Name" \
+                "that of Python (SLINGTORCH_MPI=openmpi or mpich), or unset SLINGTORCH_MPI" ;;
+            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has two: set SLINGTORCH_MPI=openmpi or mpich, as in Python" ;;
         esac
     elif [[ $own/$bound == mpich/cray ]]; then
         own=cray

@@ -25,9 +25,8 @@ _check_plugin() {
         for dir in ${LD_LIBRARY_PATH-}; do
             for name in lib{nccl,rccl}-net{,-ofi}.so; do [[ ! -r $dir/$name ]] || return 0; done
         done
-        _fail 1 "this system needs NCCL's network plugin in a job of several nodes" \
-            "(SLINGTORCH_MULTINODE_NCCL_NET='$SLINGTORCH_MULTINODE_NCCL_NET'), and there is none in LD_LIBRARY_PATH." \
-            "$remedy"
+        _fail 1 "in a job of several nodes this system needs NCCL's network plugin" \
+            "(SLINGTORCH_MULTINODE_NCCL_NET='$SLINGTORCH_MULTINODE_NCCL_NET'), and none is in LD_LIBRARY_PATH. $remedy"
     fi
 }
 
@@ -53,8 +52,7 @@ _check_alt_read() {
             unset FI_CXI_RDZV_PROTO FI_CXI_RDZV_THRESHOLD FI_CXI_RDZV_GET_MIN FI_CXI_RDZV_EAGER_SIZE ;;
         '')
             [[ -z ${SLURM_JOB_ID-} || $option == The* ]] || ((RANK)) || _say "the protocol alt_read" \
-                "(FI_CXI_RDZV_PROTO) needs a job with disable_rdzv_get, and nothing here says whether this is one." \
-                "$option" ;;
+                "(FI_CXI_RDZV_PROTO) needs a job with disable_rdzv_get, and nothing says if this is one. $option" ;;
     esac
 }
 

@@ -3,8 +3,7 @@
 
 # The launchers in the order in which they are asked: the innermost wins, because variables of outer ones are inherited
 # and stale. A row is taken if all variables of its second field are set (A+B). The others name the variables that have
-# a value (A,B: A, else B; -: none). Names in lower case are set below. A test compares this table with
-# docs/runscripts.md.
+# a value (A,B: A, else B; -: none). Names in lower case are set below.
 _launchers=(  # launcher, taken if set | rank, size | local rank, local size | host of rank 0, id of this start
     'torchrun TORCHELASTIC_RUN_ID+RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
@@ -14,6 +13,9 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
     'hydra PMI_RANK+MPI_LOCALRANKID+no_pals
         PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
         SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE hydra_proxy'
+    'flux FLUX_TASK_RANK+FLUX_JOB_SIZE+no_pals
+        FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID flux_local_size
+        flux_host flux_job'
     'slurm SLURM_PROCID+srun_task
         SLURM_PROCID SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
         SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE,SLURM_TASKS_PER_NODE
@@ -30,12 +32,49 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
 _fields=(launcher taken rank world_size local_rank local_world_size)
 _row=()
 launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
+flux_job='' flux_host='' flux_local_size=''
 
 _is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,9})$ ]]; }
 
 _need_number() {  # NAME VALUE
     _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the" \
         "job script, or the launcher"
+}
+
+# Flux has no variable with the ranks of this node, nor with the host of rank 0: its command knows both, from 0.62 on
+# (flux-job(1), taskmap). Where it cannot be asked, as in a container, an even distribution is taken for granted: with
+# another one some rank finds a local rank that is too high, and stops.
+_flux_tasks() {  # -> flux_local_size, flux_host
+    local nodes=${FLUX_JOB_NNODES:-1} map='' line host ids entry first last count here IFS=$' \t\n'
+    _need_number FLUX_JOB_SIZE "$world_size"
+    _need_number FLUX_TASK_RANK "$rank"
+    _need_number FLUX_JOB_NNODES "$nodes"
+    flux_host=''
+    if ((nodes <= 1)); then
+        flux_local_size=$world_size
+    elif type -P flux > /dev/null && map=$(exec flux job taskmap --to=hosts "${FLUX_JOB_ID-}" 2>&1); then
+        while IFS= read -r line; do  # tuolumne1005: 0-3,8
+            host=${line%%: *} ids=${line#*: } count=0 here=''
+            [[ $line =~ ^[A-Za-z0-9][A-Za-z0-9._-]*:\ [0-9]{1,9}([,-][0-9]{1,9})*$ ]] || _fail 1 "'flux job taskmap" \
+                "--to=hosts' printed '${line:0:60}', which is not HOST: TASKS. Export MASTER_ADDR, RANK, WORLD_SIZE," \
+                "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank"
+            for entry in ${ids//,/ }; do
+                first=${entry%-*} last=${entry#*-}
+                ((count += last - first + 1))
+                ((rank < first || rank > last)) || here=1
+                # shellcheck disable=SC2034  # the table names it
+                ((first != 0)) || flux_host=$host
+            done
+            [[ -z $here ]] || flux_local_size=$count
+        done <<< "$map"
+    elif ((world_size % nodes == 0)); then
+        flux_local_size=$((world_size / nodes))
+    else
+        _fail 1 "$world_size ranks on $nodes nodes, and Flux's command, which knows how they are distributed, failed:" \
+            "${map:-there is none in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start as many on" \
+            "every node"
+    fi
+    local_world_size=$flux_local_size
 }
 
 _several_nodes() { ((world_size > local_world_size)); }
@@ -131,8 +170,8 @@ _drop_leftovers() {
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
         [[ $1 != "$launcher" && $1 != manual ]] || continue
-        # hydra and PALS have a PMI_RANK of their own
-        [[ $launcher/$1 != @(hydra|pals)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
+        # these three have a PMI_RANK of their own
+        [[ $launcher/$1 != @(hydra|pals|flux)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
         if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
         else _all_set "$2" || continue
         fi
@@ -196,6 +235,9 @@ _check_alone() {  # others that this one rank would wait for, or miss
 _find_rank() {
     local row no_pals='' srun_task='' step_task=${SLURM_STEP_ID:-${SLURM_STEPID-}}
     local pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
+    # in ASCII, as Flux itself writes it where the locale is not UTF-8: flux-environment(7)
+    flux_job=${FLUX_JOB_ID_PATH:-${FLUX_JOB_ID-}}
+    flux_job=${flux_job//$'\xc6\x92'/f}
     for name in RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; do
         [[ -z ${!name-} ]] || _need_number "$name" "${!name}"
     done
@@ -241,6 +283,7 @@ _find_rank() {
             for i in 2 3 4 5; do
                 name=${_fields[i]}
                 [[ $launcher/$name != slurm/local_world_size ]] || _slurm_tasks_on_this_node
+                [[ $launcher/$name != flux/local_world_size ]] || _flux_tasks
                 _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or" \
                     "says '${!name}', which is no number" \
                     "(${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE," \

@@ -4,7 +4,8 @@
 # caches.bash.
 
 _set_recorder() {
-    local where=${SLINGTORCH_FLIGHT_RECORDER-} job=${SLURM_JOB_ID:-${PBS_JOBID-}} step=${SLURM_STEP_ID-} own prefix
+    local where=${SLINGTORCH_FLIGHT_RECORDER-} job=${SLURM_JOB_ID:-${PBS_JOBID:-$flux_job}} step=${SLURM_STEP_ID-}
+    local own prefix
     local -a torch
     [[ $where != off ]] || return 0
     ((world_size > 1)) || [[ -n ${_torchrun-} ]] || return 0

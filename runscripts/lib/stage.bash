@@ -127,7 +127,7 @@ _check_stage() {  # asked or ''
 
 # `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
 _stage() {
-    local job=${SLURM_JOB_ID:-${PBS_JOBID:-nojob}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
+    local job=${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
     local key staged='' path=$PATH
     set +ef
     # Not even looked into any more: each program that is not there is a call to the shared file system.
@@ -135,8 +135,7 @@ _stage() {
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/"${USER:-${LOGNAME:-$EUID}}"}
     [[ $root == / ]] || root=${root%/}
-    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not an absolute path. Name a directory on the" \
-        "node's own storage"
+    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is no absolute path to storage of the node's own"
     # it becomes part of PATH, and the name of a file whose sum is taken
     [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control" \
         "character in it. Name another directory on the node's own storage"
@@ -269,8 +268,7 @@ _bring_image() {  # SHA256
     ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has" \
         "$((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
     ((several == 0)) || [[ -n $status ]] || ! _copy_by_tree "$1" || return 0
-    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (the message is" \
-        "above)"
+    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (above is why)"
 }
 
 # Without sbcast (PBS, or inside a container): rank 0's node sends the image to some, and these to others.
@@ -290,8 +288,7 @@ _copy_by_tree() {  # SHA256
     status=$?
     ((status)) || return 0
     IFS= read -r words 2> /dev/null < "$_node_dir/words"
-    _say_node "handing the image on from node to node failed (${words:-status $status}): who lacks it copies it from" \
-        "the shared file system"
+    _say_node "handing on the image failed (${words:-status $status}): nodes copy it from the shared file system"
     ((rank == 0))
 }
 

@@ -34,7 +34,7 @@ _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
     torchrun_args=(-m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" --nproc-per-node="$workers"
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"
         # of this start alone, also for another --rdzv-backend
-        --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-nojob}}-$MASTER_PORT")
+        --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}}-$MASTER_PORT")
     # each worker to the cores next to its GPU, where this PyTorch can do that and knows GPUs
     own=$(type -P python) || own=''
     own="${own%/bin/python}/lib/python3*/site-packages/torch"  # a pattern, for compgen

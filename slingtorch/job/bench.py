@@ -51,39 +51,27 @@ VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'T
 
 def bus_factor(operation: str, ranks: int) -> float:
     """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md; send_receive: src/sendrecv.cu)."""
-    if operation == 'all_reduce':
-        return 2 * (ranks - 1) / ranks
-    if operation in ('broadcast', 'send_receive'):
-        return 1.0
-    return (ranks - 1) / ranks
+    factor = {'all_reduce': 2 * (ranks - 1) / ranks, 'broadcast': 1.0, 'send_receive': 1.0}
+    return factor.get(operation, (ranks - 1) / ranks)
 
 
 def elements(operation: str, size: int, ranks: int) -> tuple:
-    """
-    Elements of one rank's buffers (send, receive) for a size as nccl-tests defines it; receive is 0 if both are one.
-
-    The size is that of the whole array, of which all_gather, reduce_scatter and all_to_all give each rank a part.
-    """
-    if operation in ('all_reduce', 'broadcast'):
-        return size // ITEM, 0
-    if operation == 'send_receive':
-        return size // ITEM, size // ITEM
-    part = max(1, size // ITEM // ranks)
-    return {'all_gather': (part, part * ranks), 'reduce_scatter': (part * ranks, part),
+    """Elements of one rank's buffers (send, receive) for a size as nccl-tests defines it, that of the whole array, of
+    which some operations give each rank a part; receive is 0 if both are one."""
+    count = size // ITEM
+    part = max(1, count // ranks)
+    return {'all_reduce': (count, 0), 'broadcast': (count, 0), 'send_receive': (count, count),
+            'all_gather': (part, part * ranks), 'reduce_scatter': (part * ranks, part),
             'all_to_all': (part * ranks, part * ranks)}[operation]
 
 
 def expected(operation: str, count: int, ranks: int, rank: int) -> list:
-    """
-    What a rank must have received: list of (first element, elements, rank it is from or None for the sum of all,
-    position there); `count` is the number of elements received.
-    """
-    if operation == 'all_reduce':
-        return [(0, count, None, 0)]
-    if operation == 'reduce_scatter':
-        return [(0, count, None, rank * count)]
-    if operation in ('broadcast', 'send_receive'):
-        return [(0, count, 0 if operation == 'broadcast' else (rank - 1) % ranks, 0)]
+    """What a rank must have received, as [(first element, elements, rank it is from or None for the sum of all,
+    position there)]; `count` is the number of elements received."""
+    of_one = {'all_reduce': (None, 0), 'reduce_scatter': (None, rank * count), 'broadcast': (0, 0),
+              'send_receive': ((rank - 1) % ranks, 0)}
+    if operation in of_one:
+        return [(0, count, *of_one[operation])]
     part = count // ranks
     return [(other * part, part, other, rank * part if operation == 'all_to_all' else 0) for other in range(ranks)]
 
@@ -175,12 +163,8 @@ class TorchBackend:
 
 
 class PlainMPI:
-    """
-    MPI as mpi4py calls it, on memory that PyTorch allocated; with the methods of TorchBackend.
-
-    NumPy asks the kernel for huge pages from 4 MiB up and PyTorch does not: with memory of each its own, that would be
-    compared.
-    """
+    """MPI as mpi4py calls it, with the methods of TorchBackend, on memory that PyTorch allocated: NumPy asks the kernel
+    for huge pages from 4 MiB up and PyTorch does not, which would be compared."""
 
     def __init__(self, kind: str, job: 'Job') -> None:
         from mpi4py import MPI
@@ -407,30 +391,26 @@ class Measurement:
         """(send, receive), the same tensor where the operation works in place; None if a rank has no memory for it."""
         send, receive = elements(operation, size, self.job.ranks)
         try:
-            send = self.torch.empty(send, dtype=self.torch.float32, device=self.comm.device)
-            tensors = send, self.torch.empty(receive, dtype=self.torch.float32, device=self.comm.device) \
-                if receive else send
+            made = [self.torch.empty(count, dtype=self.torch.float32, device=self.comm.device)
+                    for count in (send, receive) if count]
         except (RuntimeError, MemoryError):
-            tensors = None
-        return None if self.comm.maximum([tensors is None])[0] else tensors
+            made = []
+        return None if self.comm.maximum([not made])[0] else (made[0], made[-1])
 
     def choose_form(self, operation: str, send: 'Any', receive: 'Any') -> 'Callable':
         """The function of an operation in a form that the backend has; a BenchError if it has none."""
-        function = self.comm.operation(operation, send, receive)
-        try:
-            function()
-            return function
-        except RuntimeError as err:
-            if not re.search('support|implement', str(err)):
-                raise  # a lost peer, for example
-            other = self.comm.operation_on_lists(operation, send, receive)
+        problem = None
+        for form in (self.comm.operation, self.comm.operation_on_lists):
+            function = form(operation, send, receive)
             try:
-                if other:
-                    other()
-                    return other
-            except RuntimeError:
-                pass
-            raise BenchError("not supported by this backend: %s" % str(err).splitlines()[0])
+                if function:
+                    function()
+                    return function
+            except RuntimeError as err:
+                problem = problem or str(err).splitlines()[0]
+                if not re.search('support|implement', str(err)) and form == self.comm.operation:
+                    raise  # a lost peer, for example
+        raise BenchError("not supported by this backend: %s" % problem)
 
     def operation(self, operation: str, say: 'Callable') -> 'Any':
         """Measure all sizes of an operation: yields rows for the file."""
@@ -619,9 +599,10 @@ def run(options: 'Any', job: Job) -> dict:
 
 def main(argv: list) -> int:
     """One rank."""
-    options = make_parser().parse_args(argv, argparse.Namespace(arguments=argv))
+    parser = make_parser()
+    options = parser.parse_args(argv, argparse.Namespace(arguments=argv))
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
-        make_parser().error("--factor must be 2 or more, --min 4 or more, --max not below --min")
+        parser.error("--factor must be 2 or more, --min 4 or more, --max not below --min")
     what, directory = "rank %s" % os.environ.get('RANK', '?'), None
     try:
         job = Job(options)

@@ -25,12 +25,7 @@ def cut_off(directory: str) -> list:
 
 
 class Library:
-    """
-    A library file.
-
-    :raises OSError: it cannot be read
-    :raises ValueError: it is no such library
-    """
+    """A library file; OSError if it cannot be read, ValueError if it is no such library."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -58,10 +53,9 @@ class Library:
         return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
 
     def has_string(self, text: str, front: bytes = b'') -> bool:
-        """
-        Whether this text is one of the constants, or the end of one: the linker merges a constant into a longer one.
+        """Whether this text is one of the constants, or the end of one: the linker merges a constant into a longer one.
 
-        :param front: pattern of the byte that must stand in front, for a text that is the end of others by chance
+        :param front: pattern of the byte that must stand in front, for what ends others by chance
         """
         wanted = text.encode() + b'\0'
         for begin, end in self._constants():

@@ -30,8 +30,7 @@ def find_library(machine: 'Machine', name: str, cache: bool = False) -> 'Optiona
 
 
 def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
-    """
-    What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
+    """What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
 
     As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
     """

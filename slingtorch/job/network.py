@@ -13,6 +13,8 @@ import struct
 import threading
 import time
 
+from .wire import why_no_loopback
+
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
@@ -174,13 +176,9 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
     import datetime
 
     import torch.distributed as dist
-    try:
-        with socket.socket() as there:
-            there.bind(('127.0.0.1', 0))
-            there.listen(1)
-            socket.create_connection(there.getsockname(), 2).close()
-    except OSError as err:
-        return "no connection to 127.0.0.1 (%s)" % err
+    problem = why_no_loopback(2)
+    if problem:
+        return "no connection to 127.0.0.1 (%s)" % problem
     ranks, limit, children = min(ranks, LOCAL), datetime.timedelta(seconds=seconds), []
     answers, answer = os.pipe()
     for rank in range(1, ranks):

@@ -63,9 +63,8 @@ def read(path: str) -> dict:
     if not isinstance(record, dict) or record.get('format') != FORMAT:
         raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
     if record.get('version') != VERSION:
-        raise BenchError("%s has version %s of the file's form, and this slingtorch reads version %s: read it with the "
-                         "slingtorch whose runscripts wrote it, or measure again"
-                         % (path, record.get('version'), VERSION))
+        raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
+                         "that wrote it, or measure again" % (path, record.get('version'), VERSION))
     missing = [key for key in KEYS if key not in record]
     if missing:
         raise BenchError("%s lacks %s: was it changed by hand?" % (path, ', '.join(missing)))

@@ -27,12 +27,7 @@ BLOCK = 1 << 20
 
 
 class GrowingFile:
-    """
-    A file of which more and more is there.
-
-    :ivar there: how much of it is there
-    :ivar given_up: nothing more will come
-    """
+    """A file of which more and more is there, so many bytes, until nothing more will come (given_up)."""
 
     def __init__(self, path: str, size: int, there: int = 0) -> None:
         self.path, self.size, self.there, self.given_up = path, size, there, False

@@ -109,12 +109,9 @@ def wrong_value(kind: list, value: str) -> str:
 
 
 class LibraryProbe:
-    """
-    The libraries that the process maps: do they read a variable?
+    """The libraries that the process maps (paths), and what NCCL loads (plugins): do they read a variable?
 
-    :param paths: their files
     :param fi_info: names that `fi_info -e` prints, or None if it could not be asked
-    :param plugins: files that NCCL loads as plugins
     """
 
     # libfabric makes names from those of provider and parameter: prefix, a parameter of each one that can be asked
@@ -213,13 +210,9 @@ def wrong_text(name: str, value: str, family: Family) -> str:
 
 
 def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool) -> None:
-    """
-    Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
+    """Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
 
     Red is what a library said; what this table alone says is yellow: a newer library may know better.
-
-    :param asked: LibraryProbe
-    :param with_gpu: whether the nodes have GPUs
     """
     for fact, values in sorted(report.facts.items()):
         name = fact[4:]
@@ -259,15 +252,13 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
             wrong = wrong_text(name, value, family)
             if wrong:
                 report.add('yellow', 'value', "%s='%s' %s%s" % (name, value, wrong, limit),
-                           "unless this release knows better, correct it, or unset it (source: %s)" % family.source,
-                           mask)
+                           "unless this release knows better, correct or unset it (source: %s)" % family.source, mask)
             elif with_gpu and (value, name) in family.warn:
                 report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),
                            "change it in the job script", mask)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# PyTorch's own
+# --- PyTorch's own
 
 # the runscript sets these, for older and newer releases
 OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_NCCL_DUMP_ON_TIMEOUT',
@@ -285,12 +276,8 @@ WORDS['TORCH_CPP_LOG_LEVEL'] = 'choice INFO WARNING ERROR FATAL 0 1 2 3'.split()
 
 
 def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
-    """
-    PyTorch's variables, against the strings of its own libraries. Its Python files and other packages read names with
-    the same prefixes: only one that looks like a misspelt one is said.
-
-    :param torch: the directory of torch
-    """
+    """PyTorch's variables, against the strings of its own libraries in a directory. Its Python files and other packages
+    read names with the same prefixes: only one that looks like a misspelt one is said."""
     names = {fact[4:]: values for fact, values in report.facts.items()
              if re.match(r'env (TORCH|GLOO|PYTORCH|OMP|MKL)_', fact)}
     libraries = [path for kind in ('torch_', 'c10') for path in glob.glob(
@@ -330,8 +317,7 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
             elif name.startswith('PYTORCH') and libraries:
                 for key in (part.partition(':')[0].strip() for part in re.sub(r'\[[^]]*\]', '', value).split(',')):
                     if key and not re.search('[^a-z0-9_]', key) and not after(key + '\0', r'(.*)\0'):
-                        report.add('yellow', 'value', "%s: no library of this PyTorch has the option '%s'" % (
-                            name, key),
+                        report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
                                    "correct it in the job script: an unknown one ends a program that uses a GPU", ranks)
         if name.startswith(('TORCH_', 'GLOO_')) and name not in OURS and libraries:
             known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')

@@ -69,6 +69,18 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
+def why_no_loopback(seconds: float) -> str:
+    """Why this machine cannot reach itself at 127.0.0.1; '' if it can."""
+    try:
+        with socket.socket() as there:
+            there.bind(('127.0.0.1', 0))
+            there.listen(1)
+            socket.create_connection(there.getsockname(), seconds).close()
+        return ''
+    except OSError as err:
+        return str(err)
+
+
 def serve(listener: socket.socket, answer: 'Callable') -> None:
     """Answer each caller in a thread of its own, in the background: one that says nothing delays nobody."""
     def loop():
@@ -85,7 +97,7 @@ def serve(listener: socket.socket, answer: 'Callable') -> None:
 def accept(listeners: list, count: int, key: str, seconds: float,
            weight: 'Callable[[str], int]' = lambda words: 1) -> list:
     """
-    So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to afterwards.
+    So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to then.
 
     :param listeners: sockets, as listen() makes them
     :param weight: for how many a caller counts, by what it said; called as soon as it is heard

@@ -237,7 +237,7 @@ def test_release_line(block, version, apis, cxx, lib):
 
 
 def test_release_too_old(block):
-    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is not known .* oldest .* is 1.6.0'):
+    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is too old .* builds 1.6.0 or newer'):
         plugin(block, '1.5.0').release()
 
 
@@ -377,6 +377,17 @@ def test_installs_aws_ofi_rccl(bench):
         f'--with-libfabric={site.libfabric}', f'--with-hip={site.rocm}', f'--with-rccl={site.rocm}', '--disable-tests']
 
 
+def test_rocm_before_6(bench):
+    """HIP and RCCL had prefixes of their own."""
+    site = bench.site
+    site.add('rocm', '5.7.1', 'ROCm', 'hip/hip_runtime_api.h')
+    bench.run(bench.easyconfig('1.4.0', name='aws-ofi-rccl', apis=[5], lib='librccl-net.so',
+                               modules=['libfabric/1.22.0', 'rocm/5.7.1']))
+    options = bench.arguments('1.4.0', 'aws-ofi-rccl')
+    root = options[1].split('=')[1].rpartition('/')[0]
+    assert options[1:3] == [f'--with-hip={root}/hip', f'--with-rccl={root}/rccl'] and root.endswith('5.7.1')
+
+
 def test_system_prefix_is_not_passed(bench):
     site = bench.site
     for module in ('libfabric', 'hwloc'):
@@ -498,38 +509,42 @@ def generations():
 
 
 def emulate_modules(directory):
-    """Empty modules of the names that the easyconfigs of the bundle use, with prefixes in which the headers are."""
+    """Empty modules of the names that the sites' files have, with prefixes in which the headers are."""
     site = Site(directory)
     site.metadata.write_text('')
     headers = {'cuda': ('CUDA', 'cuda_runtime.h'), 'rocm': ('ROCm', 'hip/hip_runtime_api.h'),
                'libfabric': ('libfabric', 'rdma/fabric.h')}
-    names = {name for path in EASYCONFIGS for name in re.findall(r"'([^']+)', EXTERNAL_MODULE", path.read_text())}
     provided = [roles for _, _, roles in generations()]
-    names.update(text.split()[-1] for roles in provided for text in roles.values() if '/' in text and 'eb ' not in text)
-    for module, version in sorted(name.split('/') for name in names):
-        write(site.modules / module / version, '#%Module\n')
+    found = {re.match(r'(?:build )?(\S+)(?:.* in (\w+)$)?', text).groups() for roles in provided
+             for text in roles.values() if '/' in text and 'eb ' not in text}
+    for name, variable in found:
+        module, version = name.split('/')
         if module in headers:
             site.add(module, version, *headers[module])
+        write(site.modules / module / version, '#%Module\n' + (f'setenv {variable} /usr\n' if variable else ''))
     return site
+
+
+# which of them a generation is for: those that PyTorch takes there, and more where it makes no difference
+GENERIC = ['aws-ofi-nccl-1.20.0.eb', 'aws-ofi-nccl-1.21.1.eb']
+FITTING = {('derecho', '23.09'): ['NCCL-2.21.5.eb', 'aws-ofi-nccl-1.6.0.eb'],
+           ('derecho', '24.12'): ['NCCL-2.27.7.eb', *GENERIC],
+           ('derecho', '25.10'): ['NCCL-2.30.4.eb', *GENERIC],
+           ('frontier', 'rocm-5.7.1'): ['aws-ofi-rccl-1.4.0.eb'],
+           ('frontier', 'rocm-6.4.1'): ['aws-ofi-rccl-1.4.0.eb', *GENERIC],
+           ('frontier', 'rocm-7.1.1'): GENERIC}
 
 
 def test_easyconfigs_resolve_and_make_modules(eb_env, tmp_path):
     site = emulate_modules(tmp_path / 'site')
     env = {'EASYBUILD_EXTERNAL_MODULES_METADATA': site.metadata, 'MODULEPATH': site.modules}
-    names = [path.name for path in EASYCONFIGS]
-    for place in ('derecho', 'frontier'):
-        # each on the site that it is for
-        eb_env(*[name for name in names if place in name], '--module-only', '--force', '--robot',
-               env={**env, 'SLINGTORCH_SITE': place})
-    made = [re.match(r'(.*?)-(\d.*)\.eb', name).groups() for name in names if re.search('derecho|frontier', name)]
-    generic = [name for name in names if not re.search('derecho|frontier', name)]
-    for place, generation, _ in generations():
-        eb_env(*generic, '--module-only', '--force', '--robot',
+    assert {name for names in FITTING.values() for name in names} == {path.name for path in EASYCONFIGS}
+    for (place, generation), names in FITTING.items():
+        eb_env(*names, '--module-only', '--force', '--robot',
                env={**env, 'SLINGTORCH_SITE': place, 'SLINGTORCH_SITE_GENERATION': generation})
-        made += [(name.rsplit('-', 1)[0], f'{name.rsplit("-", 1)[1][:-3]}-{place}-{generation}') for name in generic]
-    assert len(generic) == 3 and len(made) >= 6 + 4 * len(generic)
-    for software, version in made:
-        assert (eb_env.modulepath / software / f'{version}.lua').exists()
+        for name in names:
+            software, version = re.match(r'(.*?)-(\d.*)\.eb', name).groups()
+            assert (eb_env.modulepath / software / f'{version}-{place}-{generation}.lua').exists()
 
 
 @pytest.mark.parametrize('path', EASYCONFIGS, ids=lambda path: path.stem)
@@ -537,11 +552,10 @@ def test_easyconfig_fits_its_nccl(block, path):
     """The plugin and the NCCL of each easyconfig fit, and the checksum is there."""
     text = path.read_text()
     assert re.search(r"checksums = \['[0-9a-f]{64}'\]", text)
-    nccls = re.findall(r"\('NCCL', '([^']+)'", text)
-    if 'site_dependencies' in text:
-        nccls = [re.match(r'eb NCCL/([\d.]+)', roles['nccl']).group(1) for _, _, roles in generations()
-                 if roles['nccl'] != 'gpu']
-        assert nccls
+    nccls = [re.match(r'eb NCCL/([\d.]+)', roles['nccl']).group(1) for place, generation, roles in generations()
+             if path.name.startswith('aws-ofi-nccl') and path.name in FITTING.get((place, generation), [])
+             and roles['nccl'] != 'gpu']
+    assert nccls or not path.name.startswith('aws-ofi-nccl')
     for nccl in nccls:
         version = re.search(r"^version = '([^']+)'", text, re.M).group(1)
         oldest, newest = plugin(block, version).release().apis

@@ -388,7 +388,7 @@ NOT_LOCKED = [
     (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is no address"),
     (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, and must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Keep it in ~/.netrc'),
-    (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option of pip, and no package'),
+    (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option and no package'),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', and must be the name"),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of the lock file'),
     (("toolchain = SYSTEM", 'toolchain = SYS'), 'cannot be read as an easyconfig'),

@@ -24,8 +24,8 @@ class Site:
         self.eb = EasyBuild(path / 'eb', lmod, ['--site', 'derecho'])
         self.eb.env.update(self.derecho.env)
         self.sources = derecho.ToySources(path / 'sources')
-        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
-        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho-23.09', ['libnccl.so'])
+        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho-23.09', ['libnccl-net.so'])
         self.root = self.eb.prefix / 'software' / MODULE
         self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
 

@@ -39,8 +39,8 @@ class Site:
         self.eb.env.update(self.derecho.env)
         self.sources = derecho.ToySources(path / 'sources')
         self.sources.write('2.4.0')
-        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
-        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+        self.nccl = self.derecho.install(self.eb.prefix, 'NCCL', '2.21.5-derecho-23.09', ['libnccl.so'])
+        self.plugin = self.derecho.install(self.eb.prefix, 'aws-ofi-nccl', '1.6.0-derecho-23.09', ['libnccl-net.so'])
         self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
 
     def easyconfig(self, *lines, drop=(), replace=()):
@@ -196,7 +196,7 @@ def test_cudnn_in_lib64(own_site):
     (cudnn / 'lib').rename(cudnn / 'lib64')
     assert own_site.works()[0]['CUDNN_LIB_DIR'] == f'{cudnn}/lib64'
     (cudnn / 'lib64').rename(cudnn / 'elsewhere')
-    assert f'There is no libcudnn.so in {cudnn}/lib64 or {cudnn}/lib' in own_site.fails()
+    assert f'There is no libcudnn.so in {cudnn}/lib64 or lib:' in own_site.fails()
 
 
 def test_cuda_too_old(site):
@@ -268,7 +268,7 @@ def test_upstream_form_of_the_check(own_site):
 @pytest.mark.parametrize('line, said', [
     ('memory_per_job = 0', 'memory_per_job is 0: it must be a number of GiB above 0'),
     ("memory_per_job = '4'", "memory_per_job is '4': it must be a number"),
-    ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name MPI's compilers for C and C++"),
+    ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name those for C and C++"),
     ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must name"),
     ("version_label = 'gcc-99-openmpi-1'", 'version_label says gcc 99, and the dependency is gcc 12.2.0'),
     ("version_label = 'derecho-cray-mpich-8.1.29'", 'says cray-mpich 8.1.29, and the dependency is cray-mpich 8.1.27'),
@@ -284,7 +284,7 @@ def without_ccache(tmp_path_factory):
 
 
 def test_ccache_asked_for(site, without_ccache):
-    assert 'asks for ccache (ccache = True), and there is none' in site.fails('ccache = True', env=without_ccache)
+    assert 'ccache is True, and none is in $PATH' in site.fails('ccache = True', env=without_ccache)
 
 
 def test_parameters_of_the_user(site, plain):

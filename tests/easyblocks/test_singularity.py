@@ -469,7 +469,7 @@ def test_preset_venv_without_runtime(site):
     ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c': it must be a name"),
     ({'wrappers': 'python'}, "wrappers is 'python': it must be a list of strings: wrappers = ['...']"),
     ({'sanity_check_packages': ['torch']}, "sanity_check_packages is ['torch']: it must be a dictionary"),
-    ({'sanity_check_packages': {'pip': None}}, "it must be a dictionary of strings"),
+    ({'sanity_check_packages': {'pip': None}}, "sanity_check_packages is {'pip': None}: it must be a dictionary"),
     ({'image_address': 'docker://debian:12', 'sources': []}, 'so it must end in a digest'),
     ({'image_address': 'shub://x', 'sources': []}, 'must start with docker://, oras:// or library://'),
 ])

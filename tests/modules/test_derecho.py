@@ -12,8 +12,8 @@ from testbed.easybuild import BIN, EasyBuild
 EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
-LIBRARIES = ['NCCL-2.21.5-derecho.eb', 'NCCL-2.27.7-derecho.eb', 'NCCL-2.30.4-derecho.eb',
-             'aws-ofi-nccl-1.6.0-derecho.eb', 'aws-ofi-nccl-1.20.0-derecho-24.12.eb',
+LIBRARIES = ['NCCL-2.21.5-derecho-23.09.eb', 'NCCL-2.27.7-derecho-24.12.eb', 'NCCL-2.30.4-derecho-25.10.eb',
+             'aws-ofi-nccl-1.6.0-derecho-23.09.eb', 'aws-ofi-nccl-1.20.0-derecho-24.12.eb',
              'aws-ofi-nccl-1.20.0-derecho-25.10.eb']
 RUN_TIME = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
@@ -87,7 +87,7 @@ def test_robot_finds_the_whole_stack(site):
     listed = re.findall(r'^ \* \[ \] \S+/([^/]+\.eb) \(module:', site.run_eb('--dry-run', '--robot'), re.M)
     assert set(listed) >= set(PYTORCH)
     assert {name for name in listed if name.startswith(('NCCL', 'aws'))} == set(LIBRARIES)
-    assert listed.index('NCCL-2.21.5-derecho.eb') < listed.index('PyTorch-2.4.0-derecho-cray-mpich.eb')
+    assert listed.index('NCCL-2.21.5-derecho-23.09.eb') < listed.index('PyTorch-2.4.0-derecho-cray-mpich.eb')
 
 
 @pytest.mark.parametrize('name', PYTORCH)
@@ -101,12 +101,10 @@ def test_pytorch_module(modules, name):
     assert found == RUN_TIME
     text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
     wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
-    own = re.findall(r"^    \('(\S+)', '(\S+)', '(\S+)'\),$", text, re.M)
-    wanted += [f'{software}/{version}{suffix}' for software, version, suffix in own]
+    generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
     plugin = re.search(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text)
-    if plugin:
-        generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
-        wanted.append(f'{plugin.group(1)}/{plugin.group(2)}-derecho-{generation}')
+    nccl = next(name for name in LIBRARIES if name.startswith('NCCL') and name.endswith(f'-{generation}.eb'))
+    wanted += [f'{plugin.group(1)}/{plugin.group(2)}-derecho-{generation}', module_name(nccl)]
     assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9)
     assert set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
@@ -128,14 +126,11 @@ def test_users_own_values_come_back(modules):
 def test_libraries_load_from_a_fresh_login(modules, name):
     """NCCL and its plugin by themselves, as one who tests the network loads them: their modules are behind ncarenv."""
     env = modules.load(module_name(name).replace('aws_ofi_nccl', 'aws-ofi-nccl'))
-    generation = re.search(r'-derecho-([\d.]+)\.eb', name)
-    if generation:
-        # the same file for each generation: its modules are the site's
-        text = (ROOT / 'hooks/sites/derecho.cfg').read_text().split(f'[provides {generation.group(1)}]')[1]
-        wanted = re.findall('^(?:modules_first|compiler|gpu|libfabric) = (.*)', text.split('[')[0], re.M)
-    else:
-        text = next(EASYCONFIGS.rglob(name)).read_text()
-        wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
+    # the same file for each generation: its modules are the site's
+    generation = re.search(r'-derecho-([\d.]+)\.eb', name).group(1)
+    text = (ROOT / 'hooks/sites/derecho.cfg').read_text().split(f'[provides {generation}]')[1]
+    roles = 'modules_first|compiler|gpu|libfabric' if name.startswith('aws') else 'modules_first|compiler|gpu'
+    wanted = re.findall(rf'^(?:{roles}) = (\S*)', text.split('[')[0], re.M)
     assert len(wanted) >= 3 and set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 
 
@@ -172,7 +167,23 @@ def test_tcl_modules_of_the_plugin(tmp_path, lmod, site):
     text = (written / 'aws-ofi-nccl-1.20.0-derecho-24.12.eb').read_text()
     assert "('cuda/12.3.2', EXTERNAL_MODULE)" in text and 'site_dependencies' not in text
     env = lmod.load('aws-ofi-nccl/1.20.0-derecho-24.12', modulepath=[eb.modulepath, site.derecho.modulepath])
-    assert {'cuda/12.3.2', 'NCCL/2.27.7-derecho'} <= set(env['LOADEDMODULES'].split(':'))
+    assert {'cuda/12.3.2', 'NCCL/2.27.7-derecho-24.12'} <= set(env['LOADEDMODULES'].split(':'))
+
+
+def test_what_eb_shows_of_roles(tmp_path, lmod, site):
+    """--missing has what is installed for them; --inject-checksums changes the checksum, and no dependency."""
+    eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
+    eb.env.update(site.derecho.env)
+    missing = eb('--missing', '--robot', 'PyTorch-2.14.1-derecho-cray-mpich.eb').stdout
+    assert re.findall(r'^\* (\S+)', missing, re.M) == [
+        'NCCL/2.30.4-derecho-25.10', 'aws-ofi-nccl/1.20.0-derecho-25.10', 'PyTorch/2.14.1-derecho-cray-mpich']
+    text = (EASYCONFIGS / 'a/aws-ofi-nccl/aws-ofi-nccl-1.20.0.eb').read_text()
+    copy = tmp_path / 'aws-ofi-nccl-1.20.0.eb'
+    copy.write_text(text)
+    (tmp_path / 'v1.20.0.tar.gz').write_text('sources')
+    eb('--inject-checksums=sha256', '--force', copy, env={'EASYBUILD_SOURCEPATH': tmp_path})
+    checksum = re.search(r"checksums = \['(\w+)'\]", text).group(1)
+    assert copy.read_text() == text.replace(checksum, hashlib.sha256(b'sources').hexdigest())
 
 
 def test_a_module_of_a_role_that_is_not_there(tmp_path, lmod):
@@ -181,6 +192,8 @@ def test_a_module_of_a_role_that_is_not_there(tmp_path, lmod):
     done = eb('aws-ofi-nccl-1.20.0.eb', '--robot', '--module-only', '--force', check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0 and 'ncarenv/25.10' in said
+    assert "is named in %s, section [provides 25.10], modules_first = ncarenv/25.10. If this machine has it no more" \
+        % (ROOT / 'hooks/sites/derecho.cfg') in said
 
 
 def test_on_another_system(tmp_path, lmod):
@@ -192,19 +205,15 @@ def test_on_another_system(tmp_path, lmod):
     assert 'There is no module ncarenv/23.09 on this system' in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize('name, options, first', [
-    ('PyTorch-2.4.0-derecho-cray-mpich.eb', [], ''),
-    # the first of its stack
-    ('PyTorch-2.4.0-derecho-cray-mpich.eb', ['--robot'], 'NCCL-2.21.5-derecho.eb'),
-    ('NCCL-2.27.7-derecho.eb', [], ''),
-])
-def test_on_another_site(tmp_path, lmod, name, options, first):
+@pytest.mark.parametrize('name, options', [
+    ('PyTorch-2.4.0-derecho-cray-mpich.eb', []), ('PyTorch-2.4.0-derecho-cray-mpich.eb', ['--robot'])])
+def test_on_another_site(tmp_path, lmod, name, options):
     """An error that names both, before anything is fetched or looked for."""
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
     done = eb(name, *options, check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0
-    assert f"{first or name} is for the site 'derecho', and this is the site 'lumi'" in said
+    assert f"{name} is for the site 'derecho', and this is the site 'lumi'" in said
     assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said and "Couldn't find file" not in said
 
 

@@ -202,7 +202,7 @@ def test_one_eb_locks_and_installs(install):
 
 
 @pytest.mark.parametrize('change, words', [
-    (("'cc -shared'", "'CC -shared'"), "MPI's compiler 'CC -shared', and there is none in $PATH"),
+    (("'cc -shared'", "'ftn -shared'"), "MPI's compiler 'ftn -shared', and there is none in $PATH"),
     (("'cc -shared'", "'gcc -shared'"), "MPI's compiler 'gcc -shared', and it links no MPI"),
 ])
 def test_no_mpi_to_build_mpi4py_with(today, change, words):

@@ -5,13 +5,14 @@ import types
 
 import pytest
 
-from testbed import NODES, ROOT, cirrus, derecho, frontier, lumi, slurm, witnesses
+from testbed import NODES, ROOT, cirrus, derecho, frontier, lumi, newex, slurm, witnesses
 
 
 def of_tree(emulation, directory):
     """Facts of a tree of modules."""
     make, tops = {'derecho': (derecho.Derecho, ('opt', 'glade')), 'frontier': (frontier.Frontier, ('opt', 'sw')),
-                  'cirrus': (cirrus.Cirrus, ('opt', 'nvhpc', 'cmake', 'openmpi'))}[emulation]
+                  'cirrus': (cirrus.Cirrus, ('opt', 'nvhpc', 'cmake', 'openmpi')),
+                  'newex': (newex.NewEX, ('opt', 'usr'))}[emulation]
     tree = make(directory)
     return (witnesses.of_modules(tree.path / 'modules') | witnesses.of_files(tree.path, *tops)
             | witnesses.of_environ(tree.env))
@@ -44,7 +45,7 @@ def facts(tmp_path, monkeypatch):
     return read
 
 
-@pytest.mark.parametrize('emulation', ['derecho', 'frontier', 'cirrus', 'lumi', 'slurm'])
+@pytest.mark.parametrize('emulation', ['derecho', 'frontier', 'cirrus', 'newex', 'lumi', 'slurm'])
 def test_each_fact_has_one_row(emulation, facts):
     """A module, version, variable, path or partition that is new in an emulation needs a witness first."""
     listed = [fact for row in witnesses.rows() if row.emulation == emulation for fact in row.facts]
@@ -56,7 +57,7 @@ def test_each_fact_has_one_row(emulation, facts):
 
 def test_rows_are_of_emulations():
     emulations = {row.emulation for row in witnesses.rows()}
-    assert emulations == {'derecho', 'frontier', 'cirrus', 'lumi', 'slurm'}
+    assert emulations == {'derecho', 'frontier', 'cirrus', 'newex', 'lumi', 'slurm'}
     for row in witnesses.rows():
         assert row.title and row.witness and (ROOT / f'tests/testbed/{row.emulation}.py').exists()
 

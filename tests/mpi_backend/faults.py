@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """One way to go wrong, on ranks of slingmpi: python faults.py NAME. What is printed is what a user would see."""
 
-import datetime
+import ctypes
 import os
 import sys
 import tempfile
@@ -10,13 +10,17 @@ import time
 import torch
 import torch.distributed as dist
 
-from collectives import ranks_from_launcher
+import slingmpi
+from collectives import start
+
+MPI_THREAD_MULTIPLE = 3
 
 
-def start(seconds=60):
-    ranks_from_launcher()
-    dist.init_process_group('slingmpi', timeout=datetime.timedelta(seconds=seconds))
-    return dist.get_rank()
+def mpi():
+    """The library of the MPI that slingmpi is linked with, which mpi4py would call in the same way."""
+    from slingmpi import _backend   # noqa: F401  loads MPI, and does not start it
+    library, = slingmpi._mpi_libraries()
+    return ctypes.CDLL(library)
 
 
 def late():
@@ -27,32 +31,37 @@ def late():
 
 
 def dies():
-    if start() == 1:
+    if start(60) == 1:
         raise ValueError('this rank has had enough')
     dist.all_reduce(torch.ones(3))
 
 
 def killed():
-    if start() == 1:
+    if start(60) == 1:
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(3))
 
 
 def shapes():
     os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
-    dist.all_reduce(torch.ones(3 + start()))
+    dist.all_reduce(torch.ones(3 + start(60)))
+
+
+def data_types():
+    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
+    dist.broadcast(torch.ones(3, dtype=torch.float64 if start(60) else torch.float32), 0)
 
 
 def operations():
     os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
-    if start():
+    if start(60):
         dist.barrier()
     else:
         dist.all_reduce(torch.ones(3))
 
 
 def too_short():
-    if start():
+    if start(60):
         dist.recv(torch.ones(5), 0)
     else:
         dist.send(torch.ones(3), 1)
@@ -65,32 +74,70 @@ def sizes():
         dist.init_process_group('slingmpi', init_method=f'file://{directory}/store', rank=0, world_size=1)
 
 
+def aborted():
+    rank = start(60)
+    backend = dist.group.WORLD._get_backend(torch.device('cpu'))
+    work = dist.irecv(torch.ones(3), 1 - rank)
+    backend.abort()
+    work.wait()
+
+
 def forked():
-    start()
+    start(60)
     if not os.fork():
         dist.all_reduce(torch.ones(3))
     sys.exit(os.wait()[1] >> 8)
 
 
-def reduction():
-    start()
-    dist.all_reduce(torch.ones(3, dtype=torch.float8_e4m3fn))
-
-
-def destroyed():
-    start()
-    group = dist.new_group()
-    backend = group._get_backend(torch.device('cpu'))
-    dist.destroy_process_group(group)
-    backend.allreduce([torch.ones(3)])
-
-
-def aborted():
-    rank = start()
+def refused():
+    """Errors that leave everything as it was."""
+    start(60)
     backend = dist.group.WORLD._get_backend(torch.device('cpu'))
-    work = dist.irecv(torch.ones(3), 1 - rank)
-    backend.abort()
-    work.wait()
+    group = dist.new_group()
+    destroyed = group._get_backend(torch.device('cpu'))
+    dist.destroy_process_group(group)
+    for wrong in (
+            lambda: dist.all_reduce(torch.ones(3, dtype=torch.float8_e4m3fn)),
+            lambda: destroyed.allreduce([torch.ones(3)]),
+            # memory that is not the processor's, and no MPI takes
+            lambda: backend.allreduce([torch.ones(3, device='meta')]),
+            lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1], [3]),
+            lambda: dist.all_gather_into_tensor(torch.ones(5), torch.ones(3)),
+            lambda: dist.isend(torch.ones(3), 0, tag=-1),
+            lambda: dist.all_reduce(torch.ones(3).to_sparse())):
+        try:
+            wrong()
+        except Exception as err:
+            print(f'{type(err).__name__}: {err}', flush=True)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert (tensor == dist.get_world_size()).all()
+    sys.exit('and that was all')
+
+
+def one_thread():
+    """MPI was started for a program without threads."""
+    mpi().MPI_Init(None, None)
+    start(60)
+
+
+def finalized_before():
+    library = mpi()
+    library.MPI_Init_thread(None, None, MPI_THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    library.MPI_Finalize()
+    start(60)
+
+
+def finalized_too_early():
+    start(60)
+    mpi().MPI_Finalize()
+    dist.all_reduce(torch.ones(3))
+
+
+def two_mpis():
+    """Another MPI has been loaded: $OTHER."""
+    ctypes.CDLL(os.environ['OTHER'])
+    start(60)
 
 
 def named_mpi():
@@ -106,9 +153,9 @@ def named_mpi():
     print('as mpi')
 
 
-def uncaught_before():
+def caught():
     """Fine: an exception that the program has dealt with ends nobody."""
-    start()
+    start(60)
     try:
         raise KeyError('dealt with')
     except KeyError:
@@ -117,32 +164,28 @@ def uncaught_before():
     print('fine')
 
 
-def training():
-    """Fine: DistributedDataParallel, FSDP2 and gloo beside."""
-    rank = start()
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    torch.manual_seed(0)
-    gradients = {}
-    for name in ('ddp', 'fsdp2'):
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        for number, parameter in enumerate(model.parameters()):
-            torch.nn.init.constant_(parameter, 0.01 * (number + 1))
-        if name == 'ddp':
-            wrapped = torch.nn.parallel.DistributedDataParallel(model)
-        else:
-            wrapped = fully_shard(model, mesh=init_device_mesh('cpu', (dist.get_world_size(),)))
-        wrapped(torch.arange(8.).reshape(1, 8) + rank).sum().backward()
-        gradients[name] = [getattr(parameter.grad, 'full_tensor', lambda p=parameter: p.grad)()
-                           for parameter in model.parameters()]
-    for left, right in zip(gradients['ddp'], gradients['fsdp2']):
-        torch.testing.assert_close(left, right)
-    gloo = dist.new_group(backend='gloo')
-    tensor = gradients['ddp'][0].clone()
-    dist.all_reduce(tensor, group=gloo)
-    torch.testing.assert_close(tensor / dist.get_world_size(), gradients['ddp'][0])
+def mpi4py_before():
+    """Fine: it starts MPI, and finalizes it after the process group."""
+    from mpi4py import MPI
+    start(60)
+    beside(MPI)
+
+
+def mpi4py_after():
+    """Fine: it finds MPI started."""
+    start(60)
+    from mpi4py import MPI
+    beside(MPI)
+
+
+def beside(MPI):
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    total = MPI.COMM_WORLD.allreduce(1)
+    work.wait()
+    assert tensor[0] == total == dist.get_world_size()
     dist.destroy_process_group()
-    print('trained')
+    print('beside mpi4py')
 
 
 if __name__ == '__main__':

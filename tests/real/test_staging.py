@@ -252,7 +252,7 @@ def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, wor
     ({'SLINGTORCH_ENVIRONMENT_IMAGE': None}, "installed with 'environment_image = True'"),
     ({'WITH_CONDA': 'source /x/activate'}, 'activates another environment'),
     ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, whose packages are not in the image'),
-    ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is not an absolute path'),
+    ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is no absolute path'),
     ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character in it'),
     ({'SLINGTORCH_STAGE_DIR': '/tmp/a\nb'}, 'has a colon or a control character in it'),
     ({'SLINGTORCH_STAGE_TIMEOUT': 'soon'}, 'is not a whole number'),
@@ -319,8 +319,8 @@ def test_where_no_node_can_send_each_copies(alone):
         done = pbs_nodes(alone, 2, {'MASTER_PORT': str(listener.getsockname()[1] - 16)})
     for rank, node in enumerate(done):
         assert prefixes(node)[rank].startswith(f'{alone.dir}/node{rank}/'), node.stderr
-    assert 'handing the image on from node to node failed (' in done[0].stderr and 'in use' in done[0].stderr
-    assert 'handing the image on from node to node failed (' in done[1].stderr
+    assert 'handing on the image failed (' in done[0].stderr and 'in use' in done[0].stderr
+    assert 'handing on the image failed (' in done[1].stderr
 
 
 @contextlib.contextmanager

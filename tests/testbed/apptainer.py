@@ -71,10 +71,11 @@ def debian_mirror():
     )
 
 
-def own_apt(directory, suite):
+def own_apt(directory, suite, architecture=None):
     """
     An apt configuration of its own in this directory, for a suite of the Debian archive, with its package lists.
 
+    :param architecture: Debian's name of another one than this machine's
     :return: the environment to call apt in
     """
     if not os.path.exists(KEYRING):
@@ -87,6 +88,8 @@ def own_apt(directory, suite):
     (apt / 'status').touch()
     # apt's own user may not enter our directory
     user = 'APT::Sandbox::User "root";\n' if os.geteuid() == 0 else ''
+    if architecture:
+        user += f'APT::Architecture "{architecture}";\nAPT::Architectures "{architecture}";\n'
     (apt / 'apt.conf').write_text(
         f'Dir::State "{apt}/state";\nDir::State::status "{apt}/status";\nDir::Cache "{apt}/cache";\n'
         f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "{apt}/sources";\n'

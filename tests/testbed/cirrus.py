@@ -5,17 +5,16 @@ What it asserts about the machine, with the witness of each fact: witnesses.cfg.
 """
 
 import pathlib
-import re
 
-from . import ROOT, quickvenv
-from .derecho import Derecho, cray_mpich, needed_commands, script, shared_library
+from . import quickvenv
+from .derecho import Derecho, cray_mpich, needed_commands, own_site, script, shared_library
 
 
 class Cirrus:
     """A copy of the tree below a directory of the test.
 
     :ivar modulepath: what MODULEPATH is after login
-    :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
+    :ivar sites: a directory with the site's file, in which the prefixes are those of this tree
     :ivar mpich: prefix of its MPI
     :ivar openmpi: prefix of the former machine's MPI, for which the same MPICH stands
     :ivar nvhpc: what NVHPC_ROOT is
@@ -59,9 +58,7 @@ class Cirrus:
                         f'prepend_path("PATH", "{pythons}")', 'setenv("MINICONDA3_PYTHON_VERSION", "3.12.1")',
                         f'prepend_path("LD_LIBRARY_PATH", "{nccl.parent}")',
                         f'setenv("NVHPC_ROOT", "{self.nvhpc}")' if name.endswith('gpu') else '')  # fmt: skip
-        text = (ROOT / 'hooks/sites/cirrus_external_modules_metadata.cfg').read_text()
-        self.metadata = self.path / 'metadata.cfg'
-        self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
+        self.sites = own_site(self.path, 'cirrus', 'cirrus_ice')
 
     module = Derecho.module
 
@@ -70,5 +67,5 @@ class Cirrus:
         """Variables of a shell on Cirrus, to be put on top of those of testbed.easybuild.EasyBuild."""
         return {
             'MODULEPATH': str(self.modulepath),
-            'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
+            'SLINGTORCH_SITES_PATH': str(self.sites),
         }

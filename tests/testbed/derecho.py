@@ -151,12 +151,23 @@ def script(path, text):
     return path
 
 
+def own_site(path, *names):
+    """The files of sites with these names, in which modules have their prefixes below path; the directory."""
+    directory = path / 'site-files'
+    directory.mkdir(parents=True)
+    for name in names:
+        text = (ROOT / f'hooks/sites/{name}.cfg').read_text()
+        (directory / f'{name}.cfg').write_text(re.sub(r'^(\w+ = .* in )(?=/)', rf'\1{path}', text, flags=re.M))
+    return directory
+
+
 class Derecho:
     """A copy of the tree below a directory of the test.
 
     :ivar path: the directory
     :ivar modulepath: what MODULEPATH is after login
-    :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
+    :ivar sites: a directory with the site's file, in which the prefixes are those of this tree
+    :ivar metadata: a user's own file of metadata of external modules, empty
     """
 
     def __init__(self, path):
@@ -165,9 +176,9 @@ class Derecho:
         self.modulepath = self.path / 'modules/environment'
         for generation, versions in GENERATIONS.items():
             self.generation(generation, versions)
-        text = (ROOT / 'hooks/sites/derecho_external_modules_metadata.cfg').read_text()
+        self.sites = own_site(self.path, 'derecho')
         self.metadata = self.path / 'metadata.cfg'
-        self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
+        self.metadata.write_text('')
 
     def prefix(self, path):
         """Where something is that on Derecho is at this absolute path."""
@@ -258,6 +269,7 @@ class Derecho:
             'MODULEPATH': str(self.modulepath),
             'NCAR_HOST': 'derecho',
             'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
+            'SLINGTORCH_SITES_PATH': str(self.sites),
         }
 
     def install(self, prefix, name, version, libraries):

@@ -6,15 +6,14 @@ and the GPU Transport Layer (an empty library) where an accelerator module is lo
 """
 
 import pathlib
-import re
 
-from . import ROOT, quickvenv
-from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_commands, script
+from . import quickvenv
+from .derecho import CONDA, Derecho, cray_mpich, gpu_transport_layer, needed_commands, own_site, script
 
 CC = """#!/bin/bash
 gtl=()
 [[ -z ${{CRAY_ACCEL_TARGET-}} ]] || gtl=(-Wl,--no-as-needed -L{gtl} -Wl,-rpath,{gtl} -lmpi_gtl_hsa)
-exec gcc {flags} "${{gtl[@]}}"
+exec {compiler} {flags} "${{gtl[@]}}"
 """
 
 
@@ -22,7 +21,7 @@ class Frontier:
     """A copy of the tree below a directory of the test.
 
     :ivar modulepath: what MODULEPATH is after login
-    :ivar metadata: the bundle's metadata of external modules, with the prefixes of this tree
+    :ivar sites: a directory with the site's file, in which the prefixes are those of this tree
     :ivar mpich: prefix of its MPI
     """
 
@@ -37,12 +36,15 @@ class Frontier:
         # from 9.1.0 on without a number
         flags = cray_mpich(self.mpich, 'mpi_gnu')
         gtl = gpu_transport_layer(self.path / 'opt/cray/pe/mpich/9.1.0/gtl/lib', 'hsa').parent
-        compiler = script(self.path / 'opt/cray/pe/craype/2.7.33/bin/cc', CC.format(flags=flags, gtl=gtl))
+        for name, own in (('cc', 'gcc'), ('CC', 'g++')):
+            compiler = script(self.path / 'opt/cray/pe/craype/2.7.33/bin' / name,
+                              CC.format(compiler=own, flags=flags, gtl=gtl))
         for version in ('8.5.0', '8.7.0'):
             self.module(self.modulepath, f'PrgEnv-gnu/{version}', f'prepend_path("PATH", "{compiler.parent}")',
                         'setenv("PE_ENV", "GNU")', 'load("cray-mpich/9.1.0")')  # fmt: skip
         self.module(self.modulepath, 'cray-mpich/9.1.0', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
-                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib:{gtl}")')  # fmt: skip
+                    f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib:{gtl}")',
+                    f'setenv("PE_MPICH_GTL_DIR_amd_gfx90a", "-L{gtl}")')  # fmt: skip
         self.module(self.modulepath, 'cpe/26.03')
         for version in ('5.7.1', '6.4.1', '7.1.1'):
             self.module(self.modulepath, f'rocm/{version}', f'setenv("ROCM_PATH", "/opt/rocm-{version}")')
@@ -51,9 +53,7 @@ class Frontier:
         conda = script(self.path / 'sw/frontier/miniforge3/23.11.0-0/bin/conda',
                        CONDA.replace('{python3}', f'{quickvenv.python3(python)}/python3'))  # fmt: skip
         self.module(self.modulepath, 'miniforge3/23.11.0-0', f'prepend_path("PATH", "{conda.parent}")')
-        text = (ROOT / 'hooks/sites/frontier_external_modules_metadata.cfg').read_text()
-        self.metadata = self.path / 'metadata.cfg'
-        self.metadata.write_text(re.sub(r'^(prefix *= *)/', rf'\1{self.path}/', text, flags=re.M))
+        self.sites = own_site(self.path, 'frontier')
 
     module = Derecho.module
     install = Derecho.install
@@ -64,5 +64,5 @@ class Frontier:
         return {
             'MODULEPATH': str(self.modulepath),
             'LMOD_SYSTEM_NAME': 'frontier',
-            'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
+            'SLINGTORCH_SITES_PATH': str(self.sites),
         }

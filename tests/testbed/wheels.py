@@ -121,13 +121,14 @@ def toy_torch(directory, version, cuda=None, hip=None, nccls=None):
     return files
 
 
-def stand_in(easyconfig, directory, gpus=0):
+def stand_in(easyconfig, directory, gpus=0, torch=None):
     """
     Make an easyconfig of a wheel with CUDA, and its lock file, one for tiny wheels of the same names.
 
     :param easyconfig: path of the file to change
     :param directory: for the wheels
     :param gpus: how many GPUs its torch says that there are
+    :param torch: text of torch/__init__.py instead
     :return: settings of pip for these wheels alone
     """
     text = easyconfig.read_text()
@@ -135,6 +136,7 @@ def stand_in(easyconfig, directory, gpus=0):
     # 2.10.0 of the package index says +cu128 of itself, later ones +cu132 and so on
     files = toy_torch(directory, f'{version}+cu{cuda.replace(".", "")}', cuda=cuda, nccls={'libnccl.so.2': 23007})
     files['torch/__init__.py'] += f'cuda.is_available, cuda.device_count = lambda: {gpus} > 0, lambda: {gpus}\n'
+    files['torch/__init__.py'] = torch or files['torch/__init__.py']
     made = [make_wheel(directory, 'torch', version, files=files),
             make_wheel(directory, 'torchvision', re.search("'torchvision': '(.*)'", text).group(1)),
             make_wheel(directory, 'numpy', '2.4.6'), make_wheel(directory, 'pip', '26.3'),

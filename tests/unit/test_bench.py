@@ -225,7 +225,7 @@ def test_tables_of_a_file(capsys, files):
 
 @pytest.mark.parametrize('text,says', [
     ('{', 'is not JSON'), ('[]', 'not a result of bench'), ('{"format": "other"}', 'not a result of bench'),
-    (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads version 1'),
+    (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads 1'),
     (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'lacks .*complete'),
     (None, 'cannot be read: No such file'),
 ])

@@ -98,13 +98,8 @@ def test_only_shell_code_on_stdout(environ):
     assert run(['env', '--quiet'], environ).stderr == ''
 
 
-def test_site_with_metadata(environ):
+def test_site_with_a_group(environ):
     env = activated(evaluate('--site derecho --with gdr', environ))
-    metadata = env['EASYBUILD_EXTERNAL_MODULES_METADATA'].split(',')
-    assert metadata[-1] == '%s/hooks/sites/derecho_external_modules_metadata.cfg' % ROOT
-    # EasyBuild's own files, which the option would otherwise replace
-    assert any(path.endswith('/etc/cray_external_modules_metadata.cfg') for path in metadata[:-1])
-    assert all(os.path.isfile(path) for path in metadata)
     assert (env['SLINGTORCH_SITE'], env['SLINGTORCH_SITE_GROUPS']) == ('derecho', 'gdr')
 
 
@@ -115,18 +110,14 @@ def test_other_site_afterwards(environ):
 
 
 def test_site_of_the_user(environ, tmp_path):
-    """In a directory of the user's, with what EasyBuild must know of its modules."""
+    """In a directory of the user's."""
     directory = tmp_path / 'sites'
     directory.mkdir()
     derecho = (ROOT / 'hooks/sites/derecho.cfg').read_text()
     (directory / 'mine.cfg').write_text(derecho.replace('NCAR_HOST', 'MY_HOST').replace('derecho[', 'mine['))
-    metadata = directory / 'mine_external_modules_metadata.cfg'
-    metadata.write_text('')
     environ.update(SLINGTORCH_SITES_PATH=str(directory), MY_HOST='derecho')
     env = evaluate('', environ, times=2)
     assert env['SLINGTORCH_SITE'] == 'mine'
-    assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'].split(',')[-1] == str(metadata)
-    assert 'EASYBUILD_EXTERNAL_MODULES_METADATA' not in evaluate('--site local', env)
     assert 'file:          %s/mine.cfg' % directory in run(['sites', 'mine'], environ).stdout
 
 
@@ -155,8 +146,7 @@ def test_users_own_values_stay(environ):
     assert env['EASYBUILD_SEARCH_PATHS'] == '/my/search:%s/patches' % ROOT
     assert env['EASYBUILD_INCLUDE_EASYBLOCKS'].endswith('/*.py,/my/easyblocks/*.py')
     assert env['EASYBUILD_SOURCEPATH'] == '/my/sources:/central/sources:%s/patches:%s/runscripts' % (ROOT, ROOT)
-    assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'] == \
-        '/my/metadata.cfg,%s/hooks/sites/derecho_external_modules_metadata.cfg' % ROOT
+    assert env['EASYBUILD_EXTERNAL_MODULES_METADATA'] == '/my/metadata.cfg'
     assert env['EASYBUILD_MODULE_SYNTAX'] == 'Tcl'
 
 
@@ -506,7 +496,7 @@ def test_easybuild_takes_it(environ):
     """eb itself reads the configuration and finds an easyconfig of the bundle by its name."""
     done = bash('eval "$(slingtorch env --site derecho)" && cd / && eb --show-config && eb --search PyTorch-', environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    for text in ('hooks ', str(ROOT / 'hooks' / 'slingshot_hooks.py'), 'derecho_external_modules_metadata.cfg',
+    for text in ('hooks ', str(ROOT / 'hooks' / 'slingshot_hooks.py'),
                  str(ROOT / 'easyconfigs'), str(ROOT / 'runscripts'), '%s/easyconfigs/p/PyTorch' % ROOT,
                  'patches/p/PyTorch/PyTorch-2.6.0_process-group-gil.patch'):
         assert text in done.stdout

@@ -251,7 +251,7 @@ def test_no_environment(module, tmp_path):
 ])
 def test_module_is_not_loaded(module, venv, env):
     before = tree(venv)
-    assert f'not loaded, that of {module.root}. Load it' in module.refuses(venv, env=env)
+    assert f'that of {module.root}, is not loaded' in module.refuses(venv, env=env)
     assert tree(venv) == before
 
 
@@ -267,7 +267,7 @@ def test_python_of_another_version(module, venv):
     assert tree(venv) == before
     python.write_text('#!/bin/sh\necho broken >&2\nexit 1\n')
     done = module.extend(venv)
-    assert done.returncode == 1 and done.stderr.startswith('broken\n') and 'Was the environment moved' in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith('broken\n') and 'Was it moved' in done.stderr
     assert tree(venv)[venv / 'bin/activate'] == before[venv / 'bin/activate']
 
 

@@ -143,16 +143,36 @@ def test_models_older_than_turing(model, expected):
      'driver 580, %s 525)' % (NEWEST, OLDER)),
     ({}, 'any', 'any', None),
     ({}, 'none', 'any', None),
-    # these sites have easyconfigs of their own
+    # what is not known to have a plugin for the network
     ({'driver': '580.65.06'}, 'cuda', 'slingshot11', None),
 ])
 def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
     monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
-    assert cli.gpu_note(types.SimpleNamespace(gpu=gpu, network=network), machine(**files)) == line
+    site = types.SimpleNamespace(gpu=gpu, network=network, generations={})
+    assert cli.gpu_note(site, machine(**files)) == line
+
+
+@pytest.mark.parametrize('cuda, line', [
+    ('12.9.0', 'PyTorch for the GPUs here: eb --robot %s   (driver 580.65.06)' % OLDER),
+    ('11.8.0', 'no easyconfig with a wheel of PyTorch fits the GPUs here: there is no wheel with CUDA for x86_64')])
+def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
+    """The wheel for the CUDA that the plugin of the network is built with; Derecho has easyconfigs of its own."""
+    monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
+    sites = cli.slingshot_sites()
+    site = sites.load('derecho', {})
+    assert cli.gpu_note(site, machine(driver='580.65.06')) is None
+    site.name = 'other'
+    site.generations = {'x': {'gpu': 'cuda/%s' % cuda, 'nccl_plugin': 'eb aws-ofi-nccl/1.20.0'}}
+    assert cli.gpu_note(site, machine(driver='580.65.06')) == line
+
+
+def test_intels_gpus_have_no_wheel_of_ours(machine):
+    line = cli.gpu_note(cli.slingshot_sites().load('aurora', {}), machine())
+    assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module")
 
 
 def test_env_ends_with_it(monkeypatch, capsys):
-    monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu: (OLDER, 'driver 550.90.07'))
+    monkeypatch.setattr(gpus, 'fitting_easyconfig', lambda root, site_gpu, toolkit: (OLDER, 'driver 550.90.07'))
     monkeypatch.setattr(cli, 'activation', lambda *args: [])
     monkeypatch.delenv('SLINGTORCH_SITE_GROUPS', raising=False)
     line = 'slingtorch: PyTorch for the GPUs here: eb %s   (driver 550.90.07)\n' % OLDER

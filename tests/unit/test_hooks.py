@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+import easybuild.easyblocks.nccl
 import easybuild.tools.hooks as eb_hooks
 from easybuild.framework.easyconfig import easyconfig as eb_easyconfig
 from easybuild.framework.easyconfig.easyconfig import EasyConfig
@@ -196,6 +197,79 @@ def test_the_sites_own_plugin_or_ours(roles):
     assert names(roles(section, "site_dependencies = ['nccl_plugin']")['dependencies'])[1] == 'aws-ofi-nccl/1.21.1'
 
 
+def test_only_the_build(roles):
+    """What has nothing of a generation at run time is the same for all of them, and has no suffix."""
+    two = (PROVIDES % ('a', 'a', '12') + 'default = yes\nconda = build conda/1\npython = build eb CondaPython/3.12\n'
+           + PROVIDES % ('b', 'b', '13') + 'conda = build conda/1\n')
+    ec = roles(two, "site_dependencies = ['conda']", name='CondaPython')
+    assert names(ec['dependencies']) == [] and names(ec['builddependencies']) == ['env/a', 'conda/1']
+    assert ec.full_mod_name == 'CondaPython/9.9'
+    ec = roles(two, "site_dependencies = ['python', 'gpu']")
+    assert names(ec['builddependencies']) == ['CondaPython/3.12'] and ec.full_mod_name == 'NCCL/9.9-mine-a'
+
+
+def test_what_a_site_may_have(roles):
+    """An optional role, marked with '?', is left out where the site has none, and is no reason to refuse."""
+    section = PROVIDES % ('a', 'a', '12')
+    assert names(roles(section, "site_dependencies = ['gpu', 'nccl?']")['dependencies']) == ['env/a', 'cuda/12']
+    ec = roles(section + 'nccl = net/1\n', "site_dependencies = ['gpu', 'nccl?']")
+    assert names(ec['dependencies'])[2] == 'net/1'
+    ec = roles('', "site_dependencies = ['nccl_plugin?']")
+    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site'](app)
+
+
+def test_metadata_of_the_site(roles, parser):
+    """EasyBuild gets name, version and prefix from the site's file; and a file of the user's comes first."""
+    section = PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in CUDA_HOME') % ('a', 'a', '12.9')
+    section += 'nccl_plugin = net/1 is aws-ofi-nccl/1.19.2 in /opt/net\n'
+    more = "dependencies = [('cuda/12.9', EXTERNAL_MODULE), ('net/1', EXTERNAL_MODULE)]"
+    ec = roles(section, more)
+    assert [dep['external_module_metadata'] for dep in ec['dependencies']] == [
+        {'name': ['CUDA'], 'version': ['12.9'], 'prefix': 'CUDA_HOME'},
+        {'name': ['aws-ofi-nccl'], 'version': ['1.19.2'], 'prefix': '/opt/net'}]
+    own = parser.tmp_path / 'own.cfg'
+    own.write_text('[cuda/12.9]\nname = CUDA\nversion = 12.9.1\nprefix = /my/cuda\n')
+    parser.configure('--external-modules-metadata=%s' % own, site='mine')
+    parser.monkeypatch.setenv('SLINGTORCH_SITES_PATH', str(parser.tmp_path / 'sites'))
+    ec = parser.parse(name='NCCL', more=more)[0]
+    assert ec['dependencies'][0]['external_module_metadata']['prefix'] == '/my/cuda'
+
+
+def test_a_prefix_that_the_module_does_not_set(roles, parser):
+    ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
+    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    hooks = eb_hooks.load_hooks(str(HOOKS))
+    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which is its prefix in .*"
+                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA"):
+        hooks['post_prepare_hook'](app)
+    parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
+    hooks['post_prepare_hook'](app)
+
+
+def test_parameters_of_the_site_for_what_names_roles(roles):
+    """NCCL is compiled for the site's GPUs; what names no role gets nothing."""
+    parameter = '[parameter cuda_compute_capabilities]\nvalues = 8.0\nfor = %s\nreason = r\nsource = s\n'
+    section = PROVIDES % ('a', 'a', '12')
+    more = "site_dependencies = ['gpu']"
+    assert roles(section + parameter % 'Tarball', more)['cuda_compute_capabilities'] == ['8.0']
+    assert roles(section + parameter % 'Tarball', '')['cuda_compute_capabilities'] == []
+    assert roles(section + parameter % 'EB_NCCL', more)['cuda_compute_capabilities'] == []
+
+
+@pytest.mark.parametrize('suffix, wrong', [
+    ('-cuda-13.2', 'is for CUDA 13, and the plugin of the network here for CUDA 12'),
+    ('-rocm-7.1', 'is for ROCm 7, and the plugin of the network here for CUDA 12'), ('-cuda-12.8', None)])
+def test_a_plugin_for_another_cuda(roles, suffix, wrong):
+    """Said before anything is downloaded; parsing, and so --inject-checksums, goes on."""
+    section = PROVIDES % ('a', 'a', '12.9') + 'nccl_plugin = net/1\n'
+    ec = roles(section, "versionsuffix = '%s'\nsite_dependencies = ['nccl_plugin?']" % suffix, name='PyTorch')
+    app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
+    refuse = eb_hooks.load_hooks(str(HOOKS))['pre_easyblock_hook'].__globals__['refuse_other_site']
+    with pytest.raises(EasyBuildError, match=wrong) if wrong else contextlib.nullcontext():
+        refuse(app)
+
+
 def test_a_role_in_the_module_of_another(roles):
     ec = roles(PROVIDES % ('a', 'a', '12') + 'nccl = gpu\n', "site_dependencies = ['gpu', 'nccl']")
     assert names(ec['dependencies']) == ['env/a', 'cuda/12']
@@ -226,10 +300,12 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
         hooks['pre_easyblock_hook'](app)
 
 
-@pytest.mark.parametrize('name', ['1.19.2', '1.20.0', '1.21.1'])
+@pytest.mark.parametrize('name', ['1.20.0', '1.21.1'])
 @pytest.mark.parametrize('site, generation, modules, build', [
-    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0', 'NCCL/2.27.7-derecho'], []),
-    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0', 'NCCL/2.30.4-derecho'], []),
+    ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0',
+                          'NCCL/2.27.7-derecho-24.12'], []),
+    ('derecho', '25.10', ['ncarenv/25.10', 'gcc/14.3.0', 'cuda/12.9.0', 'libfabric/1.22.0',
+                          'NCCL/2.30.4-derecho-25.10'], []),
     ('frontier', 'rocm-7.1.1', ['rocm/7.1.1', 'libfabric/2.3.1'], ['PrgEnv-gnu/8.7.0']),
 ])
 def test_the_plugin_of_each_generation(parser, name, site, generation, modules, build):
@@ -390,7 +466,8 @@ def test_easybuilds_own_pytorch(parser):
 def test_only_known_hooks(parser):
     """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
     parser.configure()
-    assert sorted(eb_hooks.load_hooks(str(HOOKS))) == ['parse_hook', 'post_easyblock_hook', 'pre_easyblock_hook']
+    assert sorted(eb_hooks.load_hooks(str(HOOKS))) == [
+        'fail_hook', 'parse_hook', 'post_easyblock_hook', 'post_prepare_hook', 'pre_easyblock_hook']
 
 
 def test_sites_speak_of_easyblocks_that_exist():
@@ -399,6 +476,9 @@ def test_sites_speak_of_easyblocks_that_exist():
     sites = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sites)
     text = '\n'.join(path.read_text() for path in sorted((ROOT / 'easyblocks').rglob('*.py')))
+    # and what EasyBuild itself has
+    text += pathlib.Path(easybuild.easyblocks.nccl.__file__).read_text()
+    text += ''.join("'%s': [" % name for name in eb_easyconfig.DEFAULT_CONFIG)
     missing = []
     for site in sites.load_all():
         for value in site.env + site.parameters:
@@ -409,20 +489,22 @@ def test_sites_speak_of_easyblocks_that_exist():
     assert sorted(set(missing)) == []
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'hooks' / 'sites').glob('*_metadata.cfg')), ids=lambda path: path.name)
-def test_metadata(path):
-    """EasyBuild's own parser takes the files, and each module has a literal version and a prefix."""
-    metadata = parse_external_modules_metadata([str(path)])
-    assert metadata
-    for module, entry in metadata.items():
-        # conda/latest is another one every few months, and ncarenv only opens directories of modules: no prefix
-        bare = module == 'conda/latest' or module.startswith('ncarenv/')
-        assert sorted(entry) == (['name', 'version'] if bare else ['name', 'prefix', 'version']), module
-        version = module.split('/')[1]
-        if bare:
-            continue
-        assert module.startswith('rccl-net-plugin/') or entry['version'] in ([version], [version.split('-')[0]])
-        assert entry['prefix'].startswith('/') or re.match('^[A-Z_]+$', entry['prefix'])
+def test_metadata(parser, tmp_path):
+    """Of each module of the shipped sites: as EasyBuild's own parser would give it, with a literal version."""
+    sites = parser.configure() and eb_hooks.load_hooks(str(HOOKS))['parse_hook'].__globals__['slingshot_sites']
+    found = {(site.name, module): entry for site in sites.load_all({}) for module, entry in site.modules().items()}
+    assert len(found) > 15
+    for (site, module), entry in found.items():
+        path = tmp_path / 'metadata.cfg'
+        path.write_text('[%s]\n' % module + ''.join(
+            '%s = %s\n' % (key, value[0] if isinstance(value, list) else value) for key, value in entry.items()))
+        assert parse_external_modules_metadata([str(path)])[module] == entry
+        # conda/latest is another one every few months, and of some modules no version is public
+        if module != 'conda/latest' and ('/' in module or 'version' in entry):
+            assert re.match(r'\d+(\.\d+)+$', entry['version'][0]), (site, module)
+            assert entry['version'][0] in module or ' is ' in sites.load(site, {}).role_of(module), (site, module)
+    assert found['derecho', 'cudnn/9.2.0.82-12'] == {
+        'name': ['cuDNN'], 'version': ['9.2.0.82'], 'prefix': 'NCAR_ROOT_CUDNN'}
 
 
 # --- other sites

@@ -25,7 +25,7 @@ KEYS = {
     'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
     'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
 }
-OTHERS = {'pals', 'libnccl', 'cray-mpich', 'variables', 'faults'}     # kinds with other forms, and tests of their own
+OTHERS = {'pals', 'flux', 'libnccl', 'cray-mpich', 'variables', 'faults'}     # kinds with other forms, and tests of their own
 ALWAYS = ['machine', 'url', 'published', 'cut']
 SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
 RULES = explain.read_rules()

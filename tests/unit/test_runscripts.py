@@ -163,6 +163,19 @@ def pals(rank, size, local, locals_, **more):
     }
 
 
+def flux(name):
+    """A record of Flux: (its table of hosts and tasks, the environment of every rank)."""
+    table, ranks = (RUNSCRIPTS.parent / f"tests/records/flux/{name}.txt").read_text().split("\n\n")[1:]
+    environments = [dict(entry.split("=", 1) for entry in line.split()[1:]) for line in ranks.splitlines()[1:]]
+    return table.partition("\n")[2] + "\n", environments
+
+
+def flux_command(job, table, job_id):
+    """Flux's command as far as the runscript calls it: it prints what the real one printed for this job."""
+    (job.dir / "taskmap").write_text(table)
+    job.python(f'#!/bin/bash\n[[ $* == "job taskmap --to=hosts {job_id}" ]] && exec cat {job.dir}/taskmap\n', "flux")
+
+
 @pytest.fixture
 def nodefile(tmp_path):
     path = tmp_path / "nodefile"
@@ -227,15 +240,13 @@ def test_every_file_of_the_library_is_installed():
     assert {name for name in named if name.startswith("lib/")} == there
 
 
-def test_the_table_of_launchers_is_the_documented_one():
+def test_each_row_of_launchers_is_whole():
     program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo $row; done'
     rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True).stdout.decode()
-    joined = {"+": "` and `", ",": "`, else `"}
-    table = ""
-    for launcher, *fields in map(str.split, rows.splitlines()):
-        cells = [re.sub("[+,]", lambda sign: joined[sign.group()], f"`{field}`") for field in fields]
-        table += f"| {launcher} | {' | '.join(cells)} |\n".replace("`-`", "")
-    assert table in (RUNSCRIPTS.parent / "docs/runscripts.md").read_text(), table
+    form = re.compile(r"[a-z]+ \w+(\+\w+)*( \w+(,\w+)*){5} (\w+(,\w+)*|-)")
+    assert [row for row in rows.splitlines() if not form.fullmatch(row)] == []
+    names = [row.split()[0] for row in rows.splitlines()]
+    assert len(set(names)) == len(names) > 5
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
@@ -743,6 +754,64 @@ def test_torchrun_wins_over_every_launcher(job):
         assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("node1", "41234")
 
 
+# ------------------------------------------------------------------------------------------------------------- Flux
+
+
+@pytest.mark.parametrize("name", ["one-node", "block", "uneven", "cyclic"])
+def test_ranks_of_flux(job, name):
+    """As Flux has distributed them; all agree on the port, and Flux's own PMI variables contradict nothing."""
+    table, ranks = flux(name)
+    flux_command(job, table, ranks[0]["FLUX_JOB_ID"])
+    nodes = [[rank for part in line.partition(": ")[2].split(",")
+              for rank in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)] for line in table.splitlines()]
+    assert sorted(sum(nodes, [])) == list(range(len(ranks)))
+    # another host for every node: both brokers of the record were on one machine
+    (job.dir / "taskmap").write_text("".join(f"tuolumne{1005 + number}: {line.partition(': ')[2]}\n"
+                                             for number, line in enumerate(table.splitlines())))
+    seen = [job.rank(env) for env in ranks]
+    for rank, env in enumerate(seen):
+        own = next(node for node in nodes if rank in node)
+        assert identity(env) == (rank, len(ranks), own.index(rank), len(own))
+        assert env["MASTER_ADDR"] == ("tuolumne1005" if len(nodes) > 1 else "127.0.0.1")
+        assert f"/_{ranks[0]['FLUX_JOB_ID'].replace('ƒ', 'f')}-" in env["TRITON_CACHE_DIR"]
+    assert len({env["MASTER_PORT"] for env in seen}) == 1
+    # in the ASCII form of the same number, which Flux writes where the locale is not UTF-8
+    plain = {key: value.replace("ƒ", "f") for key, value in ranks[0].items()}
+    flux_command(job, table, plain["FLUX_JOB_ID"])
+    for locale in ({}, {"LC_ALL": "C.UTF-8"}):
+        assert job.rank({**plain, **locale, "MASTER_ADDR": "h"})["MASTER_PORT"] == seen[0]["MASTER_PORT"]
+    other = {**ranks[0], "FLUX_JOB_ID": None, "FLUX_JOB_ID_PATH": "/ƒ2iMesPN", "FLUX_JOB_NNODES": "1"}
+    assert job.rank(other)["MASTER_PORT"] != seen[0]["MASTER_PORT"]
+
+
+def test_flux_that_cannot_be_asked(job):
+    """As in a container: an even distribution is counted, another one is found out by some rank."""
+    _, ranks = flux("block")
+    assert identity(job.rank({**ranks[5], "MASTER_ADDR": "tuolumne1005"})) == (5, 8, 1, 4)
+    message = job.error(ranks[5])
+    assert "(launcher: flux)" in message and "export MASTER_ADDR=$(flux hostlist -n 0 local)" in message
+    uneven = {**ranks[5], "FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "4", "MASTER_ADDR": "tuolumne1005"}
+    assert "local_rank=4 is not below local_world_size=4 (from: flux)" in job.error(uneven)
+    assert "5 ranks on 2 nodes" in job.error({**flux("uneven")[1][3], "MASTER_ADDR": "tuolumne1005"})
+    job.python("#!/bin/sh\necho flux-job: no such job >&2; exit 1\n", "flux")
+    assert "failed: flux-job: no such job. Make it available" in job.error(flux("uneven")[1][3])
+    for table in ("tuolumne1005 0-3\n", "$(touch never): 0-7\n", ""):
+        flux_command(job, table, ranks[5]["FLUX_JOB_ID"])
+        assert "which is not HOST: TASKS" in job.error(ranks[5])
+    assert "FLUX_JOB_NNODES='x'" in job.error({**ranks[5], "FLUX_JOB_NNODES": "x"})
+
+
+def test_flux_inside_and_outside_others(job):
+    """Slurm that starts Flux, Flux that starts mpirun, and cray-pals, whose variables Flux sets besides its own."""
+    _, ranks = flux("one-node")
+    env = [f"{key}={value}" for key, value in ranks[3].items()]
+    inside = job.start(slurm(0, "1", "login1"), prefix=["bash", "-c", '"$@"; exit $?', "-", "env", *env])
+    assert identity(json.loads(inside.stdout)["env"]) == (3, 4, 3, 4), inside.stderr
+    assert identity(job.rank({**ranks[0], **ompi(2, 4)})) == (2, 4, 2, 4)
+    pals_env = {key: value for key, value in pals(3, 4, 3, 4).items() if not key.startswith("PBS_")}
+    assert identity(job.rank({**ranks[3], **pals_env, "FLUX_JOB_NNODES": "2"})) == (3, 4, 3, 4)
+
+
 # ---------------------------------------------------------------------------------------- leftovers of an outer start
 
 LEFT = {
@@ -752,6 +821,8 @@ LEFT = {
     "pmi": lambda size: {"PMI_RANK": "0", "PMI_SIZE": str(size), "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": str(size)},
     "slurm": lambda size: slurm(0, str(size), "login1"),
     "pals": lambda size: pals(0, size, 0, size),
+    "flux": lambda size: {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": str(size), "FLUX_TASK_LOCAL_ID": "0",
+                          "FLUX_JOB_NNODES": "1", "FLUX_JOB_ID": "left"},
 }
 STARTS = {  # of rank RANK of 4, on two nodes
     "slurm": lambda rank: slurm(rank),
@@ -760,6 +831,8 @@ STARTS = {  # of rank RANK of 4, on two nodes
     "openmpi": lambda rank: ompi(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
     "hydra": lambda rank: hydra(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
     "pals": lambda rank: {**pals(rank, 4, rank % 2, 2), "MASTER_ADDR": "nid001"},
+    "flux": lambda rank: {"FLUX_TASK_RANK": str(rank), "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": str(rank % 2),
+                          "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "own", "MASTER_ADDR": "nid001"},
     "pmi": lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "4", "PMI_LOCAL_RANK": str(rank % 2),
                          "PMI_LOCAL_SIZE": "2", "MASTER_ADDR": "nid001"},
     "torchrun": lambda rank: {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2),
@@ -1420,7 +1493,7 @@ def test_network_plugin_that_is_there_or_not_wanted(job, plugin, env):
 def test_network_plugin_that_is_missing(job, plugin):
     """On several nodes an error before Python starts; one node does without."""
     for env, message in [
-        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin in a job of several nodes"),
+        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin"),
         ({"NCCL_NET_PLUGIN": f"{plugin}/gone.so"}, f"NCCL_NET_PLUGIN='{plugin}/gone.so' is not there or not readable"),
     ]:
         said = job.error({**slurm(1), **OFI, **env})
@@ -1889,8 +1962,8 @@ def test_mpi_of_the_system_is_found(job, libraries):
     auto = {**slurm(**PMIX), "SLINGTORCH_MPI": "auto", "_system_libraries": system}
     job.rank(auto)
     assert "the Cray MPICH that Python has does not" in job.error({**auto, "LD_LIBRARY_PATH": f"/none:{host}"})
-    assert f"{both} has Open MPI and MPICH. Name the one" in job.error({**auto, "_system_libraries": both})
-    assert "no library of an MPI was found" in job.error({**auto, "_system_libraries": "/none"})
+    assert f"{both} has two: set SLINGTORCH_MPI=openmpi or mpich" in job.error({**auto, "_system_libraries": both})
+    assert "there is no MPI" in job.error({**auto, "_system_libraries": "/none"})
 
 
 def test_mpi_of_another_abi(job, libraries):

@@ -19,7 +19,7 @@ from slingtorch import cli, site_probe, sitefile
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROBES = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+PROBES = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'loads', 'mounts', 'runtimes', 'environment']
 sites = test_sites.sites
 ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
 
@@ -516,6 +516,79 @@ def test_tree(tmp_path):
     assert found == ('mlx5_0/device/driver: mlx5_core\nmlx5_0/ports/1/gids/11: fe80::1\n'
                      'mlx5_0/ports/1/rate: 400 Gb/sec (4X NDR)\n', None)
     assert site_probe.tree(str(tmp_path / 'no'), ['*']).problem
+
+
+def roles(person, evidence, **loads):
+    """What [provides ...] of the new file has, and the comments, where these modules were loaded."""
+    lines = ['\t'.join((role, *fields)) + '\n' for role, fields in loads.items()]
+    person.new(dict(evidence, loads=site_probe.Text(''.join(lines), None)), host='n1', **ON_NODE)
+    return person.site().generations, person.path.read_text()
+
+
+def test_roles_of_slingshot_with_rocm(person):
+    """RCCL is in ROCm, and the plugin is built; what does not load is said."""
+    evidence = recorded('slingshot-mi250x', node=True)
+    assert site_probe.choose_modules(evidence, {}) == [
+        ('mpi', 'cray-mpich/8.1.29', 'the only one', 'include/mpi.h'),
+        ('rocm', 'rocm/6.3.4', 'the only one', 'bin/hipcc')]
+    generations, text = roles(
+        person, evidence, mpi=('cray-mpich/8.1.29', 'the only one', 'CRAY_MPICH_DIR', ''),
+        rocm=('rocm/6.3.4', 'the only one', 'ROCM_PATH', ''),
+        libfabric=('libfabric/1.22.0', 'it is loaded', '', "it cannot be loaded here: 'module spider ...'"))
+    assert generations == {'rocm-6.3.4': {
+        'mpi': 'cray-mpich/8.1.29 in CRAY_MPICH_DIR', 'gpu': 'rocm/6.3.4 in ROCM_PATH', 'nccl': 'gpu',
+        'nccl_plugin': 'eb aws-ofi-nccl/1.20.0'}}
+    assert "not seen: libfabric: libfabric/1.22.0: it cannot be loaded here: 'module spider ...'" in text
+    assert 'gpu: rocm/6.3.4: the only one; prefix $ROCM_PATH' in text
+    assert (ROOT / 'easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.20.0.eb').exists()
+    assert (ROOT / 'easyconfigs/c/CondaPython/CondaPython-3.12.eb').exists()
+
+
+def test_roles_of_infiniband(person):
+    """NCCL needs no plugin there; without a Python that is new enough, conda brings one."""
+    generations, text = roles(person, recorded('infiniband-h100', node=True),
+                              cuda=('cuda/12.6', 'the only one', '', ''),
+                              conda=('miniforge3/24', 'the only one', '', ''))
+    assert generations == {'cuda-12.6': {'gpu': 'cuda/12.6', 'conda': 'build miniforge3/24',
+                                         'python': 'build eb CondaPython/3.12'}}
+    assert 'prefix not seen, EasyBuild will look for it' in text
+
+
+def test_which_module_is_chosen():
+    """One that is loaded, else the default one, else the newest; spider's where avail has none, and no old Python."""
+    text = {name: site_probe.Text('', 'x') for name in PROBES}
+    text['nvidia-smi'] = site_probe.Text('GPU 0: A', None)
+    text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0\ncray-python/3.9.1\nlibfabric/1.9\nrocm/6\n', None)
+    text['spider'] = site_probe.Text('nccl/2.9\nnccl/2.30\ncuda/13.0\n', None)
+    found = {role: (module, why) for role, module, why, _ in site_probe.choose_modules(text, {})}
+    assert found == {'cuda': ('cuda/12.10.0', 'the newest of 3'), 'libfabric': ('libfabric/1.9', 'the only one'),
+                     'nccl': ('nccl/2.30', 'the newest of 2')}
+    text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0(default)\ncuda/12.8.0\n', None)
+    found = dict(item[:2] for item in site_probe.choose_modules(text, {}))
+    assert found['cuda'] == 'cuda/12.9.0'
+    found = dict(item[:2] for item in site_probe.choose_modules(text, {'LOADEDMODULES': 'x/1:cuda/12.8.0'}))
+    assert found['cuda'] == 'cuda/12.8.0'
+
+
+def test_prefixes_of_modules(modulestool, tmp_path):
+    """A variable with it, else a path in a list; a module that is not there, and the one after it."""
+    for path in ('cuda/bin/nvcc', 'fabric/bin/fi_info'):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text('')
+    modules = tmp_path / 'modules'
+    for name, text in {'cuda/1': f'setenv CUDA_HOME {tmp_path}/cuda\nsetenv CUDA_DIRECTORY {tmp_path}/cuda\n',
+                       'fabric/1': f'prepend-path PATH {tmp_path}/fabric/bin\n'}.items():
+        (modules / name).parent.mkdir(parents=True)
+        (modules / name).write_text('#%Module\n' + text)
+    environ = {**modulestool.env, 'MODULEPATH': str(modules), 'PATH': os.environ['PATH']}
+    chosen = [('compiler', 'gcc/none', 'w', 'bin/gcc'), ('cuda', 'cuda/1', 'w', 'bin/nvcc'),
+              ('libfabric', 'fabric/1', 'w', 'bin/fi_info')]
+    found = site_probe.read_loads(site_probe.load_modules(chosen, environ).text)
+    assert found['cuda'] == ('cuda/1', 'w', 'CUDA_HOME', '') and found['libfabric'].prefix == f'{tmp_path}/fabric'
+    assert found['compiler'].problem.startswith("it cannot be loaded here: 'module spider gcc/none'")
+    loaded = modulestool.load('cuda/1', modulepath=[modules])
+    found = site_probe.read_loads(site_probe.load_modules(chosen[1:2], {**environ, **loaded}).text)
+    assert found['cuda'].prefix == 'CUDA_HOME'
 
 
 def test_this_machine(person, monkeypatch):

@@ -14,7 +14,11 @@ from slingtorch import siteformats, slingshot_sites
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITES = slingshot_sites()
 ALL = list(SITES.find_files(SITES.SITE, {}))
-GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce']}
+GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce'],
+          'alps': ['alt_read', 'hook'], 'isambard_ai': ['alt_read', 'gdrcopy'], 'polaris': ['gdr', 'proxy'],
+          'tuolumne': ['alt_read'], 'elcapitan': ['alt_read']}
+# what alt_read needs of the job
+OPTION = {'slurm': '\n#SBATCH --network=disable_rdzv_get\n', 'flux': '\n#flux: --setattr=rdzv_get_en=0\n'}
 PUBLISHED = sorted(pathlib.Path(__file__).with_name('published_sites').glob('*.cfg'))
 
 
@@ -23,7 +27,7 @@ def site(name):
 
 
 def scheduler_format(name):
-    return 'pbs' if site(name).scheduler == 'pbs' else 'sbatch'
+    return siteformats.OF_SCHEDULER.get(site(name).scheduler, 'sbatch')
 
 
 def command(*args):
@@ -52,13 +56,18 @@ def test_lines_of_a_job_script_set_what_the_module_sets(name, nodes, tmp_path):
     groups = GROUPS.get(name, [])
     text = siteformats.render(site(name), scheduler_format(name), groups)
     (tmp_path / 'nodes').write_text(''.join('n%d\n' % number for number in range(nodes)) * 4)
-    before = {'SLURM_JOB_NUM_NODES': str(nodes), 'PBS_NODEFILE': str(tmp_path / 'nodes')}
+    # flux resource list -n -o {nnodes}: the number alone (flux-environment(7), seen with Flux 0.88)
+    (tmp_path / 'flux').write_text('#!/bin/sh\n[ "$*" = "resource list -n -o {nnodes}" ] && echo %d\n' % nodes)
+    (tmp_path / 'flux').chmod(0o755)
+    before = {'SLURM_JOB_NUM_NODES': str(nodes), 'PBS_NODEFILE': str(tmp_path / 'nodes'),
+              'PATH': '%s:/usr/bin:/bin' % tmp_path}
     env = shell(text, before)
     net = site(name).env_values(groups).get('SLINGTORCH_MULTINODE_NCCL_NET')
     wanted = expected(name, groups)
     if net and nodes > 1:
         wanted['NCCL_NET'] = net.value
-    assert ('\n#SBATCH --network=disable_rdzv_get\n' in text) == (name == 'frontier')
+    for scheduler, option in OPTION.items():
+        assert (option in text) == ('alt_read' in groups and site(name).scheduler == scheduler)
     added = {key: value for key, value in env.items() if key not in before and key not in ('PATH', 'PWD', 'SHLVL', '_')}
     assert added == wanted
     for value in site(name).env_values(groups).values():
@@ -104,12 +113,44 @@ def test_tables_of_markdown(name):
     assert {len(re.findall(r'(?<!\\)\|', row)) for row in rows} <= {5}
 
 
+# behind it pages are made
+MADE = '<!-- made from the site files -->\n\n'
+
+
+def pages():
+    """What docs/systems holds of the sites: the table, and a part for each site without a page of its own."""
+    own = [path.stem for path in (ROOT / 'docs/systems').glob('*.md')]
+    table = siteformats.overview(SITES.load_all({'HOME': '/nonexistent'}))
+    parts = [siteformats.render(site(name), 'markdown').replace('\n#', '\n##') for name in ALL
+             if name.split('_ice')[0] not in own + ['local']]
+    return table, '\n'.join('#' + part for part in parts)
+
+
+def test_pages_of_the_systems_are_those_of_the_sites():
+    """After a change of a site: PYTHONPATH=tests:. python tests/unit/test_siteformats.py"""
+    table, parts = pages()
+    for name, made in (('README.md', table), ('others.md', parts)):
+        assert (ROOT / 'docs/systems' / name).read_text(encoding='utf-8').partition(MADE)[2] == made
+    assert len(re.findall('^## ', parts, re.M)) >= 13
+    done = command('--format', 'markdown')
+    assert (done.returncode, done.stdout) == (0, table)
+
+
+def test_a_page_names_what_its_site_is():
+    text = ' '.join(siteformats.render(site('tuolumne'), 'markdown').split())
+    for words in ('GPUs: AMD, 4 a node', 'scheduler: flux', 'recognised by: `tuolumne[0-9]*`', 'not published: ',
+                  'generation rocm-7.1.1 (default): ', 'gpu `rocm/7.1.1 in ROCM_PATH`', 'needs flux run --setattr'):
+        assert words in text
+    assert '| `isambard_ai` | Isambard-AI (HPE Cray EX, GH200) | 4 NVIDIA, aarch64 | slingshot11 | slurm |' in pages()[0]
+    assert "no wheel of ours serves Intel's GPUs" in pages()[0]
+
+
 def test_the_command():
     done = command('frontier', '--format', 'sbatch', '--group', 'alt_read')
     assert (done.returncode, done.stderr) == (0, '') and 'export FI_CXI_RDZV_PROTO=alt_read' in done.stdout
     for args, words in ((['derecho', '--format', 'sbatch'], "has the scheduler pbs: use --format pbs"),
                         (['derecho', '--format', 'pbs', '--group', 'none'], "--group names the group 'none'"),
-                        (['--format', 'env'], "--format needs the name of a site"),
+                        (['--format', 'env'], "--format needs a site"),
                         (['derecho', '--group', 'gdr'], "--group a --format")):
         done = command(*args)
         assert done.returncode == 1 and words in done.stderr and done.stdout == '', done.stderr
@@ -168,4 +209,19 @@ def test_the_documents_are_those_of_the_docs():
     for path in PUBLISHED:
         document, values = published(path)
         number = len([keys for keys in values.values() if 'differs' in keys])
-        assert '| %s | %s | %d |' % (document['source'].partition('@')[0], document['date'], number) in text
+        row = r'\| %s(?: \(\w+\))? \| %s \| %d \|' % (re.escape(document['source'].partition('@')[0]), document['date'],
+                                                       number)
+        assert re.search(row, text), path
+
+
+def write_pages():
+    """Put table and parts into the pages, behind their own text."""
+    table, parts = pages()
+    for name, new in (('README.md', table), ('others.md', parts)):
+        path = ROOT / 'docs/systems' / name
+        own = path.read_text(encoding='utf-8').partition(MADE)[0]
+        path.write_text(own + MADE + new, encoding='utf-8')
+
+
+if __name__ == '__main__':
+    write_pages()

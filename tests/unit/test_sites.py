@@ -19,7 +19,7 @@ def load_module():
 
 sites = load_module()
 ALL = sites.load_all({})
-REAL = ['cirrus', 'derecho', 'frontier', 'lumi']
+REAL = sorted(site.name for site in ALL if site.rules and site.name != 'cirrus_ice')
 
 SITE = """
 [site]
@@ -89,12 +89,6 @@ def test_each_group_can_be_added(site):
         assert set(site.env_values()) <= set(with_group)
 
 
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_metadata_is_beside(site):
-    path = ROOT / 'hooks/sites' / (site.name + '_external_modules_metadata.cfg')
-    assert site.metadata == (str(path) if site.name in ('cirrus', 'derecho', 'frontier') else None)
-
-
 def test_generic_sites_give_nothing_unasked():
     for name in ('local', 'slurm'):
         site = sites.load(name)
@@ -140,6 +134,20 @@ EVIDENCE = {
     'cirrus': [({}, 'cs-n0035', None), ({}, 'login01', 'work/y07/shared/cirrus-ex')],
     'derecho': [({'NCAR_HOST': 'derecho'}, 'dec0001', None), ({}, 'derecho6.hsn.example', None)],
     'frontier': [({'LMOD_SYSTEM_NAME': 'frontier'}, 'login05', None)],
+    'alps': [({'CLUSTER_NAME': 'daint'}, 'nid005001', None), ({'CLUSTER_NAME': 'clariden'}, 'nid006001', None),
+             ({}, 'daint-ln003', None), ({}, 'clariden-ln001', None)],
+    'archer2': [({}, 'ln04', 'work/y07/shared/archer2-lmod')],
+    'aurora': [({}, 'aurora-uan-0011.aurora.alcf.anl.gov', None), ({'PBS_O_HOST': 'aurora-uan-0009'}, 'x4117c4s5b0n0', None)],
+    'dardel': [({}, 'nid002792', 'pdc/software')],
+    'elcapitan': [({}, 'elcap1001', None)],
+    'isambard_ai': [({}, 'nid010594', 'lus/lfs1aip2')],
+    'jupiter': [({'SYSTEMNAME': 'jupiter'}, 'jpbo-001-01', None)],
+    'leonardo': [({'HPC_SYSTEM': 'leonardo'}, 'lrdn0001', None), ({}, 'login01', 'leonardo/prod/spack')],
+    'perlmutter': [({'NERSC_HOST': 'perlmutter'}, 'nid001000', None)],
+    'polaris': [({}, 'polaris-login-02.hsn.cm.polaris.alcf.anl.gov', None),
+                ({'PBS_O_HOST': 'polaris-login-02'}, 'x3005c0s37b0n0', None)],
+    'setonix': [({'PAWSEY_CLUSTER': 'setonix'}, 'nid002000', None)],
+    'tuolumne': [({}, 'tuolumne1158', None)],
     'lumi': [({'LUMI_STACK_NAME': 'LUMI'}, 'uan01', None), ({'SLURM_CLUSTER_NAME': 'lumi'}, 'nid005001', None),
              ({}, 'uan02', 'appl/local/containers/easybuild-sif-images')],
 }
@@ -157,7 +165,10 @@ def test_detect(name, evidence, tmp_path):
 
 @pytest.mark.parametrize('environ, hostname', [({}, 'laptop'), ({'NCAR_HOST': 'casper'}, 'casper-login1'),
                                                ({}, 'cs-nord'), ({}, 'login01'),
-                                               ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001')])
+                                               ({'SLURM_CLUSTER_NAME': 'mylumi'}, 'nid000001'),
+                                               ({'NERSC_HOST': 'cori'}, 'nid001'), ({'CLUSTER_NAME': 'eiger'}, 'nid1'),
+                                               ({'SYSTEMNAME': 'juwelsbooster'}, 'jwb0001'), ({}, 'x3005c0s37b0n0'),
+                                               ({'PBS_O_HOST': 'sirius-login-01'}, 'x3200c0s1b0n0'), ({}, 'tuolumne')])
 def test_nothing_detected_is_local(environ, hostname, tmp_path):
     choice = sites.choose(environ, hostname, root=str(tmp_path))
     assert choice.site.name == 'local' and choice.detected
@@ -263,11 +274,8 @@ def test_example_of_the_page(site_dir):
 
 def test_directory_of_the_user_comes_first(site_dir, tmp_path):
     environ = site_dir(derecho=SITE, mine=SITE)
-    (tmp_path / 'derecho_external_modules_metadata.cfg').write_text('')
     assert [site.name for site in sites.load_all(environ)] == sorted({site.name for site in ALL} | {'mine'})
-    derecho = sites.load('derecho', environ)
-    assert derecho.title == 'Test' and derecho.metadata == str(tmp_path / 'derecho_external_modules_metadata.cfg')
-    assert sites.load('mine', environ).metadata is None
+    assert sites.load('derecho', environ).title == 'Test'
 
 
 @pytest.mark.parametrize('path', ['relative', '/nonexistent'])
@@ -354,6 +362,33 @@ def test_shared_values_of_the_user(site_dir):
         sites.load('mine', environ)
 
 
+def test_metadata_of_an_older_form(site_dir, tmp_path):
+    """A file that is not read any more is named, with the lines that say the same; other sites are as before."""
+    environ = site_dir(mine=SITE, mine_external_modules_metadata="""
+[cuda/12.9.0]
+name = CUDA
+version = 12.9.0
+prefix = CUDA_HOME
+[env/1]
+""")
+    faults = []
+    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
+    (path, fault), = faults
+    assert path == str(tmp_path / 'mine_external_modules_metadata.cfg')
+    assert fault.endswith('section [provides NAME], with their roles (docs/sites.md), and remove it:\n'
+                          '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
+
+
+def test_circular_include(site_dir):
+    """Shared files include none, neither themselves nor another."""
+    include = '[site]\ninclude = %s\n' + SITE.replace('[site]', '').lstrip()
+    environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
+    with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
+        sites.load('mine', environ)
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, second, slingshot11"):
+        sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
+
+
 def test_groups_that_exclude_each_other(site_dir):
     text = SITE + GROUP + GROUP.replace('fast]', 'slow]')
     for group, value in (('fast', '1'), ('slow', '2')):
@@ -402,7 +437,7 @@ FAULTS = {
     'group without values': (SITE + GROUP, r'\[group fast\]: it has no values'),
     'group without needs': (SITE + GROUP.replace('needs = srun --fast\n', ''), "key 'needs' is missing"),
     'odd section': (SITE + ENV.replace('NIC]', 'NIC of fast]'), r'write \[env NAME\], or \[env NAME in GROUP\]'),
-    'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, none'),
+    'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, flux, none'),
     'GPUs': (SITE.replace('= 4', '= four'), 'gpus_per_node is .four.'),
     'detect two': (SITE + '[detect a]\nenv = A=b\nhostname = c1\nsource = x\n',
                    'exactly one of env, file, hostname'),
@@ -412,7 +447,12 @@ FAULTS = {
     'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n',
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
-    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of slingshot11"),
+    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of llnl_mi300a, slingshot11"),
+    'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
+    'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role'),
+    'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),
+    'odd prefix': (SITE + '[provides a]\ngpu = cuda/1 in opt/cuda\nsource = s\n', "and 'in PREFIX' where"),
+    'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
 }

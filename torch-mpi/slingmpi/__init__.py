@@ -11,6 +11,7 @@ import atexit
 import datetime
 import json
 import os
+import re
 import sys
 
 import torch
@@ -19,6 +20,9 @@ from torch.distributed import distributed_c10d
 
 NAME = 'slingmpi'
 _loaded = None
+
+# An MPI itself, not its parts for other languages or for GPUs. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12 ...
+_MPI_LIBRARY = re.compile(r'libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 
 
 def built():
@@ -41,10 +45,26 @@ def _load():
         except ImportError as err:
             raise RuntimeError(f"slingmpi was built with {made['mpi']} ({made['compiler']}) and does not load: {err}. "
                                'Load the module of that MPI, or build slingmpi again with this one') from err
+        _require_one_mpi()
         extension.start()
         atexit.register(_stop)
         _loaded = extension
     return _loaded
+
+
+def _mpi_libraries():
+    """Paths of the MPIs in this process."""
+    with open('/proc/self/maps') as file:
+        paths = {line.rstrip('\n').split(None, 5)[-1] for line in file}
+    return sorted(path for path in paths if _MPI_LIBRARY.match(os.path.basename(path)))
+
+
+def _require_one_mpi():
+    found = _mpi_libraries()
+    if len(found) > 1:
+        raise RuntimeError(f"two MPIs are in this process: {' and '.join(found)}. slingmpi was built with "
+                           f"{built()['mpi']}. Whatever else uses MPI here (mpi4py, h5py, PyTorch itself) must be built "
+                           'with the same one')
 
 
 def _stop():

@@ -71,13 +71,13 @@ class MPIBackend::Call {
       Tensors inputs,
       Tensors outputs,
       std::chrono::milliseconds limit)
-      : group_(group), name_(name), inputs_(inputs), outputs_(outputs) {
+      : group_(group), name_(name) {
     Engine::get().require_running();
     const bool own_limit = limit > std::chrono::milliseconds(0);
     limit = own_limit ? limit : group.timeout_;
     operation = c10::make_intrusive<Operation>(
-        group.communicator_, type, name, inputs, std::move(outputs), Clock::now() + limit, limit);
-    for (const auto* list : {&inputs_, &outputs_}) {
+        group.communicator_, type, name, std::move(inputs), std::move(outputs), Clock::now() + limit, limit);
+    for (const auto* list : {&operation->inputs(), &operation->outputs()}) {
       for (const auto& tensor : *list) {
         look_at(tensor);
       }
@@ -148,14 +148,21 @@ class MPIBackend::Call {
       operation->ready = [event] { return event->query(); };
     }
     ++group_.sequence_;
-    if (is_set("TORCH_DISTRIBUTED_DEBUG", "DETAIL") && operation->ordered) {
+    if (group_.compares_ && operation->ordered) {
       compare();
     }
     Engine::get().submit(operation, waits);
     return operation;
   }
 
-  std::string details;    // for compare(): what all ranks must have alike
+  // What all ranks must have alike, for compare().
+  template <typename... Words>
+  void detail(const Words&... words) {
+    if (group_.compares_) {
+      details_ = c10::str(words...);
+    }
+  }
+
   c10::intrusive_ptr<Operation> operation;
 
  private:
@@ -187,8 +194,8 @@ class MPIBackend::Call {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that do different things are named, before they wait for each other.
   void compare() {
     constexpr int length = 160;
-    std::string mine = c10::str(group_.sequence_, ": ", name_, details);
-    for (const auto& tensor : inputs_) {
+    std::string mine = c10::str(group_.sequence_, ": ", name_, details_);
+    for (const auto& tensor : operation->inputs()) {
       mine += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
     }
     mine.resize(length - 1);
@@ -217,7 +224,7 @@ class MPIBackend::Call {
 
   MPIBackend& group_;
   const char* name_;
-  Tensors inputs_, outputs_;
+  std::string details_;
   std::vector<std::function<void()>> finishing_;
   std::optional<c10::Stream> stream_;
   bool staging_ = false;
@@ -289,6 +296,7 @@ MPIBackend::MPIBackend(const std::vector<int64_t>& ranks, std::chrono::milliseco
           static_cast<int>(ranks.size())),
       ranks_(ranks),
       timeout_(timeout),
+      compares_(is_set("TORCH_DISTRIBUTED_DEBUG", "DETAIL")),
       communicator_(std::make_shared<Communicator>()) {
   auto& engine = Engine::get();
   engine.require_running();
@@ -364,14 +372,17 @@ c10::intrusive_ptr<c10d::Backend> MPIBackend::split(
 MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   need_one("broadcast", tensors);
   Call call(*this, OpType::BROADCAST, "slingmpi:broadcast", tensors, tensors, opts.timeout);
-  call.details = c10::str(" from ", opts.rootRank);
+  call.detail(" from ", opts.rootRank);
   const int root = static_cast<int>(opts.rootRank);
   const auto memory = root == rank_ ? call.in(tensors[0]) : call.out(tensors[0]);
   const auto comm = communicator_->comm;
+  // MPICH 4.0.2 ends its MPI_Ibcast of a type of more than 2^31 bytes with an error
   call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(memory));
-    requests.emplace_back();
-    check(MPI_Ibcast(memory_of(memory), bytes.count, bytes.type, root, comm, &requests.back()), "MPI_Ibcast");
+    in_parts(bytes_of(memory), [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset;
+      requests.emplace_back();
+      check(MPI_Ibcast(place, count, MPI_BYTE, root, comm, &requests.back()), "MPI_Ibcast");
+    });
   });
   return call.go(somebody_waits(opts));
 }
@@ -429,7 +440,7 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
 MPIBackend::WorkPtr MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce: no tensor");
   Call call(*this, OpType::ALLREDUCE, "slingmpi:all_reduce", tensors, tensors, opts.timeout);
-  call.details = c10::str(" ", name_of(opts.reduceOp));
+  call.detail(" ", name_of(opts.reduceOp));
   for (const auto& tensor : tensors) {
     add_allreduce(call, tensor, opts.reduceOp, communicator_->comm, size_);
   }
@@ -443,7 +454,7 @@ MPIBackend::WorkPtr MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d
 MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   need_one("reduce", tensors);
   Call call(*this, OpType::REDUCE, "slingmpi:reduce", tensors, tensors, opts.timeout);
-  call.details = c10::str(" ", name_of(opts.reduceOp), " to ", opts.rootRank);
+  call.detail(" ", name_of(opts.reduceOp), " to ", opts.rootRank);
   const auto tensor = tensors[0];
   const auto comm = communicator_->comm;
   const int root = static_cast<int>(opts.rootRank);
@@ -596,7 +607,7 @@ MPIBackend::WorkPtr MPIBackend::gather(TensorLists& outputs, Tensors& inputs, co
                       root, ", but gave a list for results");
   }
   Call call(*this, OpType::GATHER, "slingmpi:gather", inputs, here ? outputs[0] : Tensors(), opts.timeout);
-  call.details = c10::str(" to ", root);
+  call.detail(" to ", root);
   const auto from = call.in(inputs[0]);
   const auto rows = here ? rows_into(call, "gather", outputs[0], inputs[0]) : from;
   const auto comm = communicator_->comm;
@@ -622,7 +633,7 @@ MPIBackend::WorkPtr MPIBackend::scatter(Tensors& outputs, TensorLists& inputs, c
                       root, ", but gave a list of tensors");
   }
   Call call(*this, OpType::SCATTER, "slingmpi:scatter", outputs, outputs, opts.timeout);
-  call.details = c10::str(" from ", root);
+  call.detail(" from ", root);
   const auto to = call.out(outputs[0]);
   const auto rows = here ? rows_of(call, "scatter", inputs[0], outputs[0]) : to;
   const auto comm = communicator_->comm;
@@ -704,7 +715,7 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
   need_lists("reduce_scatter", inputs.size(), outputs.size(), inputs.data(), size_);
   Call call(*this, OpType::REDUCE_SCATTER, "slingmpi:reduce_scatter", inputs[0], outputs, opts.timeout);
-  call.details = c10::str(" ", name_of(opts.reduceOp));
+  call.detail(" ", name_of(opts.reduceOp));
   const auto rows = rows_of(call, "reduce_scatter", inputs[0], outputs[0]);
   add_reduce_scatter(call, outputs[0], rows, opts.reduceOp, communicator_->comm, rank_, size_);
   return call.go(somebody_waits(opts));
@@ -721,7 +732,7 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor: ", inputs.size(), " tensors, but ",
                     outputs.size(), " for results");
   Call call(*this, OpType::_REDUCE_SCATTER_BASE, "slingmpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
-  call.details = c10::str(" ", name_of(opts.reduceOp));
+  call.detail(" ", name_of(opts.reduceOp));
   for (size_t number = 0; number < inputs.size(); ++number) {
     need_same("reduce_scatter_tensor", inputs[number], outputs[number]);
     need_numel("reduce_scatter_tensor", inputs[number], outputs[number].numel() * size_);

@@ -15,8 +15,6 @@ class MPIBackend : public c10d::Backend {
   ~MPIBackend() override;
 
   const std::string getBackendName() const override { return "slingmpi"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override;
-  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
@@ -51,8 +49,11 @@ class MPIBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  void abort() override;
-  void shutdown() override;
+  // virtual in newer releases of PyTorch alone
+  c10::intrusive_ptr<Options> getBackendOptions();
+  void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  void abort();
+  void shutdown();
 
   // A group of some of this one's ranks: every one of this group calls it, others get none.
   c10::intrusive_ptr<Backend> part(const std::vector<int>& ranks, std::chrono::milliseconds timeout, std::string name);
@@ -69,6 +70,7 @@ class MPIBackend : public c10d::Backend {
 
   std::vector<int64_t> ranks_;
   std::chrono::milliseconds timeout_;
+  const bool compares_;    // TORCH_DISTRIBUTED_DEBUG=DETAIL
   std::shared_ptr<Communicator> communicator_;
   uint64_t sequence_ = 0;
 };

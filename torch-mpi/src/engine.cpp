@@ -3,6 +3,7 @@
 
 #include "mpi_types.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <sched.h>
@@ -37,7 +38,10 @@ Operation::Operation(
     std::vector<at::Tensor> outputs,
     Clock::time_point deadline,
     std::chrono::milliseconds limit)
-    : Work(communicator->rank, type, title, inputs),
+    // a title is for the profiler, which costs more than a small operation
+    : Work(
+          communicator->rank, type, at::hasCallbacks() ? title : nullptr,
+          at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)),
       title_(title),
       inputs_(std::move(inputs)),
@@ -68,7 +72,7 @@ bool Operation::test() {
   int complete = 0;
   if (requests_.size() == 1) {
     MPI_Status status;
-    check(MPI_Test(requests_.data(), &complete, &status), title_.c_str());
+    check(MPI_Test(requests_.data(), &complete, &status), title_);
     if (complete && expected_bytes >= 0) {
       source_ = status.MPI_SOURCE;
       MPI_Count bytes = 0;
@@ -80,7 +84,7 @@ bool Operation::test() {
     }
   } else {
     check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, MPI_STATUSES_IGNORE),
-          title_.c_str());
+          title_);
   }
   if (complete) {
     requests_.clear();
@@ -251,6 +255,7 @@ void Engine::submit(const OperationPtr& operation, bool somebody_waits) {
     }
     active_.push_back(operation);
     pending_ = true;
+    ++submitted_;
     try {
       operation->start();
     } catch (...) {
@@ -360,21 +365,28 @@ void Engine::run() {
   sigset_t signals;
   sigfillset(&signals);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);    // Python's handlers run in its main thread
-  unsigned rounds = 0;
+  using namespace std::chrono_literals;
+  uint64_t seen = 0;
+  Clock::time_point eager_until;
   while (!stopping_) {
     if (!pending_ || waiters_ != 0) {
       std::unique_lock<std::mutex> lock(mutex);
       // with a limit: a notice may come between the test above and the wait
-      wake_.wait_for(lock, std::chrono::milliseconds(20), [this] { return stopping_ || (pending_ && waiters_ == 0); });
-      rounds = 0;
+      wake_.wait_for(lock, 20ms, [this] { return stopping_ || (pending_ && waiters_ == 0); });
       continue;
     }
     progress();
-    if (++rounds < 200) {
-      sched_yield();
-    } else {
-      // the core belongs to the program's own threads
-      std::this_thread::sleep_for(std::chrono::microseconds(rounds < 2000 ? 10 : 50));
+    // a core that nobody else wants is asked for all of it while there is something new; a core on which the program
+    // computes is left to it for a while
+    const auto before = Clock::now();
+    if (seen != submitted_) {
+      seen = submitted_;
+      eager_until = before + 50ms;
+    }
+    sched_yield();
+    const auto after = Clock::now();
+    if (after > eager_until || after - before > 20us) {
+      std::this_thread::sleep_for(50us);
     }
   }
 }

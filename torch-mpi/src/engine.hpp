@@ -60,6 +60,9 @@ class Operation : public c10d::Work {
   int64_t expected_bytes = -1;                        // of a receive: fewer are an error
   bool ordered = true;                                // a collective, not a message
 
+  const std::vector<at::Tensor>& inputs() const { return inputs_; }
+  const std::vector<at::Tensor>& outputs() const { return outputs_; }
+
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
@@ -79,7 +82,7 @@ class Operation : public c10d::Work {
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& future);
 
   std::shared_ptr<Communicator> communicator_;
-  std::string title_;
+  const char* title_;
   std::vector<at::Tensor> inputs_, outputs_;
   Clock::time_point deadline_;
   std::chrono::milliseconds limit_;
@@ -125,6 +128,7 @@ class Engine {
   std::condition_variable wake_;
   std::atomic<int> waiters_{0};
   std::atomic<bool> pending_{false};
+  std::atomic<uint64_t> submitted_{0};
   std::atomic<bool> stopping_{false};
   bool started_here_ = false;
   bool started_ = false;

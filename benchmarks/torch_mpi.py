@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-only
+"""all_reduce and overlap of slingmpi against plain MPI, gloo and PyTorch's own MPI backend, by turns in one run.
+
+    MPICXX=mpicxx mpiexec -n 2 python benchmarks/torch_mpi.py --json torch-mpi.json
+    MPICXX=mpicxx mpiexec -n 2 python benchmarks/torch_mpi.py --overlap
+    python benchmarks/torch_mpi.py --plot torch-mpi.png torch-mpi.json
+
+Columns of the table, us per all_reduce of 32-bit floats in place, by the slowest rank. It is the tenth of the rounds that
+was fastest: what else runs on the machine interrupts the others. The columns are:
+
+    plain MPI      MPI_Allreduce in a loop of C++, on the same memory
+    slingmpi C++   the process group in a loop of C++: what libraries in C++ pay, DistributedDataParallel among them
+    slingmpi       torch.distributed.all_reduce
+    no backend     the same call where nothing is done (PyTorch's backend "fake"): what Python and PyTorch take
+    gloo, mpi      torch.distributed.all_reduce; mpi where this PyTorch has it, or --module registers another backend
+
+With --overlap a training step of DistributedDataParallel: without
+communication (its noop_hook), the all_reduces of its buckets
+alone, and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute on all cores, only waiting can
+be hidden, since MPI's copies and sums take the cores from the computation. "elsewhere" leaves the cores free, as a
+computation on GPUs does: time passes.
+
+Started by the mpiexec of the MPI that slingmpi was built with, which MPICXX names; ninja must be there.
+"""
+import argparse
+import functools
+import importlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+SIZES = [4 ** power for power in range(5, 13)]      # 1 KiB to 16 MiB
+SECONDS = 0.003     # of one kind in one round: short, so that some are not interrupted
+
+
+def columns(names):
+    """{name in the table: function of tensor and repetitions that gives seconds for one}."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils import cpp_extension
+    os.environ['CXX'] = os.environ.get('MPICXX', 'mpicxx')
+    version = [int(part) for part in torch.__version__.split('.')[:2]]
+
+    def load():
+        # the first rank compiles, the others find it
+        return cpp_extension.load('torch_mpi_benchmark', [str(pathlib.Path(__file__).with_suffix('.cpp'))],
+                                  extra_cflags=['-O2', f'-DBENCHMARK_TORCH={version[0] * 100 + version[1]}'])
+    loop = load() if dist.get_rank() == 0 else None
+    dist.barrier()
+    loop = loop or load()
+
+    def by_python(group):
+        def run(tensor, repeat):
+            start = time.perf_counter()
+            for _ in range(repeat):
+                dist.all_reduce(tensor, group=group)
+            return (time.perf_counter() - start) / repeat
+        return run
+    found = {'plain MPI': loop.plain,
+             'slingmpi C++': lambda tensor, repeat: loop.group(dist.group.WORLD, tensor, repeat),
+             'slingmpi': by_python(dist.group.WORLD)}
+    from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
+    found['no backend'] = by_python(dist.new_group(backend='fake'))
+    found.update((name, by_python(dist.new_group(backend=name))) for name in names)
+    return found
+
+
+def slowest(seconds):
+    import torch
+    import torch.distributed as dist
+    tensor = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def sizes_in_turn(functions, sizes, rounds):
+    """[{'bytes': size, name: us, ...}]."""
+    import torch
+    import torch.distributed as dist
+    rows = []
+    for size in sizes:
+        times = {name: [] for name in functions}
+        tensor = torch.ones(size // 4)
+        for name, function in functions.items():
+            tensor.fill_(1)
+            function(tensor, 1)
+            if name != 'no backend' and not (tensor == dist.get_world_size()).all():
+                sys.exit(f'{name}: wrong values for {size} bytes')
+        tensor.zero_()
+        repeats = {}
+        for name, function in functions.items():
+            dist.barrier()
+            guess, = slowest([function(tensor, 3)])
+            repeats[name] = max(1, min(1000, int(SECONDS / guess)))
+        for turn in range(rounds):
+            names = list(functions)
+            for name in names[turn % len(names):] + names[:turn % len(names)]:
+                dist.barrier()
+                times[name].append(functions[name](tensor, repeats[name]))
+        row = {'bytes': size}
+        for name in functions:
+            row[name] = sorted(slowest(times[name]))[rounds // 10] * 1e6
+        rows.append(row)
+        if dist.get_rank() == 0:
+            print_row(row, list(functions))
+    return rows
+
+
+def print_row(row, names):
+    print(f'{row["bytes"]:>10}' + ''.join(f'{row[name]:>14.1f}' for name in names)
+          + ''.join(f'{row["plain MPI"] / row[name]:>14.2f}' for name in ('slingmpi C++', 'slingmpi')), flush=True)
+
+
+def overlap(names, rounds):
+    """[{'where': of the computation, 'backend': name, 'computation': s, 'all_reduces': s, 'both': s, 'hidden': share}]."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Elsewhere(torch.autograd.Function):
+        """Time that something else computes for, in the backward pass of a layer: the processor is free."""
+
+        @staticmethod
+        def forward(_, given):
+            return given.clone()
+
+        @staticmethod
+        def backward(_, given):
+            time.sleep(0.008)
+            return given
+
+    class Layer(torch.nn.Linear):
+        def forward(self, given):
+            return super().forward(Elsewhere.apply(given) if given.shape[0] == 1 else given)
+    rows = []
+    for where, batch in (('processor', 192), ('elsewhere', 1)):
+        given = torch.randn(batch, 1024)
+        for name in names:
+            group = dist.group.WORLD if name == 'slingmpi' else dist.new_group(backend=name)
+            torch.manual_seed(0)
+            wrapped, alone = (DistributedDataParallel(
+                torch.nn.Sequential(*[Layer(1024, 1024) for _ in range(8)]), process_group=group, bucket_cap_mb=4,
+                gradient_as_bucket_view=True) for _ in range(2))
+            alone.register_comm_hook(None, noop_hook)
+            buckets = [torch.zeros(1024 * 1025) for _ in range(8)]
+
+            def step(model, given=given):
+                model(given).sum().backward()
+
+            def reduces(buckets=buckets, group=group):
+                for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]:
+                    work.wait()
+            kinds = {'computation': functools.partial(step, alone), 'all_reduces': reduces,
+                     'both': functools.partial(step, wrapped)}
+            times = {kind: [] for kind in kinds}
+            for turn in range(rounds + 2):
+                for kind, function in kinds.items():
+                    dist.barrier()
+                    start = time.perf_counter()
+                    function()
+                    dist.barrier()
+                    if turn > 1:    # the first are for warming up, and for making the buckets
+                        times[kind].append(time.perf_counter() - start)
+            times = {kind: slowest(times[kind]) for kind in kinds}
+            row = {kind: statistics.median(times[kind]) for kind in kinds}
+            more = statistics.median(both - alone for both, alone in zip(times['both'], times['computation']))
+            row.update(where=where, backend=name, hidden=1 - more / row['all_reduces'])
+            rows.append(row)
+            if dist.get_rank() == 0:
+                print(f'{where:<12}{name:<12}' + ''.join(f'{row[kind] * 1e3:>14.1f}' for kind in kinds)
+                      + f'{row["hidden"]:>14.2f}', flush=True)
+    return rows
+
+
+def plot(file, results):
+    """GB/s by size, as a picture."""
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    result = json.loads(pathlib.Path(results).read_text())
+    figure, axes = pyplot.subplots(figsize=(6.4, 4))
+    for name in result['columns']:
+        if name != 'no backend':
+            axes.plot([row['bytes'] for row in result['rows']],
+                      [row['bytes'] / row[name] / 1e3 for row in result['rows']], marker='o', markersize=3, label=name)
+    axes.set(xscale='log', yscale='log', xlabel='bytes', ylabel='GB/s (bytes / time)',
+             title=f'all_reduce on {result["ranks"]} ranks of one machine, {result["mpi"]}')
+    axes.set_xscale('log', base=2)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=90)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--json', metavar='FILE')
+    parser.add_argument('--rounds', type=int, help="by turns (default: 100; with --overlap 20)")
+    parser.add_argument('--overlap', action='store_true', help="a training step in place of sizes")
+    parser.add_argument('--backends', default='gloo', help="others, by comma (default: gloo, and mpi where it is)")
+    parser.add_argument('--module', help="registers a backend when it is imported")
+    parser.add_argument('--sizes', help="bytes, by comma")
+    parser.add_argument('--plot', metavar='PNG', help="draw the results in this file, and end")
+    parser.add_argument('results', nargs='?')
+    args = parser.parse_args()
+    if args.plot:
+        return plot(args.plot, args.results)
+    import torch
+    import torch.distributed as dist
+
+    import slingmpi
+    rank, ranks = slingmpi._load().start()
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=os.environ.get('MASTER_ADDR', '127.0.0.1'),
+                      MASTER_PORT=os.environ.get('MASTER_PORT', '29577'))
+    dist.init_process_group('slingmpi')
+    if args.module:
+        importlib.import_module(args.module)
+    names = [name for name in args.backends.split(',') if name]
+    if dist.is_mpi_available():
+        names.append('mpi')
+    result = {'mpi': slingmpi.built()['mpi'], 'torch': torch.__version__, 'ranks': ranks, 'load': os.getloadavg()[0]}
+    if args.overlap:
+        if rank == 0:
+            print(f'{"ms":<24}' + ''.join(f'{kind:>14}' for kind in ('computation', 'all_reduces', 'both', 'hidden')))
+        result['overlap'] = overlap(['slingmpi', *names], args.rounds or 20)
+    else:
+        functions = columns(names)
+        result['columns'] = list(functions)
+        if rank == 0:
+            print(f'{"bytes":>10}' + ''.join(f'{name:>14}' for name in functions)
+                  + '   plain/C++  plain/slingmpi', flush=True)
+        result['rows'] = sizes_in_turn(functions, [int(size) for size in args.sizes.split(',')]
+                                       if args.sizes else SIZES, args.rounds or 100)
+    if rank == 0:
+        print(f'{result["mpi"]}, PyTorch {torch.__version__}, {ranks} ranks, load {result["load"]:.1f}')
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + '\n')
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Every site that names modules: on an emulation made from its file, easyconfigs resolve and a module loads.
+
+The emulation has a module of each role, which says no more than its name, and the prefix where the file says where that
+stands. So it proves that a site's file is whole and fits the easyconfigs, and nothing about the machine.
+"""
+import re
+
+import pytest
+
+from slingtorch import gpus, slingshot_sites
+from testbed import easybuild
+
+SITES = slingshot_sites()
+ALL = [site for site in SITES.load_all({}) if site.generations]
+WITH_GPUS = [site for site in ALL if site.gpu in ('cuda', 'rocm')]
+TOY = """
+easyblock = 'Binary'
+name = 'PyTorch'
+version = '9.9'
+homepage = 'https://example.org'
+description = "a tiny one"
+toolchain = SYSTEM
+sources = []
+install_cmd = "mkdir -p %%(installdir)s/bin && touch %%(installdir)s/bin/tool"
+sanity_check_paths = {'files': ['bin/tool'], 'dirs': []}
+site_dependencies = %r
+moduleclass = 'ai'
+"""
+
+
+def chosen(site):
+    """The generation that is taken, and its roles; the first one where a site leaves it to the user."""
+    names = [name for name, roles in site.generations.items() if 'default' in roles] or list(site.generations)
+    return names[0], site.generations[names[0]]
+
+
+def modules(site, generation):
+    """Modules of a generation: {role: parts}, without what --robot installs."""
+    parts = {role: SITES.split_provided(text) for role, text in site.generations[generation].items()
+             if role in SITES.ROLES and text not in SITES.ROLES}
+    return {role: part for role, part in parts.items() if not part['eb']}
+
+
+def emulate(site, directory):
+    """A tree of stub modules for every generation of a site; in Tcl, which both modules tools read."""
+    for generation in site.generations:
+        for part in modules(site, generation).values():
+            path = directory / part['module']
+            path = path if '/' in part['module'] else path / '1.0'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            prefix = part['prefix'] or '/'
+            line = '' if prefix.startswith('/') else f'setenv {prefix.split("/")[0]} {directory}/{part["module"]}\n'
+            path.write_text(f'#%Module1.0\n{line}')
+    return directory
+
+
+@pytest.fixture(scope='module')
+def eb(tmp_path_factory, lmod, envmodules):
+    """A function: `eb` of this modules tool on an emulated site; (CompletedProcess of it, its EasyBuild)."""
+    made = {}
+
+    def run(tool_name, site, *args, **more):
+        if tool_name not in made:
+            tool = {'lmod': lmod, 'envmodules': envmodules}[tool_name]
+            prefix = tmp_path_factory.mktemp(tool_name) / 'eb'
+            made[tool_name] = easybuild.EasyBuild(prefix, tool, ['--site', 'slurm'])
+        one = made[tool_name]
+        tree = one.prefix / 'sites' / site.name
+        if not tree.exists():
+            emulate(site, tree)
+        env = {'SLINGTORCH_SITE': site.name, 'SLINGTORCH_SITE_GENERATION': chosen(site)[0], 'MODULEPATH': str(tree),
+               'EASYBUILD_INSTALLPATH': str(one.prefix / 'installed' / site.name)}
+        return one(*args, env=env, **more), one
+    return run
+
+
+def wheel(site, tmp_path):
+    """The easyconfig of a wheel that the bundle names for the site's GPUs and processor, and its plugin if it has one."""
+    roles, toolkit = chosen(site)[1], None
+    if 'nccl_plugin' in roles:
+        toolkit = site.modules()[SITES.split_provided(roles['gpu'])['module']]['version'][0]
+    name, why = gpus.fitting_easyconfig(str(tmp_path), machine=site.processor, site_gpu=site.gpu, toolkit=toolkit)
+    assert name, why
+    return name
+
+
+def resolved(done):
+    """Easyconfigs that `eb -D` lists."""
+    return re.findall(r'^ \* \[[ x]\] \S*/(\S+\.eb) ', done.stdout, re.M)
+
+
+@pytest.mark.parametrize('site', WITH_GPUS, ids=lambda site: site.name)
+def test_the_fitting_wheel_resolves(site, eb, tmp_path):
+    name = wheel(site, tmp_path)
+    done, _ = eb('lmod', site, name, '-D', '--robot')
+    found = resolved(done)
+    assert found[-1] == name and ('cuda' in name) == (site.gpu == 'cuda')
+    plugin = chosen(site)[1].get('nccl_plugin', '').partition('eb ')[2]
+    assert [entry for entry in found if entry.startswith(plugin.replace('/', '-'))] if plugin else len(found) == 1
+
+
+@pytest.mark.parametrize('site', [site for site in WITH_GPUS if site.network == 'slingshot11'],
+                         ids=lambda site: site.name)
+def test_the_plugin_resolves_or_says_what_is_missing(site, eb):
+    """What the file has no module for is said with the line to add: no public source names it."""
+    generation, roles = chosen(site)
+    lacking = [role for role in ('compiler', 'gpu', 'libfabric') if role not in roles]
+    done, _ = eb('lmod', site, 'aws-ofi-nccl-1.21.1.eb', '-D', '--robot', check=not lacking)
+    if not lacking:
+        assert re.match(r'aws-ofi-nccl-1\.21\.1(-%s-%s)?\.eb' % (site.name, re.escape(generation)), resolved(done)[-1])
+        return
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and f"{site.name}.cfg, section [provides {generation}] has no module for the role " \
+        f"'{lacking[0]}'" in said and f"add the line '{lacking[0]} = MODULE/VERSION'" in said
+    assert site.missing, 'the file says it too'
+
+
+def test_what_is_complete():
+    """On most sites with Slingshot the plugin can be built with what is public."""
+    complete = {site.name for site in WITH_GPUS if site.network == 'slingshot11'
+                and any({'compiler', 'gpu', 'libfabric'} <= set(roles) for roles in site.generations.values())}
+    assert complete >= {'derecho', 'frontier', 'perlmutter', 'isambard_ai', 'tuolumne', 'elcapitan', 'polaris'}
+
+
+@pytest.mark.parametrize('tool_name', ['lmod', 'envmodules'])
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_the_module_loads(site, tool_name, eb, request, tmp_path):
+    """In Lua by Lmod, in Tcl by Environment Modules: the site's modules are loaded, all its values are set."""
+    generation, _ = chosen(site)
+    needed = {role: part for role, part in modules(site, generation).items() if not part['build']}
+    path = tmp_path / 'PyTorch-9.9.eb'
+    path.write_text(TOY % ([role for role in needed if role != 'modules_first'],))
+    _, one = eb(tool_name, site, str(path), '--module-only', '--force', '--rebuild')
+    installed = one.prefix / 'installed' / site.name / 'modules/all'
+    name, = [str(found.relative_to(installed)).replace('.lua', '') for found in (installed / 'PyTorch').iterdir()]
+    env = request.getfixturevalue(tool_name).load(name, modulepath=[installed, one.prefix / 'sites' / site.name])
+    loaded = [module.replace('/1.0', '') for module in env['LOADEDMODULES'].split(':')]
+    assert set(loaded) == {part['module'] for part in needed.values()} | {name}
+    values = {value.name: value.value for value in site.env_values().values() if not value.easyblocks}
+    assert {key: env.get(key) for key in values} == values
+    in_groups = {value.name for value in site.env} - set(site.env_values())
+    assert not [key for key in in_groups if key in env], 'of a group that nobody chose'

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""benchmarks/explain.py and its cases: read, counted, judged as its docstring says. No half is measured here."""
+import collections
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location('benchmark_of_explain', ROOT / 'benchmarks/explain.py')
+explain = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(explain)
+
+
+def test_the_cases_are_read_and_are_as_many_as_the_issue_asks():
+    cases = [explain.read_case(path) for path in (ROOT / 'benchmarks/explain_cases').glob('*.txt')]
+    faults = [case for case in cases if case['cause'] != 'sound']
+    halves = collections.Counter(case['half'] for case in faults)
+    assert len(faults) >= 120 and len(cases) - len(faults) >= 20
+    assert sum(case['system'] in ('slingshot', 'rocm') for case in faults) >= 40
+    assert halves['write'] >= 60 and halves['measure'] >= 60
+
+
+def test_a_case_stays_in_its_half():
+    halves = ['write', 'measure', 'measure', 'write', 'write', 'write']
+    assert [explain.half_of(name) for name in 'abcdef'] == halves
+
+
+def finding(level, cause, remedy='x'):
+    return {'level': level, 'cause': cause, 'remedy': remedy}
+
+
+@pytest.mark.parametrize('verdict, findings', [
+    ('right', [finding('cause', 'the disk is full')]),
+    ('right', [finding('perhaps', 'a', 'look at the DISK')]),
+    ('right', [finding('unknown', 'ValueError'), finding('cause', 'the disk is full')]),
+    ('partly', [finding('cause', 'a'), finding('perhaps', 'the disk is full')]),
+    ('nothing', []),
+    ('nothing', [finding('perhaps', 'a')]),
+    ('nothing', [finding('consequence', 'the disk is full'), finding('note', 'disk')]),
+    ('wrong', [finding('cause', 'a'), finding('note', 'the disk is full')]),
+])
+def test_a_fault_is_judged(verdict, findings):
+    assert explain.judged({'cause': 'full', 'remedy': 'disk'}, findings) == verdict
+
+
+@pytest.mark.parametrize('verdict, findings', [
+    ('sound', []), ('sound', [finding('perhaps', 'a'), finding('note', 'b')]), ('false alarm', [finding('cause', 'a')]),
+])
+def test_a_sound_log_is_judged(verdict, findings):
+    assert explain.judged({'cause': 'sound', 'remedy': ''}, findings) == verdict
+
+
+HEAD = 'source: https://example.org\nsystem: other\ncause: the disk is full\nremedy: quota|space\n'
+
+
+@pytest.mark.parametrize('text', [
+    HEAD, HEAD + '---\n\n', HEAD.replace('other', 'cray') + '---\nlog\n', HEAD.replace('quota|space', '') + '---\nlog\n',
+    HEAD.replace('quota', '(quota') + '---\nlog\n', HEAD.replace('source: https://example.org\n', '') + '---\nlog\n',
+    HEAD.replace('the disk is full', 'sound') + '---\nlog\n',
+])
+def test_what_is_no_case_is_refused(tmp_path, text):
+    path = tmp_path / 'case.txt'
+    path.write_text(text)
+    with pytest.raises(explain.CaseError, match='case.txt'):
+        explain.read_case(path)
+
+
+def test_the_program_counts_and_does_not_list_what_is_measured(tmp_path, capsys, monkeypatch):
+    (tmp_path / 'a.txt').write_text(HEAD + '---\nOSError: [Errno 122] Disk quota exceeded\n')
+    (tmp_path / 'b.txt').write_text(HEAD + '---\nall is well\n')
+    monkeypatch.setattr(sys, 'argv', ['explain.py', '--cases', str(tmp_path), '--half', 'all'])
+    explain.main()
+    assert '1 of 2, 50 %' in capsys.readouterr().out
+    monkeypatch.setattr(sys, 'argv', ['explain.py', '--cases', str(tmp_path), '--half', 'measure', '--list'])
+    with pytest.raises(SystemExit):
+        explain.main()
