@@ -5,9 +5,9 @@
     benchmarks/explain.py --half measure --json explain.json
     benchmarks/explain.py --half write --list       # each case of the half that rules may be written from
 
-A case is a file of benchmarks/explain_cases: source, system (slingshot, rocm, other), cause, remedy (a regular expression
-that a right answer matches in its cause or remedy; empty for a sound log), a line of three dashes, the log. Whoever
-collects cases does not look at the rules; whoever writes rules looks at the half `write` alone.
+A case is a file of benchmarks/explain_cases: source, system (slingshot, rocm, other), cause, remedy (a regular
+expression that a right answer matches in its cause or remedy; empty for a sound log), a line of three dashes, the log.
+Whoever collects cases does not look at the rules; whoever writes rules looks at the half `write` alone.
 
 right        the first finding matches
 partly       a later one matches

@@ -6,8 +6,8 @@
     MPICXX=mpicxx mpiexec -n 2 python benchmarks/torch_mpi.py --overlap
     python benchmarks/torch_mpi.py --plot torch-mpi.png torch-mpi.json
 
-Columns of the table, us per all_reduce of 32-bit floats in place, by the slowest rank. It is the tenth of the rounds that
-was fastest: what else runs on the machine interrupts the others. The columns are:
+us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest tenth of the rounds has it: what else
+runs on the machine interrupts the others. The columns are:
 
     plain MPI      MPI_Allreduce in a loop of C++, on the same memory
     slingmpi C++   the process group in a loop of C++: what libraries in C++ pay, DistributedDataParallel among them
@@ -15,11 +15,10 @@ was fastest: what else runs on the machine interrupts the others. The columns ar
     no backend     the same call where nothing is done (PyTorch's backend "fake"): what Python and PyTorch take
     gloo, mpi      torch.distributed.all_reduce; mpi where this PyTorch has it, or --module registers another backend
 
-With --overlap a training step of DistributedDataParallel: without
-communication (its noop_hook), the all_reduces of its buckets
-alone, and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute on all cores, only waiting can
-be hidden, since MPI's copies and sums take the cores from the computation. "elsewhere" leaves the cores free, as a
-computation on GPUs does: time passes.
+With --overlap a training step of DistributedDataParallel: computation without communication (its noop_hook), the
+all_reduces of its buckets alone, and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute
+on all cores, only waiting can be hidden, since MPI's copies and sums take the cores from the computation. "elsewhere"
+leaves the cores free, as a computation on GPUs does: time passes.
 
 Started by the mpiexec of the MPI that slingmpi was built with, which MPICXX names; ninja must be there.
 """
@@ -116,7 +115,10 @@ def print_row(row, names):
 
 
 def overlap(names, rounds):
-    """[{'where': of the computation, 'backend': name, 'computation': s, 'all_reduces': s, 'both': s, 'hidden': share}]."""
+    """[{'where': of the computation, 'backend': name, 'computation': s, 'all_reduces': s, 'both': s, 'hidden': share}].
+
+    :param rounds: of which the medians are taken
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook

@@ -46,7 +46,9 @@ def test_a_fault_is_judged(verdict, findings):
 
 
 @pytest.mark.parametrize('verdict, findings', [
-    ('sound', []), ('sound', [finding('perhaps', 'a'), finding('note', 'b')]), ('false alarm', [finding('cause', 'a')]),
+    ('sound', []),
+    ('sound', [finding('perhaps', 'a'), finding('note', 'b')]),
+    ('false alarm', [finding('cause', 'a')]),
 ])
 def test_a_sound_log_is_judged(verdict, findings):
     assert explain.judged({'cause': 'sound', 'remedy': ''}, findings) == verdict
@@ -56,7 +58,8 @@ HEAD = 'source: https://example.org\nsystem: other\ncause: the disk is full\nrem
 
 
 @pytest.mark.parametrize('text', [
-    HEAD, HEAD + '---\n\n', HEAD.replace('other', 'cray') + '---\nlog\n', HEAD.replace('quota|space', '') + '---\nlog\n',
+    HEAD, HEAD + '---\n\n', HEAD.replace('other', 'cray') + '---\nlog\n',
+    HEAD.replace('quota|space', '') + '---\nlog\n',
     HEAD.replace('quota', '(quota') + '---\nlog\n', HEAD.replace('source: https://example.org\n', '') + '---\nlog\n',
     HEAD.replace('the disk is full', 'sound') + '---\nlog\n',
 ])

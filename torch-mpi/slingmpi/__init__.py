@@ -63,8 +63,8 @@ def _require_one_mpi():
     found = _mpi_libraries()
     if len(found) > 1:
         raise RuntimeError(f"two MPIs are in this process: {' and '.join(found)}. slingmpi was built with "
-                           f"{built()['mpi']}. Whatever else uses MPI here (mpi4py, h5py, PyTorch itself) must be built "
-                           'with the same one')
+                           f"{built()['mpi']}. Whatever else uses MPI here (mpi4py, h5py, PyTorch itself) must be "
+                           'built with the same one')
 
 
 def _stop():
@@ -89,7 +89,7 @@ def _create(options, _=None):
     if world != (rank, size):
         raise RuntimeError(
             f'this process is rank {world[0]} of {world[1]} for torch.distributed (RANK and WORLD_SIZE), but rank '
-            f'{rank} of {size} for MPI ({_loaded.library_version().splitlines()[0]}). Start the ranks with the '
+            f'{rank} of {size} for MPI ({_loaded.library_version()}). Start the ranks with the '
             'launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
     return _group(members, options.timeout, options.group_id or '0')
 

@@ -207,8 +207,9 @@ std::string library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
-  std::string version(text, length);
-  return version.substr(0, std::min(version.find('\0'), version.find_last_not_of(" \n\t") + 1));
+  // MPICH tells on further lines how it was configured
+  const std::string version(text, length);
+  return version.substr(0, version.find_first_of(std::string("\n\0", 2)));
 }
 
 namespace {

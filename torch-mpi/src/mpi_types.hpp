@@ -46,6 +46,7 @@ class Bytes {
 // Cray MPICH's setting and GTL library where not.
 bool takes_gpu_memory(c10::DeviceType device);
 
+// The first line of what MPI says of itself.
 std::string library_version();
 
 // Gives back the types and operations that reduction_of() made, before MPI is finalized.
