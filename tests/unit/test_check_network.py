@@ -353,7 +353,7 @@ def test_a_module_that_some_nodes_lack_is_red():
     ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Meant is perhaps TORCH_NCCL_ASYNC_ERROR_HANDLING'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLING', '1', ''), ('TORCH_HOME', '/x', ''),
     ('GLOO_SOCKET_IFNAM', 'eth0', 'Meant is perhaps GLOO_SOCKET_IFNAME'),
-    ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has the option 'expandable_segment'"),
+    ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has 'expandable_segment'"),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
     ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is none of y, yes, 1'),
     ('TORCH_NCCL_BLOCKING_WAIT', 'True', ''), ('TORCH_CPP_LOG_LEVEL', 'LOUD', 'is none of INFO, WARNING'),
