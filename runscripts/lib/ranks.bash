@@ -149,16 +149,29 @@ _depth_of() {  # NAME -> depth: how many ancestors have it with this value; newe
     newest=1
 }
 
+_newest_of() {  # NAME... -> depth: the least of theirs; one of them may have had the same value before
+    local name least=''
+    for name; do
+        [[ -n ${!name-} ]] || continue
+        _depth_of "$name"
+        [[ -n $least ]] && ((depth >= least)) || least=$depth
+    done
+    depth=$least
+}
+
 # Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else
 # be as many trainings of one rank each, all of them complete and with status 0.
 _drop_leftovers() {
     local row name value size_name other_rank other_size own_depth depth newest IFS=$' \t\n'
     local -a own=("${_row[@]}") names
+    # shellcheck disable=SC2034  # the table names it: a PALS_RANKID may be left over
+    local no_pals=1
     for row in "${_launchers[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
-        # the PMI variables of these three are their own
-        [[ $1 != "$launcher" && $1 != manual && $launcher/$1 != @(hydra|pals|flux)/pmi ]] || continue
+        [[ $1 != "$launcher" && $1 != manual ]] || continue
+        # these three have a PMI_RANK of their own
+        [[ $launcher/$1 != @(hydra|pals|flux)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
         if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
         else _all_set "$2" || continue
         fi
@@ -170,15 +183,20 @@ _drop_leftovers() {
         IFS=+ read -ra names <<< "${own[1]%+[a-z]*}"
         _depth_of "${names[${#names[@]} - 1]}"
         own_depth=$depth
-        _depth_of "$name"
+        case $1 in
+            hydra) _depth_of MPI_LOCALRANKID ;;     # PALS has a PMI_RANK, too
+            pmi) _newest_of PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE ;;
+            *) _depth_of "$name" ;;
+        esac
         if ((own_depth > depth)) || [[ $own_depth/$1 == "$depth/slurm" && -n $newest ]]; then
             [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from" \
                 "an outer start, and not used: this is rank 0 of $other_size ($1)"
             printf -v value '%s,' "${own[@]:1:5}"
             IFS=+, read -ra names <<< "$value"
             for name in "${names[@]}"; do
-                # srun's own PMI variables, if they agree with it
-                [[ $name == [!A-Z]* || $name == PMI_* && -n $srun_task ]] || unset "$name"
+                # not those of the innermost one; srun's own PMI variables, if they agree with it
+                [[ $name == [!A-Z]* || " ${*//[+,]/ } " == *" $name "* || $name == PMI_* && -n $srun_task ]] ||
+                    unset "$name"
             done
             if [[ $launcher == torchrun && -n ${MASTER_ADDR-} ]]; then
                 _depth_of MASTER_ADDR

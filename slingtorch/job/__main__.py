@@ -8,8 +8,26 @@ import os
 import sys
 
 
+def name_shadows(kind: type, error: BaseException, trace: object) -> None:
+    """
+    sys.excepthook: PYTHONPATH may bring a module with the name of one of Python's own, which is then said in one line
+    in the place of a traceback.
+    """
+    own = os.path.dirname(os.__file__)
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, '__file__', None) or ''
+        if '.' not in name and path and os.path.dirname(path) in os.environ.get('PYTHONPATH', '').split(':') and (
+                os.path.exists(os.path.join(own, name + '.py')) or os.path.isdir(os.path.join(own, name))):
+            sys.stderr.write("slingtorch: PYTHONPATH: 'import %s' takes %s, and not Python's own module %s (%s: %s). "
+                             "Rename it, or take its directory out of PYTHONPATH\n" % (
+                                 name, path, name, kind.__name__, error))
+            return
+    sys.__excepthook__(kind, error, trace)  # type: ignore
+
+
 def main(command: str, *arguments: str) -> int:
     """Run the program; its exit status."""
+    sys.excepthook = name_shadows
     package = __package__
     if not package:
         # Started as a directory, which is then first in sys.path: import this package by its name, as pip's own

@@ -52,6 +52,8 @@ SAME = {
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
+# what to do about a step that is not known to have failed
+LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
 
@@ -125,8 +127,7 @@ class Probe:
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
             found['error'] = "%s did not end within %d s" % (what, self.end_time - self.begin)
-            found['remedy'] = ("a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N "
-                               "waits longer")
+            found['remedy'] = LATE
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         elif self.process.returncode and (self.asked or not found['seconds']):
@@ -237,6 +238,9 @@ def check_same(report: Report) -> None:
             parts[4:] = ['...'] * (len(parts) > 4)
             if fact == 'torch' and 'none' in values:
                 level = 'red'
+            if fact == 'MASTER_PORT' and len(report.facts.get(look.PORTS, {})) > 1:
+                parts.append("so does ip_local_port_range, by which conda-python-distributed chooses it")
+                remedy = "export MASTER_PORT in the job script; have the centre give all nodes one range"
             report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
@@ -297,8 +301,19 @@ def one_cause(report: Report) -> None:
         if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
             report.findings.pop(finding)
             found.remove(finding)
-    best = ([finding for finding in found if finding.remedy] or
-            [finding for finding in found if not re.search(network.SECONDARY, finding.text)] or found[:1])
+    # one that is refused without any error on the node that it calls
+    refused = [finding for finding in found if 'Connection refused' in finding.text]
+    late = [finding for finding in found if finding.remedy == LATE]
+    named = [finding for finding in found if finding.remedy and finding not in late]
+    if refused and not named and all(finding in refused or 'did not end within' in finding.text for finding in found):
+        for finding in found:
+            report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
+        return
+    slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
+    if slow:    # some nodes gave up, and others see that these are gone
+        found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
+    first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
+    best = slow or named or first or found[:1]
     for finding in set(found) - set(best):
         ranks = report.findings.pop(finding)
         if len(best) == 1:
@@ -314,6 +329,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
     limits.compare_programs(report)
+    limits.compare_directories(report)
     check_same(report)
     check_times(report)
     if root.nodes and not report.having(name='clock'):
@@ -389,6 +405,7 @@ class Rank:
         self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.trial = None  # type: Any
+        self.patience = star.patience(self.seconds, self.world // self.local_world)
 
     def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
         """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
@@ -490,7 +507,7 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
     machine, report, environ = rank.machine, rank.report, rank.environ
     check_master(environ, report, machine.node)
-    root = star.Root(environ, rank.world - rank.local_world, star.patience(rank.seconds), machine.clock)
+    root = star.Root(environ, rank.world - rank.local_world, rank.patience, machine.clock)
     # torchrun's agent listens there, for its workers
     if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
         port = int(environ['MASTER_PORT'])
@@ -536,7 +553,7 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
     # others of this node need little time, or import PyTorch too
     imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = max(rank.begin + star.patience(rank.seconds), time.time() + min(4, rank.seconds))
+    end = max(rank.begin + rank.patience, time.time() + min(4, rank.seconds))
     local.wait(end, rank.begin + rank.seconds)
     end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
     ranks = [details] + add_reports(report, machine, local)

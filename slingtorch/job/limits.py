@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,10 +33,15 @@ TRIAL = 1 << 20
 SMALL_SHM = 64 << 20
 # A tensor or a checkpoint of a toy is larger; 1 GB of a real one.
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
+# what is said of a directory
+WRITTEN, A_FILE = 'written', 'it is a file'
 # seconds of processor time that no training gets by with
 SHORT = 60
-# open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files"
-WORKERS = 16
+# Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
+# rank 0, which has the store and writes; another rank trained with 14 left.
+WORKERS, WORKERS_ELSEWHERE = 16, 8
+# a stack below which it is tried whether Python can do with it
+SMALL_STACK = 1 << 20
 
 
 def of_shell() -> dict:
@@ -88,6 +94,12 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
     if cores is not None and cores < 1:
         report.add('yellow', 'limit', "a control group gives this rank and those that share it %.2g of a core (its "
                    "quota): all others wait for it" % cores, "ask for more cores, or have the centre look at the node")
+    if limits.get('s', SMALL_STACK) < SMALL_STACK:
+        status = subprocess.run([sys.executable, '-B', '-c', 'import tempfile'], stderr=subprocess.DEVNULL,
+                                check=False).returncode
+        report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
+            limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
+            ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice > 0:
         report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node go before it" % nice,
@@ -124,7 +136,8 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         if took.get('fds') and 'n' in limits:
             need = took['fds'] + (max(0, world - took.get('nodes', 1)) if connects else 0)
             if limits['n'] < need + 3 * WORKERS:
-                report.add('red' if limits['n'] < need + WORKERS else 'yellow', 'limit', "ulimit -n: this rank may "
+                workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
+                report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may "
                            "have %d open files; PyTorch and the connections of %d ranks take %d, and workers of a "
                            "DataLoader need some" % (limits['n'], world, need),
                            "ulimit -n 65536, in the job script or where the limit is set", mask)
@@ -136,6 +149,20 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
                        "PyTorch takes more than %s, before any training" % (
                            megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who))),
                        "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
+
+
+def processes(machine: 'Machine') -> str:
+    """How many processes and threads this rank may have, for a message; '' without a limit."""
+    found = []
+    user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if user != resource.RLIM_INFINITY:
+        found.append("ulimit -u is %d" % user)
+    for group in cgroups(machine, 'pids'):
+        most = machine.read(group + '/pids.max')
+        if most.isdigit():
+            found.append("its control group has %s processes and threads of %s" % (
+                machine.read(group + '/pids.current') or '?', most))
+    return '; '.join(found)
 
 
 def cause_of(error: str, limits: dict) -> str:
@@ -188,11 +215,8 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
         there = path
         while not os.path.isdir(there) and there not in ('/', '') and not os.path.exists(there):
             there = os.path.dirname(there)
-        wrong = write_trial(there)
-        if wrong:
-            report.add('yellow', 'disk', "%s=%s cannot be written (%s): %s cannot go there" % (
-                variable, path, wrong, what),
-                       "name another directory in %s" % variable)
+        report.fact('%s=%s: %s' % (variable, path, what),
+                    A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
     shm = machine.path('dev/shm')
     wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'not there'
     remedy = "give the node's or the container's /dev/shm more room (docker --shm-size), or have the centre clean it up"
@@ -202,6 +226,26 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     elif os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize <= SMALL_SHM:
         report.add('yellow', 'shm', "/dev/shm has %s free: little for NCCL and the workers of a DataLoader"
                    % megabytes(os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize), remedy)
+
+
+def compare_directories(report: 'Report') -> None:
+    """
+    Directories that cannot be written. Where other nodes of the job can write, the file system is full or broken there.
+    Elsewhere it may be meant so: at some centres compute nodes have no home directory.
+    """
+    for fact, values in sorted(report.facts.items()):
+        found = re.match(r'((TMPDIR|HOME|XDG_CACHE_HOME|HF_HOME)=.*): ([^:]*)$', fact)
+        if not found:
+            continue
+        where, variable, what = found.groups()
+        # Python's own temporary files go elsewhere then
+        others = ", and on other nodes it can" if WRITTEN in values and variable != 'TMPDIR' else ''
+        for wrong, mask in values.items():
+            if wrong != WRITTEN:
+                report.add('red' if others or wrong == A_FILE else 'yellow', 'disk',
+                           "%s cannot be written (%s)%s: %s cannot go there" % (where, wrong, others, what),
+                           "%sname another directory in %s" % (
+                               "start without these nodes (srun --exclude), or " * bool(others), variable), mask)
 
 
 def program_of(words: list) -> tuple:

@@ -9,6 +9,7 @@ import stat
 import sys
 
 from . import nccl
+from .limits import write_trial
 from .machine import SHARED, by_srun
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
 VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
+# by which conda-python-distributed chooses MASTER_PORT
+PORTS = 'ip_local_port_range'
 # no GPU: the user's choice, and Slurm's words for it
 HIDDEN = ('', '-1', 'NoDevFiles')
 # that differ from rank to rank, or say nothing about the network
@@ -99,7 +102,9 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
         wrong = ''
         if there == real and state.st_uid != os.getuid():
             wrong = "belongs to user id %d" % state.st_uid
-        elif not os.access(there, os.W_OK | os.X_OK):
+        elif not os.access(there, os.W_OK | os.X_OK) or \
+                machine.environ.get('LOCAL_RANK', '0') == '0' and write_trial(there):
+            # permissions mean nothing to root; once a node is enough
             wrong = "cannot be written" + ('' if there == real else ": it is not there, and %s is not writable" % there)
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
@@ -170,6 +175,7 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
     address = machine.environ.get('MASTER_ADDR', '')
     for name in ('MASTER_ADDR', 'MASTER_PORT', 'WORLD_SIZE'):
         report.fact(name, machine.environ.get(name, '(not set)'))
+    report.fact(PORTS, ' '.join(machine.read('proc/sys/net/ipv4/ip_local_port_range').split()))
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as err:

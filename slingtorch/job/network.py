@@ -17,7 +17,7 @@ from .wire import why_no_loopback
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Mapping
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
@@ -28,6 +28,12 @@ STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
 LOCAL = 16
 # states of TCP (Linux net/tcp_states.h)
 CONNECTING, LISTENING = 2, 10
+# of a network that carries little; yellow
+SLOW = 'is slow'
+NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
+REFUSED = ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports are refused: by something between "
+           "them, such as a firewall")
+OPEN_PORTS = "have the centre open all ports between the nodes of a job; a training's connections take any"
 # what the others see when one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end within'
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
@@ -88,6 +94,7 @@ def state(sockets: list, before: int = 0) -> dict:
         'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'silent': any(entry['state'] == CONNECTING for entry in sockets),
+        'link': any(entry['here'][0].startswith('fe80:') for entry in sockets if entry['state'] == CONNECTING),
         'loopback': sorted({entry['here'][0] for entry in sockets
                             if entry['state'] == LISTENING and is_loopback(entry['here'][0])}),
     }
@@ -225,7 +232,15 @@ def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, 
     return b'' if total == ranks else b'an all_reduce of ones over %d ranks gave %d' % (ranks, total)
 
 
-def explained(text: str, told: dict) -> tuple:
+def own_name_address() -> str:
+    """The address that gloo takes where GLOO_SOCKET_IFNAME is not set: the first one of the node's own name; or ''."""
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return ''
+
+
+def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
     """
     (what is said, what to do) of an all_reduce that failed or did not end; ('', '') if nobody knows.
 
@@ -233,19 +248,32 @@ def explained(text: str, told: dict) -> tuple:
 
     :param text: of the error
     :param told: state() at that time
+    :param environ: of the rank
     """
+    if 'unsupported gloo device' in text:
+        return ("GLOO_DEVICE_TRANSPORT=%s is no transport that the gloo of this PyTorch has"
+                % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or write TCP")
     if 'no connection to 127.0.0.1' in text:
         return "processes of a node cannot reach each other: %s" % text.split(': ', 1)[-1], (
             "have the centre look at the node's loopback interface (ip link show lo)")
     loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
+    if 'ss_family' in text:
+        loopback = [address for address in [own_name_address()] if ':' in address]
+        if loopback and not is_loopback(loopback[0]):
+            return ("gloo tells the other nodes an IPv6 address of a node, that of its own name, and others have IPv4",
+                    NAME_IT)
     if loopback:
-        return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file"
-                % loopback[0], "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes; or have the centre "
-                "take the name out of that line of /etc/hosts")
+        return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file, "
+                "or has none" % loopback[0],
+                NAME_IT + "; or have the centre take the name out of that line of /etc/hosts")
+    if told.get('silent') and told.get('link'):
+        return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
+                "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
+                "name another interface, or have the centre look at this one (ip address)")
     if told.get('silent'):
         return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them drops packets, such as a firewall",
-                "have the centre open all ports between the nodes of a job; a training's connections take any")
+                OPEN_PORTS)
     # ETIMEDOUT is the kernel's: nobody acknowledges what it sends again
     unheard = told.get('stuck') or 'Connection timed out' in text
     if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:
@@ -253,8 +281,9 @@ def explained(text: str, told: dict) -> tuple:
                 "where the MTU of a switch or an interface between the nodes is smaller than that of the nodes",
                 "have the centre look at the MTU of the nodes and switches; ip link show dev NAME mtu")
     if re.search('8 MB.*did not end', text):
-        return ("the network between the nodes is slow, or loses packets: %s, and 64 kB did end" % text,
-                "vet measures the nodes, and finds a slow one: docs/check.md")
+        seconds = float((re.findall(r'within (\d+) s', text) or [STEP])[0])
+        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: %s, and 64 kB did end" % (
+            SLOW, ROW[-1][0] / seconds / 1e6, text), "vet measures the nodes, and finds a slow one: docs/check.md")
     if told.get('resent', 0) + told.get('before', 0) >= RESENT:
         return ("packets get lost between the nodes: %s" % text,
                 "have the centre look at cables, ports and switches; vet finds the node: docs/check.md")

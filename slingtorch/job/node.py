@@ -187,13 +187,21 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
     if probe.get('error'):
-        text, remedy = network.explained(probe['error'], probe['told']) if 'told' in probe else ('', '')
+        text, remedy = '', ''
+        if 'told' in probe:
+            text, remedy = network.explained(probe['error'], probe['told'], machine.environ)
         limit = limits.cause_of(probe['error'], limits.of_shell())
         if limit:
             text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
         elif probe['phase'] == 'import' and re.search(DAMAGED, probe['error']):
             remedy = "a file of the environment is damaged on this node: install it again, or its copy there"
-        report.add(probe.get('level', 'red'), probe['phase'], text or probe['error'], remedy or probe.get('remedy', ''))
+        elif probe['phase'] == 'import' and 'status -7' in probe['error']:  # SIGBUS: it maps more than the file has
+            cut_off = elf.cut_off(os.path.join(report.value('torch is in', ''), 'lib'))
+            if cut_off:
+                text = "%s: %s is cut off" % (probe['error'], ' and '.join(cut_off[:3]))
+                remedy = "install the environment again, or its copy on this node"
+        report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), probe['phase'],
+                   text or probe['error'], remedy or probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
                    % probe['facts'].get('backend'))

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from . import network
+from . import limits, network
 from .findings import Report, ignored_of
 from .machine import by_srun, expand_hosts
 from .wire import PeerLost, accept, call, listen, read_line, receive_message, send_message, serve, tell_all
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # second port of rank 0's node, where the first one is taken: between those of staging (+16) and of the next job
 SECOND_PORT = 32
+# Where ranks of an srun also meet, if they do not agree in MASTER_PORT: above what conda-python-distributed chooses,
+# and below Linux's own range of ports for connections (ip(7), ip_local_port_range).
+MEETING = range(26400, 27000)
 # Seconds that rank 0's node waits longer for others than these wait for their ranks.
 SLACK = 2
 ONE_DAY = 86400
@@ -40,13 +43,15 @@ TRADE = 'trade '
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
-def patience(seconds: float) -> float:
+def patience(seconds: float, nodes: int) -> float:
     """
     Seconds for what takes others no time: a node that has not called by then cannot, unless the limit is a long one.
+    Many nodes start Python from one file system, some of them late.
 
     :param seconds: SLINGTORCH_CHECK_SECONDS
+    :param nodes: how many there are, about
     """
-    return min(seconds, max(20, seconds / 10))
+    return min(seconds, max(12 + nodes / 16, seconds / 10))
 
 
 class Usage(Exception):
@@ -55,9 +60,9 @@ class Usage(Exception):
 
 def start_id(environ: dict) -> str:
     """A word that is the same on all ranks of this start, and of no other one on these nodes."""
-    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'SLURM_STEP_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
-    if not by_srun(environ):
-        step.append(environ.get('MASTER_PORT', ''))
+    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
+    # an mpirun starts its daemons on other nodes by srun: these have a step, and those of the first node may have none
+    step.append(environ.get('SLURM_STEP_ID' if by_srun(environ) else 'MASTER_PORT', ''))
     return 'check-' + hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
 
 
@@ -91,8 +96,11 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
         sys.stderr.write("slingtorch %s: %s\n" % (name, err))
         return 2
     except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
-        rank = machine.environ.get('RANK', '?')
-        sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, err))
+        rank, text = machine.environ.get('RANK', '?'), str(err)
+        if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
+            text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
+                text, limits.processes(machine) or "a limit of processes and threads")
+        sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (name, rank, machine.node, text))
         return verdict(LOST, machine.environ)
 
 
@@ -186,7 +194,7 @@ def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
         except OSError as err:
             connection.close()
             if time.time() > end:
-                raise PeerLost("the first rank of this node does not answer (%s)" % err)
+                raise PeerLost("no answer from the first rank of this node (%s)" % err)
             time.sleep(0.05)
     send_message(connection, json.dumps({'rank': rank, 'pid': os.getpid(), 'digest': digest}).encode())
     return connection, receive_message(connection, end) == b'import'
@@ -196,13 +204,17 @@ def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
 # between nodes
 
 def places(environ: dict) -> list:
-    """Where rank 0 may listen: [(host, port)]. The second host serves a MASTER_ADDR that is wrong."""
+    """
+    Where rank 0 may listen: [(host, port)], first MASTER_PORT and the one beside it. The second host serves a
+    MASTER_ADDR that is wrong.
+    """
     port = int(environ['MASTER_PORT'])
-    second = port + SECOND_PORT if port + SECOND_PORT <= 65535 else port - SECOND_PORT
+    ports = [port, port + SECOND_PORT if port + SECOND_PORT <= 65535 else port - SECOND_PORT]
     hosts = [environ['MASTER_ADDR']]
     if by_srun(environ):
         hosts += [host for host in expand_hosts(environ.get('SLURM_STEP_NODELIST'))[:1] if host != hosts[0]]
-    return [(host, number) for host in hosts for number in (port, second)]
+        ports.append(MEETING[int(start_id(environ)[-8:], 16) % len(MEETING)])
+    return [(host, number) for host in hosts for number in ports]
 
 
 class Node:
@@ -236,8 +248,15 @@ class Root:
         else:
             raise PeerLost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
                 environ['MASTER_PORT'], SECOND_PORT))
-        # others send in small segments, so that what they found arrives where packets of full size are lost
-        self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
+        self.listeners = [self.listener]
+        for _, port in places(environ)[2:3] if by_srun(environ) else ():
+            try:
+                self.listeners.append(listen(port))
+            except OSError:
+                pass    # nobody needs it as long as all agree
+        for listener in self.listeners:
+            # others send in small segments, so that what they found arrives where packets of full size are lost
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
         self.word, self.sent = '0', network.segments()
         self.known = threading.Event()
 
@@ -251,7 +270,7 @@ class Root:
 
         try:
             if self.others > 0:
-                for connection, words in accept(self.listener, self.others, self.key, self.seconds, weight):
+                for connection, words in accept(self.listeners, self.others, self.key, self.seconds, weight):
                     called[words].connection = connection
                     self.nodes.append(called[words])
             self.word = extra()
@@ -262,7 +281,8 @@ class Root:
                 except OSError:
                     pass    # it is gone, and gives no answer later
         finally:
-            self.listener.close()   # PyTorch's store takes the port next
+            for listener in self.listeners:
+                listener.close()    # PyTorch's store takes the port next
             self.known.set()
 
     def meet(self, ready: bool, end: float) -> bool:
@@ -326,20 +346,19 @@ class Branch:
     def __init__(self, environ: dict, ranks: int, node: str, seconds: float,
                  clock: 'Callable[[], float]' = time.time) -> None:
         words = '%d %s %s' % (ranks, environ['RANK'], re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
-        begin, self.connection, wrong, attempt = time.time(), None, {}, 1  # type: float, Any, dict, int
+        end = time.time() + patience(seconds, int(environ['WORLD_SIZE']) // ranks)
+        self.connection, wrong, attempt = None, {}, 1  # type: Any, dict, int
         while self.connection is None:
             for self.host, port in places(environ):
                 try:
-                    self.connection = call(self.host, port, start_id(environ), words, attempt)
+                    self.connection = call(self.host, port, start_id(environ), words,
+                                           min(attempt, max(0.5, end - time.time())))
                     break
                 except (PeerLost, OSError, UnicodeError) as err:
                     wrong[self.host, port] = str(err)
-            else:
-                # a node that refuses is there, and rank 0 may yet come; one that is silent cannot be reached
-                longer = 3 if any('refused' in text for text in wrong.values()) else 1
-                if time.time() - begin > min(seconds, longer * patience(seconds)):
+                if time.time() > end:
                     raise PeerLost('; '.join(wrong.values()) + network.own_address(environ['MASTER_ADDR']))
-                attempt = min(3, 2 * attempt)
+            attempt = min(3, 2 * attempt)
         try:
             self.connection.settimeout(2 * seconds + 60)
             number, nodes, self.extra, now = read_line(self.connection).split(' ')

@@ -67,7 +67,7 @@ class GrowingFile:
 def send(port: int, nodes: int, key: str, seconds: float, source: str) -> None:
     """On the node of rank 0: tell each of the others its parent, how many are below it and the size; and send."""
     size, children = os.path.getsize(source), []
-    callers = accept(listen(port), nodes - 1, key, seconds)
+    callers = accept([listen(port)], nodes - 1, key, seconds)
     for number, (connection, _) in enumerate(callers, 1):
         # node n has nodes FANOUT*n + 1 to FANOUT*n + FANOUT below it; this one is node 0
         below = max(0, min(len(callers) - FANOUT * number, FANOUT))
@@ -96,7 +96,7 @@ def receive(port: int, key: str, seconds: float, target: str, host: str) -> None
         connection = call(parent, int(parent_port), key, own_port, seconds)
     with connection, open(target, 'wb', buffering=0) as stream:
         file = GrowingFile(target, int(size))
-        threads = file.send_all([caller for caller, _ in accept(listener, int(below), key, seconds)])
+        threads = file.send_all([caller for caller, _ in accept([listener], int(below), key, seconds)])
         try:
             while file.there < file.size:
                 block = connection.recv(BLOCK)

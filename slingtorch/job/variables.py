@@ -265,6 +265,14 @@ OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUF
         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 # GNU's libgomp takes a list of numbers above 0 (libgomp/env.c), and all cores for anything else
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
+# What ProcessGroupNCCL.cpp reads by getCvarBool(), whose words are in Utils.hpp (both of torch/csrc/distributed/c10d,
+# 2.13): another word ends a program that uses NCCL.
+BOOLS = ('BCAST_UNIQUEID', 'BLOCKING_WAIT', 'DUMP_ON_TIMEOUT', 'DESYNC_DEBUG',
+         'ENABLE_TIMING', 'ENABLE_MONITORING', 'RETHROW_CUDA_ERRORS', 'LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN',
+         'CUDA_EVENT_CACHE', 'NAN_CHECK', 'AVOID_RECORD_STREAMS', 'USE_TENSOR_REGISTER_ALLOCATOR_HOOK')
+WORDS = {'TORCH_NCCL_' + name: 'choice y yes 1 t true n no 0 f false'.split() for name in BOOLS}
+# libc10 says so itself when it is loaded
+WORDS['TORCH_CPP_LOG_LEVEL'] = 'choice INFO WARNING ERROR FATAL 0 1 2 3'.split()
 
 
 def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
@@ -296,6 +304,10 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
         for value, ranks in values.items():
             mask |= ranks
             cores = len(machine.cpus()[1])
+            wrong = wrong_value(WORDS[name], value) if name in WORDS else ''
+            if wrong:
+                report.add('yellow', 'value', "%s='%s' %s" % (name, value, wrong),
+                           "correct it in the job script, or unset it", ranks)
             if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
                 report.add('yellow', 'value', "%s='%s' is no number of threads: the library takes its own number, such "
                            "as all cores" % (name, value), "correct it in the job script, or unset it", ranks)

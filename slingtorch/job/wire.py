@@ -94,10 +94,14 @@ def serve(listener: socket.socket, answer: 'Callable') -> None:
     threading.Thread(target=loop, daemon=True).start()
 
 
-def accept(listener: socket.socket, count: int, key: str, seconds: float,
+def accept(listeners: list, count: int, key: str, seconds: float,
            weight: 'Callable[[str], int]' = lambda words: 1) -> list:
-    """So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to then.
-    `weight` says, as soon as a caller is heard, for how many it counts."""
+    """
+    So many callers that know the key, or fewer: [(connection, what else they said)]. Nobody is listened to then.
+
+    :param listeners: sockets, as listen() makes them
+    :param weight: for how many a caller counts, by what it said; called as soon as it is heard
+    """
     callers, weights, changed = [], [], threading.Condition()
 
     def handshake(connection):
@@ -117,11 +121,13 @@ def accept(listener: socket.socket, count: int, key: str, seconds: float,
             pass
         connection.close()
 
-    serve(listener, handshake)
+    for listener in listeners:
+        serve(listener, handshake)
     with changed:
         while sum(weights) < count and changed.wait(min(QUIET, seconds)):
             pass
-    listener.shutdown(socket.SHUT_RDWR)
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
     return callers[:count]
 
 

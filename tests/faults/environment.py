@@ -27,7 +27,7 @@ VARIABLES = {
     'CUDA_VISIBLE_DEVICES=0,1': ('nothing', ''),
     'RANK=0': ('red', 'RANK=.?0'),
     'WORLD_SIZE=2': ('red', 'WORLD_SIZE=.?2'),
-    'LOCAL_RANK=0': ('red', 'LOCAL_RANK'),
+    'LOCAL_RANK=0': ('nothing', ''),    # where each task sees one GPU
     'SLURM_STEP_NODELIST= SLURM_JOB_NODELIST= SLURM_NODELIST=': ('red', 'SLURM_STEP_NODELIST'),
     'OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1':
         ('nothing', ''),

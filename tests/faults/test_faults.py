@@ -27,9 +27,9 @@ def test_check_says_what_it_must(answers, name):
         raise answers[name]
     answer = answers[name]
     right, _ = faults.verdict(faults.FAULTS[name], answer.colour, answer.lines)
-    assert right == (name not in faults.NOT_NAMED), answer
+    assert right, answer
     assert answer.colour != 'hangs'
-    assert not answer.left or name in faults.LEAVES_FILES, answer.left
+    assert not answer.left
 
 
 def test_what_check_must_say_follows_from_what_a_training_did():
@@ -40,7 +40,7 @@ def test_what_check_must_say_follows_from_what_a_training_did():
 
 
 def test_lists_name_faults_that_there_are():
-    for names in (faults.NOT_NAMED, faults.LEAVES_FILES, faults.ONLY_BY_THE_PROGRAM, faults.HARM_OF_ANOTHER_KIND):
+    for names in (faults.ONLY_BY_THE_PROGRAM, faults.HARM_OF_ANOTHER_KIND):
         assert set(names) <= set(faults.FAULTS)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import json
 import os
+import pathlib
 import re
 import socket
 import subprocess
@@ -9,7 +11,7 @@ import threading
 
 import pytest
 
-from slingtorch.job import check, findings, limits, network, node, star, variables, wire
+from slingtorch.job import check, elf, findings, limits, network, node, star, variables, wire
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -36,9 +38,14 @@ def of_level(report, level, name):
     # 2 Mbit/s
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 40, 'sent': 900, 'underway': True}, 'is slow'),
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 200, 'sent': 900, 'underway': True},
-     'is slow, or loses packets'),
+     'is slow, less than 2 MB/s, or loses packets'),
     # all ports but MASTER_PORT dropped
-    ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'firewall'),
+    ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'get no answer.*firewall'),
+    # GLOO_SOCKET_IFNAME=ib0, which is up and has no IPv4 address
+    ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
+     'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
+    ('an all_reduce of gloo among the ranks of a node failed: makeDeviceForHostname(): unsupported gloo device', {},
+     'GLOO_DEVICE_TRANSPORT=TPC is no transport'),
     # 127.0.1.1 in the hosts file
     ('the rendezvous of one rank of each node did not end within 6 s', {'loopback': ['127.0.1.1']}, '127.0.1.1 as the'),
     ('... connect [127.0.1.1]:40000: Connection refused', {}, '127.0.1.1 as the address'),
@@ -47,13 +54,24 @@ def of_level(report, level, name):
 ])
 def test_the_cause_is_named_and_has_a_remedy(error, told, says):
     report = findings.Report(0)
-    text, remedy = network.explained(error, {**QUIET, **told})
+    text, remedy = network.explained(error, {**QUIET, **told}, {'GLOO_SOCKET_IFNAME': 'ib0',
+                                                                'GLOO_DEVICE_TRANSPORT': 'TPC'})
     report.add('red', 'collective', text)
     assert remedy and re.search(says, text), text
 
 
 def test_what_nobody_knows_is_not_explained():
-    assert network.explained('the all_reduce of one float failed: RuntimeError: no', QUIET) == ('', '')
+    assert network.explained('the all_reduce of one float failed: RuntimeError: no', QUIET, {}) == ('', '')
+
+
+@pytest.mark.parametrize('own, says', [
+    ('::1', 'gloo tells the other nodes ::1'), ('2001:db8::1', 'an IPv6 address of a node'), ('192.0.2.1', None),
+])
+def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own, says):
+    # both nodes see this text (tests/records/faults/seen.json)
+    monkeypatch.setattr(network, 'own_name_address', lambda: own)
+    text, remedy = network.explained('device.cc:285] ss1.ss_family == ss2.ss_family. 10 vs 2', QUIET, {})
+    assert says in text and remedy if says else (text, remedy) == ('', '')
 
 
 @pytest.mark.parametrize('texts, left', [
@@ -69,6 +87,27 @@ def test_one_cause_is_one_line(texts, left):
     check.one_cause(report)
     assert of_level(report, 'red', 'collective') == left
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
+
+
+@pytest.mark.parametrize('other, remedy, firewall', [
+    ('the rendezvous of one rank of each node did not end within 6 s', '', True),
+    ('the rendezvous did not end within 23 s', check.LATE, True), ('failed: cannot find hsn', '', False)])
+def test_a_connection_is_refused_by_a_firewall_if_the_other_node_has_no_error(other, remedy, firewall):
+    report = findings.Report(0)
+    report.add('red', 'rendezvous', 'failed: SO_ERROR: Connection refused, remote=[172.30.0.1]:33333', '', 2)
+    report.add('red', 'rendezvous', other, remedy, 1)
+    check.one_cause(report)
+    [finding] = report.findings
+    assert ('firewall' in finding.text) == firewall and report.findings[finding] == 3
+
+
+def test_a_slow_network_is_yellow_and_one_line():
+    report = findings.Report(0)
+    report.add('yellow', 'collective', 'the network between the nodes is slow, less than 2 MB/s, or loses', 'vet', 1)
+    report.add('red', 'collective', 'packets get lost between the nodes: the all_reduce of 8 MB failed: closed', 'x', 2)
+    report.add('red', 'collective', 'an all_reduce did not end within 25 s', check.LATE, 4)
+    check.one_cause(report)
+    assert [(finding.level, mask) for finding, mask in report.findings.items()] == [('yellow', 7)]
 
 
 def test_an_interface_that_is_missing_is_one_line():
@@ -134,9 +173,10 @@ def test_a_master_addr_that_is_each_node_itself_is_said():
     assert network.own_address('192.0.2.1') == '' == network.own_address('no such name')
 
 
-@pytest.mark.parametrize('seconds, patience', [(4, 4), (20, 20), (120, 20), (600, 60)])
-def test_who_does_not_call_is_waited_for_briefly(seconds, patience):
-    assert star.patience(seconds) == patience
+@pytest.mark.parametrize('seconds, nodes, patience', [(4, 2, 4), (20, 16, 13), (120, 16, 13), (600, 2, 60),
+                                                      (120, 512, 44)])
+def test_who_does_not_call_is_waited_for_briefly(seconds, nodes, patience):
+    assert star.patience(seconds, nodes) == patience
 
 
 # --- limits
@@ -159,6 +199,9 @@ TOOK = {'fds': 8, 'nodes': 2, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     found = limited({3: {'limits': {option: limit}}}, TOOK)
+    if (option, limit) == ('n', 24):    # rank 3 trained with it, rank 0 did not
+        assert found[0][0] == 'yellow'
+        found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
 
@@ -198,6 +241,27 @@ def test_the_limits_of_this_shell_are_read():
     assert done.stdout.split() == ['50', '102400']
 
 
+@pytest.mark.parametrize('kilobytes, level', [(64, 'red'), (512, 'yellow'), (8192, None)])
+def test_a_small_stack_is_tried(kilobytes, level):
+    code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import findings, limits, machine; '
+            'report = findings.Report(0); limits.look(machine.Machine({}), report, {}); '
+            'print(json.dumps([entry[:3] for entry in report.findings if "ulimit -s" in entry.text]))')
+    done = subprocess.run(['bash', '-c', 'ulimit -s $0; exec "$@"', str(kilobytes), sys.executable, '-B', '-c', code,
+                           str(ROOT)], stdout=subprocess.PIPE, text=True, check=kilobytes > 64)
+    if kilobytes == 64 and done.returncode:
+        assert done.returncode == -11   # this program is too much for it, too: the trial would have said so
+    else:
+        assert [entry[0] for entry in json.loads(done.stdout)] == ([level] if level else [])
+
+
+def test_how_many_processes_there_may_be(tmp_path):
+    for name, text in (('proc/self/cgroup', '0::/job/task\n'), ('sys/fs/cgroup/job/task/pids.max', '6\n'),
+                       ('sys/fs/cgroup/job/task/pids.current', '5\n'), ('sys/fs/cgroup/job/pids.max', 'max\n')):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert 'its control group has 5 processes and threads of 6' in limits.processes(Machine({}, str(tmp_path)))
+
+
 @pytest.mark.parametrize('error, given, says', [
     ('import torch ended the process with status 1: OpenBLAS error: Memory allocation still failed after 10 retries',
      {'v': 500 << 20}, 'ulimit -v: this rank may have 500 MB of address space'),
@@ -222,8 +286,20 @@ def test_directories_are_really_written_to(tmp_path):
     env = {'HOME': '/proc/nothing', 'HF_HOME': str(tmp_path / 'new/directory'),
            'XDG_CACHE_HOME': str(tmp_path / 'file')}
     limits.look_at_directories(Machine(env, str(tmp_path)), report)
-    assert [text.split('=')[0] for text in sorted(of_level(report, 'yellow', 'disk'))] == ['HOME', 'XDG_CACHE_HOME']
+    limits.compare_directories(report)
+    assert [text.split('=')[0] for text in of_level(report, 'yellow', 'disk')] == ['HOME']
+    assert ['XDG_CACHE_HOME' in text and 'it is a file' in text for text in of_level(report, 'red', 'disk')] == [True]
     assert 'not there' in of_level(report, 'red', 'shm')[0]
+
+
+def test_a_directory_that_only_some_nodes_can_write_is_red():
+    report = findings.Report(0)
+    report.fact('HF_HOME=/scratch/hf: models', limits.WRITTEN, 1)
+    report.fact('HF_HOME=/scratch/hf: models', 'No space left on device', 2)
+    limits.compare_directories(report)
+    [finding] = report.having('red', 'disk')
+    assert 'HF_HOME=/scratch/hf cannot be written (No space left on device), and on' in finding.text
+    assert report.findings[finding] == 2
 
 
 def test_what_does_not_answer_is_not_waited_for(monkeypatch):
@@ -279,7 +355,9 @@ def test_a_module_that_some_nodes_lack_is_red():
     ('GLOO_SOCKET_IFNAM', 'eth0', 'Meant is perhaps GLOO_SOCKET_IFNAME'),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has 'expandable_segment'"),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
-    ('TORCH_FR_BUFFER_SIZE', '2000', ''),
+    ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is none of y, yes, 1'),
+    ('TORCH_NCCL_BLOCKING_WAIT', 'True', ''), ('TORCH_CPP_LOG_LEVEL', 'LOUD', 'is none of INFO, WARNING'),
+    ('TORCH_CPP_LOG_LEVEL', 'info', ''),    # seen with 2.13
 ])
 def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says):
     (tmp_path / 'torch/lib').mkdir(parents=True)
@@ -292,3 +370,59 @@ def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says)
     variables.check_torch(report, str(tmp_path / 'torch'), Machine({}, str(tmp_path)))
     assert [says in finding.text for finding in report.findings] == [True] * bool(says)
     assert not report.having('red')
+
+
+# --- what ends the check itself
+
+
+def test_a_module_of_pythonpath_with_a_name_of_pythons_own_is_named(tmp_path):
+    (tmp_path / 'socket.py').write_text('plug = 1\n')
+    done = subprocess.run([sys.executable, '-B', ROOT / 'slingtorch/job', 'check'], stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path)}, check=False)
+    assert done.returncode == 1 and done.stderr.count('\n') == 1
+    assert f"PYTHONPATH: 'import socket' takes {tmp_path}/socket.py, and not Python's own module" in done.stderr
+
+
+def test_a_library_that_is_cut_off_is_named(tmp_path):
+    mapped = re.search(r' (/\S+\.so\S*)$', pathlib.Path('/proc/self/maps').read_text(), re.M).group(1)
+    whole = pathlib.Path(mapped).read_bytes()
+    (tmp_path / 'libwhole.so').write_bytes(whole)
+    (tmp_path / 'libpart.so').write_bytes(whole[:10000])
+    (tmp_path / 'libempty.so').write_text('')
+    assert elf.cut_off(str(tmp_path)) == [str(tmp_path / 'libpart.so')]
+
+
+def test_ranks_that_differ_in_master_port_meet_all_the_same():
+    with socket.socket() as free:
+        free.bind(('', 0))
+        port = free.getsockname()[1]
+    env = {'SLURM_JOB_ID': str(port), 'SLURM_STEP_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'WORLD_SIZE': '2',
+           'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'RANK': '0', 'SLINGTORCH_LAUNCHER': 'slurm'}
+    root = star.Root(env, 1, 10)
+    gathering = threading.Thread(target=root.gather, args=(lambda: '7',))
+    gathering.start()
+    branch = star.Branch({**env, 'MASTER_PORT': str(port - 1), 'RANK': '1'}, 1, 'nid2', 10)
+    gathering.join()
+    assert (branch.number, branch.extra, [node.name for node in root.nodes]) == (1, '7', ['nid2'])
+
+
+@pytest.mark.parametrize('ranges, says', [(['32768 60999'], False), (['32768 60999', '12000 60999'], True)])
+def test_the_range_by_which_a_port_was_chosen_is_said(ranges, says):
+    report = findings.Report(0)
+    report.fact('MASTER_PORT', 10001, 1)
+    report.fact('MASTER_PORT', 24187, 2)
+    for rank, text in enumerate(ranges):
+        report.fact('ip_local_port_range', text, 1 << rank)
+    check.check_same(report)
+    [text] = of_level(report, 'red', 'master')
+    assert 'MASTER_PORT differs: ' in text and ('ip_local_port_range' in text) == says
+
+
+def test_ranks_of_one_mpirun_in_a_job_of_slurm_know_each_other():
+    # Open MPI 4.1 on the batch node and on another one, whose daemon srun started (seen)
+    first = {'SLURM_JOB_ID': '7', 'MASTER_PORT': '10740', 'SLINGTORCH_LAUNCHER': 'openmpi'}
+    assert star.start_id(first) == star.start_id({**first, 'SLURM_STEP_ID': '0'})
+    assert star.start_id(first) != star.start_id({**first, 'MASTER_PORT': '10741'})
+    steps = [{**first, 'SLINGTORCH_LAUNCHER': 'slurm', 'SLURM_STEP_ID': number} for number in '01']
+    assert star.start_id(steps[0]) != star.start_id(steps[1])
+    assert star.start_id(steps[0]) == star.start_id({**steps[0], 'MASTER_PORT': '1'})

@@ -5,6 +5,7 @@ Every test starts the real script in an environment of its own (no variable of t
 stand-in `python` that writes its environment as JSON. Where a real launcher is installed, it is used as well.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -819,6 +820,9 @@ LEFT = {
     "hydra": lambda size: hydra(0, size),
     "pmi": lambda size: {"PMI_RANK": "0", "PMI_SIZE": str(size), "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": str(size)},
     "slurm": lambda size: slurm(0, str(size), "login1"),
+    "pals": lambda size: pals(0, size, 0, size),
+    "flux": lambda size: {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": str(size), "FLUX_TASK_LOCAL_ID": "0",
+                          "FLUX_JOB_NNODES": "1", "FLUX_JOB_ID": "left"},
 }
 STARTS = {  # of rank RANK of 4, on two nodes
     "slurm": lambda rank: slurm(rank),
@@ -827,6 +831,10 @@ STARTS = {  # of rank RANK of 4, on two nodes
     "openmpi": lambda rank: ompi(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
     "hydra": lambda rank: hydra(rank, 4, rank % 2, 2, MASTER_ADDR="nid001"),
     "pals": lambda rank: {**pals(rank, 4, rank % 2, 2), "MASTER_ADDR": "nid001"},
+    "flux": lambda rank: {"FLUX_TASK_RANK": str(rank), "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": str(rank % 2),
+                          "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "own", "MASTER_ADDR": "nid001"},
+    "pmi": lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "4", "PMI_LOCAL_RANK": str(rank % 2),
+                         "PMI_LOCAL_SIZE": "2", "MASTER_ADDR": "nid001"},
     "torchrun": lambda rank: {**TORCHRUN, "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2),
                               "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "nid001"},
 }
@@ -846,8 +854,9 @@ def start_inside(job, left, inner, form="direct"):
 
 @pytest.mark.parametrize("form", ["direct", "wrapped"])
 @pytest.mark.parametrize("size", [1, 4, 8])
-@pytest.mark.parametrize("outer", LEFT)
-@pytest.mark.parametrize("inner", STARTS)
+@pytest.mark.parametrize("inner, outer", [pair for pair in itertools.product(STARTS, LEFT)
+                                          # srun's own PMI variables look the same, where rank and size agree
+                                          if pair != ("pmi", "slurm")])
 def test_the_innermost_launcher_wins(job, inner, outer, size, form):
     for rank in (0, 3):
         done = start_inside(job, LEFT[outer](size), STARTS[inner](rank), form)
@@ -855,6 +864,20 @@ def test_the_innermost_launcher_wins(job, inner, outer, size, form):
         env = json.loads(done.stdout)["env"]
         assert identity(env) == (rank, 4, rank % 2, 2) and env["MASTER_ADDR"] == "nid001"
         assert rank == 0 or not done.stderr
+
+
+@pytest.mark.parametrize("inner", [inner for inner in STARTS if inner != "torchrun"])
+def test_ranks_exported_by_hand_that_contradict_the_launcher_are_an_error(job, inner):
+    """torchrun sets RANK and WORLD_SIZE anew."""
+    message = job.error({**STARTS[inner](3), "RANK": "0", "WORLD_SIZE": "1"})
+    assert "RANK='0' WORLD_SIZE='1' contradicts the launcher" in message and "rank 3 of 4" in message
+
+
+def test_each_row_of_the_table_is_started_and_left_over():
+    program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo ${row%% *}; done'
+    rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True, text=True)
+    rows = rows.stdout.split()
+    assert {name.partition("-")[0] for name in STARTS} | {"manual"} == set(rows) == {*LEFT, "manual"}
 
 
 def test_leftovers_are_named_once_and_not_handed_on(job):
