@@ -34,7 +34,7 @@ def parse_arguments():
     parser.add_argument('--epochs', type=int, default=20, help="passes over the training images (default: 20)")
     parser.add_argument('--lr', type=float, default=0.1, help="learning rate (default: 0.1)")
     parser.add_argument('--seed', type=int, default=1, help="for weights and order of images (default: 1)")
-    parser.add_argument('--backend', choices=['gloo', 'mpi', 'nccl'],
+    parser.add_argument('--backend', choices=['gloo', 'mpi', 'nccl', 'slingmpi'],
                         help="of torch.distributed (default: nccl with GPUs, else gloo)")
     parser.add_argument('--json', metavar='FILE', help="write accuracy, losses and ranks to FILE")
     return parser.parse_args()

@@ -6,6 +6,7 @@
 A result is compared with what all ranks' inputs give: each rank knows them, because they come from rank and seed.
 """
 import datetime
+import functools
 import os
 import sys
 
@@ -30,10 +31,15 @@ def case(function):
     return function
 
 
+@functools.lru_cache(16)
+def numbers_of(seed, size):
+    """Small whole numbers, which 16 bits hold exactly; for all types the same, and not to be written to."""
+    return torch.from_numpy(numpy.random.default_rng(seed).integers(0, 3, size=size))
+
+
 def tensor_of(rank, dtype, size, seed=0):
-    """The tensor that this rank has: small whole numbers, which 16 bits hold exactly."""
-    numbers = numpy.random.default_rng(1000 * seed + rank).integers(0, 3, size=size)
-    found = torch.from_numpy(numbers).to(dtype)
+    """The tensor that this rank has."""
+    found = numbers_of(1000 * seed + rank, size).to(dtype, copy=True)
     return found * (1 + 1j) if dtype.is_complex else found
 
 

@@ -129,6 +129,12 @@ def test_takes_the_name_mpi(built):
     assert done.returncode and "doesn't have MPI built in" in done.stdout + done.stderr
 
 
+def test_imported_before_pytorch(built):
+    """PyTorch, which slingmpi imports, looks for it while it is half imported."""
+    program = 'import slingmpi, torch.distributed; print(torch.distributed.Backend.SLINGMPI)'
+    assert run([built.python, '-c', program], env=built.environ()).stdout == 'slingmpi\n'
+
+
 def test_programs_of_derecho_unchanged(built):
     """As they are for the PyTorch that was built with MPI."""
     path = f'{built.python.parent}:{os.environ["PATH"]}'

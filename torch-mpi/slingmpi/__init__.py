@@ -95,7 +95,7 @@ def _create(options, _=None):
 
 
 def register(name=NAME):
-    """Make torch.distributed know the backend. PyTorch calls this when it is imported, or when the name is used."""
+    """Make torch.distributed know the backend."""
     if not hasattr(dist.Backend, name.upper()):
         dist.Backend.register_backend(name, _create, extended_api=True, devices=['cpu', 'cuda'])
     if os.environ.get('SLINGMPI_AS_MPI') == '1':
