@@ -40,7 +40,10 @@ class Server:
         self.directory = tempfile.TemporaryDirectory(prefix='eb-', dir='/tmp')
         self.socket = f'{self.directory.name}/socket'
         command = [sys.executable, '-O', os.path.abspath(__file__), self.socket]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        # as the script `eb` sets it: an MPI that mpi4py starts does not survive a fork
+        env = {**os.environ, 'FANCYLOGGER_IGNORE_MPI4PY': '1'}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
+                                        start_new_session=True)
         if not self.process.stdout.readline():
             raise RuntimeError(f'{" ".join(command)} does not start')
         self.owner = os.getpid()

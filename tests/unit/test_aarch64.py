@@ -72,9 +72,10 @@ def test_a_word_that_is_new_is_found(tmp_path):
 
 def test_gpu_transport_layer():
     """The variable of Cray MPICH follows from the GPU, so that a GH200 (9.0) asks for nvidia90."""
-    text = (ROOT / 'easyblocks/generic/_pytorchprocess.py').read_text()
-    assert re.findall(r"'PE_MPICH_GTL_DIR_\w*'.*", text) == [
-        "'PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]"]
+    text = ''.join(path.read_text() for path in sorted((ROOT / 'easyblocks').rglob('*.py')))
+    assert [code for code, _ in re.findall(r"('PE_MPICH_GTL_DIR_\w*'.*) for arch in (.*)", text)] == [
+        "'PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '')"]
+    assert not re.findall(r'PE_MPICH_GTL_DIR_[a-z]', text)
 
 
 def test_the_page_says_it():
