@@ -167,12 +167,6 @@ def add_site_values(ec: Any) -> List[str]:
     return added
 
 
-def know_site_modules(site: slingshot_sites.Site) -> None:
-    """Tell EasyBuild name, version and prefix of the site's modules, where no file of its own form does."""
-    for module, entry in site.modules().items():
-        build_option('external_modules_metadata').setdefault(module, entry)
-
-
 def generation_of(ec: Any, site: slingshot_sites.Site) -> str:
     """The generation of modules for an easyconfig: its file's name says it, or the parameter, the user, the site."""
     stem = os.path.splitext(os.path.basename(ec.path or ''))[0]
@@ -308,27 +302,6 @@ def refuse_other_site(self: Any) -> None:
             raise EasyBuildError("slingtorch: %s", err)
 
 
-def refuse_unset_prefixes(self: Any) -> None:
-    """Refuse to go on where a module does not set the variable that the site's file has as its prefix."""
-    for module, entry in chosen_site().modules().items():
-        variable = build_option('external_modules_metadata').get(module, entry).get('prefix', '/').split('/')[0]
-        if variable and variable not in os.environ and not self.dry_run and \
-                module in [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module']]:
-            raise EasyBuildError("The module %s does not set the variable $%s, which is its prefix in %s. Look at what "
-                                 "it sets ('module show %s'), and correct the line: a variable of the module, or the "
-                                 "path itself", module, variable, chosen_site().role_of(module), module)
-
-
-def explain_missing_module(error: EasyBuildError) -> None:
-    """Say where a module's name is from, if the site's file has it and eb has failed to load it."""
-    for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
-        line = chosen_site().role_of(module)
-        if line and line not in error.msg:
-            print_warning("slingtorch: the module %s is named in %s. If this machine has it no more ('module spider "
-                          "%s'), correct that line, or take another generation (export %s=NAME)", module, line,
-                          module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
@@ -336,7 +309,9 @@ def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """Run for every easyconfig that is parsed."""
     own = [dep for key in ('dependencies', 'builddependencies') for dep in ec[key]]
     if ec['site_dependencies'] or any(EXTERNAL_MODULE in dep for dep in own):
-        know_site_modules(chosen_site())
+        # name, version and prefix of the site's modules, where no file of EasyBuild's own form gives them
+        for module, entry in chosen_site().modules().items():
+            build_option('external_modules_metadata').setdefault(module, entry)
     # elsewhere it is refused later: sources are fetched, and checksums looked at, on any machine
     if ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name):
         add_site_dependencies(ec)
@@ -354,13 +329,24 @@ def pre_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Run when the modules of the dependencies are loaded."""
-    refuse_unset_prefixes(self)
+    """Run when the modules of the dependencies are loaded: each must set the variable that is its prefix here."""
+    for module, entry in chosen_site().modules().items():
+        variable = build_option('external_modules_metadata').get(module, entry).get('prefix', '/').split('/')[0]
+        if variable and variable not in os.environ and not self.dry_run and \
+                module in [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module']]:
+            raise EasyBuildError("The module %s does not set the variable $%s, which is its prefix in %s. Look at what "
+                                 "it sets ('module show %s'), and correct the line: a variable of the module, or the "
+                                 "path itself", module, variable, chosen_site().role_of(module), module)
 
 
 def fail_hook(error: EasyBuildError) -> None:
-    """Run when eb ends with an error."""
-    explain_missing_module(error)
+    """Run when eb ends with an error: says where the name of a module that it could not load is from."""
+    for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
+        line = chosen_site().role_of(module)
+        if line and line not in error.msg:
+            print_warning("slingtorch: the module %s is named in %s. If this machine has it no more ('module spider "
+                          "%s'), correct that line, or take another generation (export %s=NAME)", module, line,
+                          module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
 
 
 def post_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -75,15 +75,13 @@ def wait_for(path: str, name: str, silent: bool) -> Tuple[int, str]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.read(fd, 1000).decode()
         who = holder or 'a run that has just begun'
-        try:
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             processes = ' '.join(left_behind(holder))
             if not processes and os.fstat(fd).st_nlink:
                 return fd, holder
             # else the run that held it has just removed it
             who = processes and '%s (killed; processes that it left behind: %s)' % (holder, processes)
-        except BlockingIOError:
-            pass
         os.close(fd)
         if who:
             if limit != -1 and waited >= limit:

@@ -39,28 +39,21 @@ SITE, SHARED = '.cfg', '.inc'
 # what EasyBuild must know of a site's modules was in files of its own form, with this end, before there were roles
 OLD_METADATA = '_external_modules_metadata'
 
-# variables that must not be set by a module, whatever the site: name pattern and reason
+# variables that must not be set by a module, whatever the site: patterns of names, and the reason
 FORBIDDEN = (
     ('NCCL_NET', "on one node NCCL would needlessly take the network, or not start: give the name in "
                  "SLINGTORCH_MULTINODE_NCCL_NET, from which the runscript sets it in jobs of several nodes"),
     ('NCCL_ALGO', "NVIDIA documents it for debugging; the tuner chooses"),
-    ('NCCL_DEBUG*', "it floods the logs of large jobs: it belongs in the job script of the one who debugs"),
-    ('FI_LOG_*', "it floods the logs of large jobs: it belongs in the job script of the one who debugs"),
+    ('NCCL_DEBUG* FI_LOG_*', "it floods the logs of large jobs: it belongs in the job script of the one who debugs"),
     ('FI_PROVIDER', "it breaks other users of libfabric in the same shell; the plugin finds its provider unaided"),
     ('MIOPEN_*', "its directories differ per job and node: the runscript makes them"),
-    ('MASTER_*', "it differs per job: the runscript sets it"),
-    ('RANK', "it differs per task: the runscript sets it"),
-    ('LOCAL_RANK', "it differs per task: the runscript sets it"),
-    ('WORLD_SIZE', "it differs per job: the runscript sets it"),
-    ('LOCAL_WORLD_SIZE', "it differs per job: the runscript sets it"),
+    ('MASTER_* WORLD_SIZE LOCAL_WORLD_SIZE', "it differs per job: the runscript sets it"),
+    ('RANK LOCAL_RANK', "it differs per task: the runscript sets it"),
     ('*_VISIBLE_DEVICES', "it differs per task: name the variable in the parameter gpu_visibility instead"),
     ('SLURM_*', "the scheduler owns it, and it reaches every step of the job"),
     ('CUDA_DEVICE_MAX_CONNECTIONS', "tensor parallelism wants 1, FSDP must not have 1: it belongs in the job script"),
     ('MPICH_RDMA_ENABLED_CUDA', "it is of Cray XC systems and does nothing on Slingshot"),
-    ('PATH', "setting it would replace what the user has"),
-    ('LD_LIBRARY_PATH', "setting it would replace what the user has"),
-    ('LD_PRELOAD', "setting it would replace what the user has"),
-    ('PYTHONPATH', "setting it would replace what the user has"),
+    ('PATH LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH', "setting it would replace what the user has"),
 )
 
 # the form of a file: how a section is written, the pattern of what follows its kind, the keys that it must have, those
@@ -318,10 +311,8 @@ def split_pair(text: str) -> List[str]:
 
 def forbidden_reason(variable: str) -> Optional[str]:
     """Why no module may set this environment variable; None if it may."""
-    for pattern, reason in FORBIDDEN:
-        if fnmatch.fnmatchcase(variable, pattern):
-            return reason
-    return None
+    return next((reason for patterns, reason in FORBIDDEN
+                 if any(fnmatch.fnmatchcase(variable, pattern) for pattern in patterns.split())), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -323,14 +323,8 @@ class Prefix:
 
     def check_noexec(self) -> None:
         """Programs are installed here: a file system mounted noexec is an error."""
-        script = self.file('tmp', 'runs')
-        write_text(script, '#!/bin/sh\n', 0o700)
-        try:
-            subprocess.check_call([script])
-        except PermissionError:
+        if os.statvfs(self.path).f_flag & os.ST_NOEXEC:
             raise QuickstartError("programs cannot run in %s: its file system is mounted noexec" % self.path, ANOTHER)
-        finally:
-            os.unlink(script)
 
     def check_disk(self) -> None:
         """Space for a whole installation; what an earlier run has downloaded for it is there already."""
@@ -1001,23 +995,9 @@ def quickstart(args: argparse.Namespace, prefix: Prefix, phases: Phases, root: s
           % (phases.table(), prefix.file('activate'), prefix.module, number, shlex.quote(EXAMPLE)))
 
 
-def command_line(argv: List[str]) -> str:
-    """The command that was given, as it can be typed in any directory."""
-    words = [os.path.abspath(word) if before == '--prefix' else word for before, word in zip([''] + argv, argv)]
-    return ' '.join([COMMAND] + [shlex.quote(word) for word in words])
-
-
 def interrupt(number: int, _frame: Any) -> NoReturn:
     """End as after Ctrl-C."""
     raise KeyboardInterrupt(number)
-
-
-def flush() -> None:
-    """Print what is left, if it can be: its reader may be gone, or the disk of a log be full."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        discard(sys.stdout)
 
 
 def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
@@ -1067,10 +1047,15 @@ def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
     except KeyboardInterrupt as err:
         status = 128 + (err.args[0] if err.args else signal.SIGINT)
         where = prefix.path if prefix else args.prefix
+        # as it can be typed in any directory
+        words = [os.path.abspath(word) if before == '--prefix' else word for before, word in zip([''] + argv, argv)]
         lines = ["interrupted; what is in %s is not complete" % where,
-                 "to go on from there: %s" % command_line(argv),
+                 "to go on from there: %s" % ' '.join([COMMAND] + [shlex.quote(word) for word in words]),
                  "to remove it:        %s --remove --prefix %s" % (COMMAND, where)]
-    flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)     # its reader may be gone, or the disk of a log be full
     sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
     return status
 

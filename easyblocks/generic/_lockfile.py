@@ -263,8 +263,7 @@ def check_indexes_used(index_urls, used):
 
 def resolve_with_pip(python, wanted, index_urls, target, store):
     """Package list as pip chooses for the Python and machine at hand, downloaded to store; RuntimeError if it fails."""
-    work_dir = tempfile.mkdtemp(dir=store)
-    try:
+    with tempfile.TemporaryDirectory(dir=store) as work_dir:
         command = [python, '-s', '-m', 'pip', 'download', '-vv', '--only-binary', ':all:', '--no-input', '--retries',
                    '1', '--disable-pip-version-check', '--progress-bar', 'off', '--dest', work_dir]
         command += [word for address in index_urls for word in ('--extra-index-url', address)]
@@ -293,8 +292,6 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
             packages.append(Package(normalised(name), version, (sha256(path),)))
             os.replace(path, os.path.join(store, file_name))
         return packages
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def sha256(path):

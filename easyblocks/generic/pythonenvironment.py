@@ -37,10 +37,9 @@ class PythonEnvironment(EasyBlock):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the environment."""
         return with_parameters(EasyBlock.extra_options(extra_vars), {
-            'conda_channels': [['conda-forge'], "Channels of a conda environment, first one first"],
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
-            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
             'python_packages': [[], "Packages of the Python environment, as pip or conda takes them"],
+            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
         })
 
     def __init__(self, *args, **kwargs):
@@ -106,9 +105,8 @@ class PythonEnvironment(EasyBlock):
             if not conda:
                 raise EasyBuildError("The environment is made by conda, and there is no conda in $PATH: does the "
                                      "module %s bring it?", self.dependency(CONDA_NAMES)['full_mod_name'])
-            channels = ' '.join('--channel ' + shlex.quote(name) for name in self.cfg['conda_channels'])
-            cmd = 'CONDA_PKGS_DIRS=%s %s create --yes --prefix %s --override-channels %s ' % (
-                shlex.quote(store), shlex.quote(conda), shlex.quote(path), channels)
+            cmd = 'CONDA_PKGS_DIRS=%s %s create --yes --prefix %s --override-channels --channel conda-forge ' % (
+                shlex.quote(store), shlex.quote(conda), shlex.quote(path))
             offline, online = cmd + '--offline ', cmd
             if fetch:
                 offline, online = offline + '--download-only ', online + '--download-only '

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -284,14 +283,11 @@ class PythonVenv(RunScripts):
         recipe = dict({key: self.cfg[key] for key in ['index_urls', 'python_versions']}, wanted=self.wanted_packages(),
                       platforms=platforms if isinstance(platforms, list) else [platforms])
         mkdir(self.wheel_dirs()[0], parents=True)
-        work_dir = tempfile.mkdtemp()
         try:
-            lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, work_dir),
+            lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, tempfile.mkdtemp()),
                  lambda: self.wheel_dirs()[0], self.log.info)
         except RuntimeError as err:
             raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
-        finally:
-            shutil.rmtree(work_dir, ignore_errors=True)
         text = read_file(path)
         pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
         wanted = [re.split(r'[^\w.-]', word)[0] for word in self.wanted_packages()]
@@ -388,8 +384,7 @@ class PythonVenv(RunScripts):
         """Download what the lock file names and is not there yet; every file is verified against its hash."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
-        work_dir = tempfile.mkdtemp()
-        try:
+        with tempfile.TemporaryDirectory() as work_dir:
             # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
             if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
                 return
@@ -431,12 +426,11 @@ class PythonVenv(RunScripts):
                 status, text = self.run_download(download + ['--retries', '2'] + words, env)
                 if status != EasyBuildExit.SUCCESS:
                     self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
-        finally:
-            shutil.rmtree(work_dir, ignore_errors=True)
 
     def missing_files(self, python, settings, work_dir):
         """What is to be downloaded, {file name: bytes, 0 where the index does not say}; without uv nothing is known."""
-        sizes = download_sizes(self.uv_for(python), self.names(work_dir), self.python_version(python), settings)
+        sizes = download_sizes(self.uv_for(python), self.lock_file_without(ADDRESS_REGEX, work_dir, hashes=False),
+                               self.python_version(python), settings)
         there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
         return {name: size for name, size in sizes.items() if name not in there}
 
@@ -447,13 +441,6 @@ class PythonVenv(RunScripts):
         path = os.path.join(directory, name)
         write_file(path, ''.join(entry for entry in re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)', read_file(lock_file))
                                  if entry.startswith('-') or normalised(entry.split('==')[0]) == name))
-        return path
-
-    def names(self, directory):
-        """Copy the lock file to a directory, without hashes and addresses; path of the copy."""
-        path = os.path.join(directory, 'names')
-        text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', read_file(self.lock_file))
-        write_file(path, '\n'.join(line for line in text.splitlines() if not ADDRESS_REGEX.match(line)) + '\n')
         return path
 
     def has_wheels(self, python, work_dir):
@@ -467,7 +454,8 @@ class PythonVenv(RunScripts):
             cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-s', '-m', 'pip', 'install', '--isolated',
                    '--ignore-installed', '--disable-pip-version-check']
         cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
-                '--requirement', shlex.quote(self.names(work_dir))] + self.find_links()
+                '--requirement', shlex.quote(self.lock_file_without(ADDRESS_REGEX, work_dir, hashes=False))]
+        cmd += self.find_links()
         res = run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
         return res.exit_code == EasyBuildExit.SUCCESS
 
@@ -509,10 +497,12 @@ class PythonVenv(RunScripts):
                 silent.append('%s (%s)' % (address.replace(url.netloc, url.netloc.rpartition('@')[2]), err))
         return answering, silent
 
-    def lock_file_without(self, regex, directory):
+    def lock_file_without(self, regex, directory, hashes=True):
         """Copy the lock file to a directory, without the lines that match at their start; path of the copy."""
-        path = os.path.join(directory, os.path.basename(self.lock_file))
-        lines = [line for line in read_file(self.lock_file).splitlines() if not regex.match(line)]
+        path, text = os.path.join(directory, os.path.basename(self.lock_file)), read_file(self.lock_file)
+        if not hashes:
+            text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', text)
+        lines = [line for line in text.splitlines() if not regex.match(line)]
         write_file(path, '\n'.join(lines) + '\n')
         return path
 
@@ -566,7 +556,7 @@ class PythonVenv(RunScripts):
         options = ['--prompt', shlex.quote(self.prompt())]
         if self.cfg['system_site_packages']:
             options.append('--system-site-packages')
-        work_dir = tempfile.mkdtemp()
+        work_dir = tempfile.mkdtemp()   # below eb's own, which it removes
         try:
             base_python = self.find_python()
             uv = self.uv_for(base_python)
@@ -614,8 +604,6 @@ class PythonVenv(RunScripts):
                 # no output of pip could be kept
                 raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, remedy)
             raise
-        finally:
-            shutil.rmtree(work_dir, ignore_errors=True)
 
     def sanity_check_rpath(self, *args, **kwargs):
         """Skip the check for RPATH: wheels are binaries made elsewhere."""

@@ -75,13 +75,10 @@ class Singularity(RunScripts):
             'container_environment': [{}, "Environment variables inside the container: {name: value}"],
             'container_path': [[], "Directories inside the container to put first in $PATH there, after /runscripts"],
             'container_python': ['python', "Command of Python in the container; None: the image has none"],
-            'docker_defs': [[], "Names of files to put into share/docker-defs, found through the source path; empty: "
-                                "the definition that the image itself holds, if any"],
             'gpu_driver': [None, "Driver libraries of the host that containers get, where it has them: 'nv' (--nv), or "
                                  "'rocm' (--rocm, for an image without ROCm's own)"],
             'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: docker://NAME or "
                                     "NAME:TAG, then @sha256:...; oras:// likewise; library://NAME:sha256...."],
-            'image_name': [None, "File name of the image; None: that of the source, else <name>-<version>.sif"],
             'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy, "
                                        "or reflink, hardlink, symlink to share its space"],
             'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
@@ -107,7 +104,6 @@ class Singularity(RunScripts):
     def __init__(self, *args, **kwargs):
         """Initialise: nothing is there yet."""
         super().__init__(*args, **kwargs)
-        self.docker_def_paths = []
         self.image_checksum = None  # of an image from a registry
         self.image_facts = {}  # what image.json will say
         if not self.cfg['usage']:
@@ -128,15 +124,9 @@ class Singularity(RunScripts):
     @property
     def image_name(self):
         """File name of the image."""
-        source = self.first_source if self.first_source.endswith('.sif') else ''
-        return (self.cfg['image_name'] or source
-                or '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix']))
-
-    @property
-    def fetched_name(self):
-        """File name on the source path of an image from a registry, with the beginning of its digest: no other's."""
-        pinned = PINNED_REGEX.search(self.cfg['image_address'])
-        return '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'DIGEST')
+        if self.first_source.endswith('.sif'):
+            return self.first_source
+        return '%s-%s%s.sif' % (self.name.lower(), self.version, self.cfg['versionsuffix'])
 
     @property
     def unfinished(self):
@@ -263,14 +253,15 @@ class Singularity(RunScripts):
         self.check_parameters()
         # no checksums here: EasyBuild would read an image of 10 GB once more
         super().fetch_step(skip_checksums=True)
-        self.docker_def_paths = [self.obtain_file(name) for name in self.cfg['docker_defs']]
 
         address = self.cfg['image_address']
         if self.dry_run and address:
             self.dry_run_msg("  * %s will be pulled from %s", self.image_name, address)
         elif address:
             self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
-            name = self.fetched_name
+            pinned = PINNED_REGEX.search(address)
+            # on the source path with the beginning of its digest: no other image's
+            name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'DIGEST')
             path = self.obtain_file(name, no_download=True, warning_only=True)
             if not path and self.cfg['stop'] == 'fetch':
                 path = os.path.join(source_paths()[0], self.name.lower()[0], self.name, name)
@@ -408,9 +399,9 @@ class Singularity(RunScripts):
         write_file(target + '.sha256', '%s  %s\n' % (self.image_facts['sha256'], self.image_name))
         print_msg("image %s, sha256 %s", self.image_name, self.image_facts['sha256'], log=self.log, silent=self.silent)
 
-        # its definition: files of the easyconfig, else what the image holds
+        # its definition: what it was built from, else what it holds
         directory = os.path.join(self.installdir, 'share', 'docker-defs')
-        paths = self.docker_def_paths or [src['path'] for src in self.src if src['name'].endswith('.def')]
+        paths = [src['path'] for src in self.src if src['name'].endswith('.def')]
         for path in paths:
             copy_file(path, os.path.join(directory, os.path.basename(path)))
         try:

@@ -11,6 +11,7 @@ Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something re
     SLINGTORCH_CHECK_IGNORE    names of findings that set no exit status, also NAME:SUBJECT; 1: all
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -35,13 +36,10 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
-    'torch': ('yellow', 'versions', "start all ranks from one environment"),
-    'CUDA of torch': ('yellow', 'versions', "start all ranks from one environment"),
-    'ROCm of torch': ('yellow', 'versions', "start all ranks from one environment"),
-    'maps libnccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
-    'maps librccl': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
-    'maps MPI': ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks"),
-    'torch is in': ('yellow', 'versions', "start all ranks from one environment"),
+    **dict.fromkeys(('torch', 'torch is in', 'CUDA of torch', 'ROCm of torch'),
+                    ('yellow', 'versions', "start all ranks from one environment")),
+    **dict.fromkeys(('maps libnccl', 'maps librccl', 'maps MPI'),
+                    ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks")),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
     'plugin devices': ('yellow', 'plugin', "see which cards these nodes have, and FI_PROVIDER"),
     'driver': ('yellow', 'versions', "have the centre look at these nodes"),
@@ -90,11 +88,9 @@ class Probe:
 
     def write(self, words: str) -> None:
         """Tell it something."""
-        try:
+        with contextlib.suppress(OSError):      # it has ended: result() says so
             self.process.stdin.write(words.encode() + b'\n')
             self.process.stdin.flush()
-        except OSError:
-            pass    # it has ended: result() says so
 
     def ready(self) -> bool:
         """Whether it has imported PyTorch, and is ready for all nodes; waits for that."""
@@ -183,20 +179,15 @@ def holder(port: int) -> str:
     """Who listens on a port, for a message; '' if it is somebody else's process."""
     inodes = set()
     for table in ('/proc/net/tcp', '/proc/net/tcp6'):
-        try:
-            with open(table) as stream:
-                inodes |= {fields[9] for fields in map(str.split, stream)
-                           if fields[3] == '0A' and fields[1].endswith(':%04X' % port)}
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(table) as stream:
+            inodes |= {fields[9] for fields in map(str.split, stream)
+                       if fields[3] == '0A' and fields[1].endswith(':%04X' % port)}
     for pid in filter(str.isdigit, os.listdir('/proc')):
-        try:
+        with contextlib.suppress(OSError):
             for name in os.listdir('/proc/%s/fd' % pid):
                 if os.readlink('/proc/%s/fd/%s' % (pid, name))[8:-1] in inodes:
                     with open('/proc/%s/comm' % pid) as stream:
                         return " (process %s, %s)" % (pid, stream.read().strip())
-        except OSError:
-            pass
     return ''
 
 
@@ -208,13 +199,10 @@ def check_master(environ: dict, report: Report, name: str) -> None:
     except (OSError, UnicodeError):
         return      # look_at_master has said it
     for family, kind, protocol, _, place in found:
-        with socket.socket(family, kind, protocol) as attempt:
-            try:
-                attempt.bind(place)
-                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
-                return
-            except OSError:
-                pass
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as attempt:
+            attempt.bind(place)
+            report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
+            return
     report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s" % (
         address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
 

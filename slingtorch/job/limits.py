@@ -4,6 +4,7 @@ What may differ from rank to rank, and from node to node: limits of the shell an
 process with PyTorch took, directories that are really written to, and whether the program is there.
 """
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -50,26 +51,10 @@ def of_shell() -> dict:
     return {option: limit for option, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
-def cgroups(machine: 'Machine', controller: str) -> list:
-    """The directories of this process's control groups with this controller, its own first."""
-    found = []
-    for line in machine.read('proc/self/cgroup').splitlines():
-        parts = line.split(':', 2)
-        if len(parts) == 3 and (not parts[1] or controller in parts[1].split(',')):
-            base = 'sys/fs/cgroup' + ('/' + controller if parts[1] else '')
-            path = parts[2].strip('/')
-            while True:
-                found.append(os.path.join(base, path))
-                if not path:
-                    break
-                path = os.path.dirname(path)
-    return found
-
-
 def quota(machine: 'Machine') -> 'Optional[float]':
     """Cores that the control groups allow on average; None without a limit."""
     least = None  # type: Optional[float]
-    for group in cgroups(machine, 'cpu'):
+    for group in machine.cgroups('cpu'):
         words = (machine.read(group + '/cpu.max') or '%s %s' % (
             machine.read(group + '/cpu.cfs_quota_us'), machine.read(group + '/cpu.cfs_period_us'))).split()
         if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
@@ -157,7 +142,7 @@ def processes(machine: 'Machine') -> str:
     user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if user != resource.RLIM_INFINITY:
         found.append("ulimit -u is %d" % user)
-    for group in cgroups(machine, 'pids'):
+    for group in machine.cgroups('pids'):
         most = machine.read(group + '/pids.max')
         if most.isdigit():
             found.append("its control group has %s processes and threads of %s" % (
@@ -282,13 +267,10 @@ def look_at_program(report: 'Report', words: list) -> None:
     kind, name = program_of(words)
     if kind == 'module':
         found = True
-        try:
-            sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, '')      # the working directory
+        with contextlib.suppress(ImportError, ValueError, OSError):
             found = importlib.util.find_spec(name.partition('.')[0]) is not None
-        except (ImportError, ValueError, OSError):
-            pass
-        finally:
-            del sys.path[0]
+        del sys.path[0]
         if not found:
             report.add('red', 'script', "python -m %s: this node finds no such module" % name,
                        "start in its directory, or install it in this environment")

@@ -3,6 +3,7 @@
 The one home of what a node has and how it is recognised, from its files alone: processors, memory, GPUs, mounts,
 network cards, libraries; and lists of hosts. 'slingtorch site new' and the choice of a wheel read it here too.
 """
+import contextlib
 import functools
 import glob
 import os
@@ -92,11 +93,15 @@ def library_kind(path: str) -> 'Optional[str]':
     return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
 
 
-def mapped_libraries() -> list:
-    """Paths of the libraries of this process that say over what it communicates, each once."""
+def libraries() -> list:
+    """Paths of all libraries of this process, each once."""
     with open('/proc/self/maps') as maps:
-        paths = set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M))
-    return sorted(filter(COMMUNICATION.search, paths))
+        return sorted(set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M)))
+
+
+def mapped_libraries() -> list:
+    """Those that say over what it communicates."""
+    return list(filter(COMMUNICATION.search, libraries()))
 
 
 class Machine:
@@ -181,11 +186,9 @@ class Machine:
         numbers = sorted(int(name[6:]) for name in self.list('dev') if re.match(r'nvidia\d+$', name))
         usable = []
         for number in numbers:
-            try:
+            with contextlib.suppress(OSError):
                 os.close(os.open(self.path('dev/nvidia%d' % number), os.O_RDONLY))
                 usable.append(number)
-            except OSError:
-                pass
         return usable
 
     def rocm_gpus(self) -> 'List[str]':
@@ -200,7 +203,22 @@ class Machine:
         found = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', self.read('proc/driver/nvidia/version'))
         return found.group(1) if found else None
 
-    # --- memory
+    # --- memory and control groups
+
+    def cgroups(self, controller: str) -> 'List[str]':
+        """The directories of this process's control groups with this controller, its own first."""
+        found = []
+        for line in self.read('proc/self/cgroup').splitlines():
+            parts = line.split(':', 2)
+            if len(parts) == 3 and (not parts[1] or controller in parts[1].split(',')):
+                base = 'sys/fs/cgroup' + ('/' + controller if parts[1] else '')
+                path = parts[2].strip('/')
+                while True:
+                    found.append(os.path.join(base, path))
+                    if not path:
+                        break
+                    path = os.path.dirname(path)
+        return found
 
     def free_memory(self) -> tuple:
         """
@@ -212,27 +230,16 @@ class Machine:
         """
         found = re.search(r'^MemAvailable: +(\d+) kB', self.read('proc/meminfo'), re.M)
         least = int(found.group(1)) * 1024 if found else None, None, ''  # type: tuple
-        for line in self.read('proc/self/cgroup').splitlines():
-            _, controllers, path = line.split(':', 2)
-            if controllers == '':
-                base, names = 'sys/fs/cgroup', ('memory.max', 'memory.current', 'inactive_file')
-            elif 'memory' in controllers.split(','):
-                base, names = 'sys/fs/cgroup/memory', ('memory.limit_in_bytes', 'memory.usage_in_bytes',
-                                                       'total_inactive_file')
-            else:
-                continue
-            path = path.strip('/')
-            while True:
-                group = os.path.join(base, path)
-                limit, used = (self.read(os.path.join(group, name)) for name in names[:2])
-                cached = re.search(r'^%s (\d+)' % names[2], self.read(os.path.join(group, 'memory.stat')), re.M)
-                if limit.isdigit() and used.isdigit():
-                    left = int(limit) - int(used) + (int(cached.group(1)) if cached else 0)
-                    if least[0] is None or left < least[0]:
-                        least = max(0, left), int(limit), self.path(os.path.join(group, names[0]))
-                if not path:
-                    break
-                path = os.path.dirname(path)
+        for group in self.cgroups('memory'):
+            names = 'memory.max', 'memory.current', 'inactive_file'
+            if not self.read(os.path.join(group, names[0])):
+                names = 'memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'
+            limit, used = (self.read(os.path.join(group, name)) for name in names[:2])
+            cached = re.search(r'^%s (\d+)' % names[2], self.read(os.path.join(group, 'memory.stat')), re.M)
+            if limit.isdigit() and used.isdigit():
+                left = int(limit) - int(used) + (int(cached.group(1)) if cached else 0)
+                if least[0] is None or left < least[0]:
+                    least = max(0, left), int(limit), self.path(os.path.join(group, names[0]))
         return least
 
     # --- network

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What NCCL and RCCL load, look for, and say of their network."""
+import contextlib
 import os
 import re
 
@@ -54,10 +55,8 @@ def library_of(paths: list) -> 'Optional[elf.Library]':
     """The first NCCL or RCCL among these libraries that can be read."""
     for path in paths:
         if library_kind(path) in ('libnccl', 'librccl'):
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 return elf.Library(path)
-            except (OSError, ValueError):
-                pass
     return None
 
 

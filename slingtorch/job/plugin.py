@@ -20,7 +20,7 @@ import sys
 import time
 
 from . import elf, nccl
-from .machine import library_kind, mapped_libraries
+from .machine import libraries, library_kind, mapped_libraries
 from .node import SLOW_LINK, SOCKET_PROVIDERS, round_up
 from .probe import first_lines, say
 from .vet import Lane
@@ -50,11 +50,6 @@ class Failed(Exception):
     """A function of the plugin did not do what it was asked."""
 
 
-def sizes_of(version: int) -> dict:
-    """Offsets in ncclNetProperties_vN_t: after name, pciPath (pointers), guid (8 bytes), ptrSupport."""
-    return {'speed': 28 + 4 * (version >= 8) + 4 * (version >= 9)}     # regIsGlobal, forceFlush
-
-
 class Plugin:
     """
     A plugin that is loaded.
@@ -72,7 +67,7 @@ class Plugin:
                 wrong.append(str(err))
         else:
             raise Failed(next((text for text in wrong if 'No such file' not in text), wrong[0]))
-        self.path = next((path for path in self.mapped() if os.path.basename(name) in path or
+        self.path = next((path for path in libraries() if os.path.basename(name) in path or
                           os.path.realpath(name) == path), name)
         offered = nccl.offered(elf.Library(self.path))
         self.version = max(set(offered) & set(KNOWN), default=0)
@@ -87,12 +82,6 @@ class Plugin:
         # level, flags, file, line, format; and the registers and stack where whole numbers and pointers follow
         self.logger = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int,
                                        *[ctypes.c_void_p] * 10)(self.hear)
-
-    @staticmethod
-    def mapped() -> list:
-        """Paths of all libraries of this process."""
-        with open('/proc/self/maps') as maps:
-            return sorted(set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M)))
 
     def hear(self, level: int, flags: int, file: bytes, line: int, form: int, *arguments: 'Any') -> None:
         """A line of its log: NCCL's logger takes what printf(3) takes."""
@@ -125,7 +114,8 @@ class Plugin:
             data = ctypes.create_string_buffer(1024)
             self.call(PROPERTIES, 'getProperties', number, ctypes.addressof(data))
             name = ctypes.cast(data, ctypes.POINTER(ctypes.c_char_p))[0]
-            speed = ctypes.c_int.from_buffer(data, sizes_of(self.version)['speed']).value
+            # ncclNetProperties_vN_t: name, pciPath (pointers), guid (8 bytes), ptrSupport, regIsGlobal, forceFlush
+            speed = ctypes.c_int.from_buffer(data, 28 + 4 * (self.version >= 8) + 4 * (self.version >= 9)).value
             found.append(((name or b'?').decode(errors='replace'), speed))
         return found
 
@@ -355,12 +345,8 @@ def check(report: 'Report', trial: Trial, need: str) -> None:
             what, told['version'], provider, ', '.join(sorted({'%s %s' % (name, gigabits(speed))
                                                                for name, speed in devices})),
             "64 MB of host memory went to the next node and came from another one" if moved else
-            "nothing was sent" if trial_alone(machine) else "nothing was sent: another node has no such plugin"))
-
-
-def trial_alone(machine: 'Machine') -> bool:
-    """Whether the job has one node."""
-    return machine.environ.get('WORLD_SIZE') == machine.environ.get('LOCAL_WORLD_SIZE')
+            "nothing was sent" if machine.environ.get('WORLD_SIZE') == machine.environ.get('LOCAL_WORLD_SIZE') else
+            "nothing was sent: another node has no such plugin"))
 
 
 def check_devices(report: 'Report', what: str, devices: list, machine: 'Machine') -> bool:

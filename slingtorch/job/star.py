@@ -5,6 +5,7 @@ Brings what the ranks found to rank 0: on a node through a socket that has no fi
 Rank 0's node is the only one that all know (MASTER_ADDR, MASTER_PORT): the first rank of each node calls there once,
 and everything goes over this connection. 512 nodes of 8 ranks take less than a second so (benchmarks/check.py).
 """
+import contextlib
 import hashlib
 import json
 import os
@@ -250,10 +251,8 @@ class Root:
                 environ['MASTER_PORT'], SECOND_PORT))
         self.listeners = [self.listener]
         for _, port in places(environ)[2:3] if by_srun(environ) else ():
-            try:
+            with contextlib.suppress(OSError):      # nobody needs it as long as all agree
                 self.listeners.append(listen(port))
-            except OSError:
-                pass    # nobody needs it as long as all agree
         for listener in self.listeners:
             # others send in small segments, so that what they found arrives where packets of full size are lost
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
@@ -276,10 +275,8 @@ class Root:
             self.word = extra()
             for number, node in enumerate(self.nodes, 1):
                 line = '%d %d %s %.3f\n' % (number, len(self.nodes) + 1, self.word, self.clock())
-                try:
+                with contextlib.suppress(OSError):      # it is gone, and gives no answer later
                     node.connection.sendall(line.encode('ascii'))
-                except OSError:
-                    pass    # it is gone, and gives no answer later
         finally:
             for listener in self.listeners:
                 listener.close()    # PyTorch's store takes the port next
@@ -324,10 +321,8 @@ class Root:
     def collect(self, report: Report, end: float) -> None:
         """Merge what the nodes send until the time `end`, and what is there then."""
         for node in self.nodes:
-            try:
+            with contextlib.suppress(PeerLost, ValueError):     # who gives no answer is a finding: check_answers()
                 report.merge(Report.load(receive_message(node.connection, end + SLACK)))
-            except (PeerLost, ValueError):
-                pass    # who gives no answer is a finding: check_answers()
 
 
 class Branch:
@@ -366,28 +361,26 @@ class Branch:
         except (PeerLost, OSError, ValueError) as err:
             raise PeerLost("rank 0 gave this node no number (%s)" % err)
 
+    def send(self, data: bytes, failure: str) -> None:
+        """:raises PeerLost: rank 0 is gone"""
+        try:
+            send_message(self.connection, data)
+        except OSError as err:
+            raise PeerLost("%s (%s)" % (failure, err))
+
     def meet(self, ready: bool, end: float) -> bool:
         """As Root.meet(). :raises PeerLost: rank 0 is gone"""
-        try:
-            send_message(self.connection, b'1' if ready else b'0')
-        except OSError as err:
-            raise PeerLost("rank 0 cannot be told that this node is ready (%s)" % err)
+        self.send(b'1' if ready else b'0', "rank 0 cannot be told that this node is ready")
         return receive_message(self.connection, end + 3 * SLACK) == b'1'
 
     def trade(self, word: str, end: float) -> list:
         """As Root.trade(). :raises PeerLost: rank 0 is gone"""
-        try:
-            send_message(self.connection, (TRADE + word).encode())
-        except OSError as err:
-            raise PeerLost("rank 0 cannot be told what this node has (%s)" % err)
+        self.send((TRADE + word).encode(), "rank 0 cannot be told what this node has")
         return json.loads(receive_message(self.connection, end + 3 * SLACK).decode())
 
     def deliver(self, report: Report) -> None:
         """Send it to rank 0's node. :raises PeerLost: that is gone"""
-        try:
-            send_message(self.connection, report.dump())
-        except OSError as err:
-            raise PeerLost("what this node found cannot be delivered (%s)" % err)
+        self.send(report.dump(), "what this node found cannot be delivered")
 
     def verdict(self, seconds: float) -> bytes:
         """How it ended. :raises PeerLost: rank 0 is gone"""

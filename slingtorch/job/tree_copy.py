@@ -11,6 +11,7 @@ nobody gets anything. SECONDS is how long one answer or block is waited for. Wha
 
 Exit status 0: the file is here. Otherwise one line on stderr says why not; it does not say what became of other nodes.
 """
+import contextlib
 import os
 import sys
 import threading
@@ -43,18 +44,16 @@ class GrowingFile:
     def send(self, connection: 'socket.socket') -> None:
         """Send the content as it comes; the connection is closed afterwards, in any case."""
         sent = 0
-        try:
-            with connection, open(self.path, 'rb') as stream:
-                while sent < self.size:
-                    with self.changed:
-                        self.changed.wait_for(lambda: self.there > sent or self.given_up)
-                        count = min(self.there - sent, BLOCK)
-                    if not count:
-                        return
-                    connection.sendall(stream.read(count))
-                    sent += count
-        except OSError:
-            pass    # the other side notices as well, and says so
+        # the other side notices an error as well, and says so
+        with contextlib.suppress(OSError), connection, open(self.path, 'rb') as stream:
+            while sent < self.size:
+                with self.changed:
+                    self.changed.wait_for(lambda: self.there > sent or self.given_up)
+                    count = min(self.there - sent, BLOCK)
+                if not count:
+                    return
+                connection.sendall(stream.read(count))
+                sent += count
 
     def send_all(self, connections: list) -> list:
         """Start sending to all these at the same time; the threads."""
@@ -77,10 +76,8 @@ def send(port: int, nodes: int, key: str, seconds: float, source: str) -> None:
             host, parent_port = callers[parent - 1][0].getpeername()[0], callers[parent - 1][1]
         else:
             children.append(connection)
-        try:
+        with contextlib.suppress(OSError):      # it is gone: who is below it will find out
             connection.sendall(('%s %s %d %d\n' % (host, parent_port, below, size)).encode('ascii'))
-        except OSError:
-            pass    # it is gone: who is below it will find out
     for thread in GrowingFile(source, size, size).send_all(children):
         thread.join()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Variables that nobody refuses: names and values against what the libraries really read (variables.cfg)."""
+import contextlib
 import difflib
 import glob
 import mmap
@@ -287,16 +288,15 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
         """The strings of the libraries that begin so. Not by a pattern alone: that takes 30 s for 400 MB."""
         found = set()
         for path in libraries:
-            try:
-                with open(path, 'rb') as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                    place = text.find(begin.encode())
-                    while place >= 0:
-                        match = re.match(pattern.encode(), text[place:place + 80])
-                        if match:
-                            found.add(match.group(1).decode())
-                        place = text.find(begin.encode(), place + 1)
-            except (OSError, ValueError):
-                pass    # empty, or not to be read: the import says so
+            # empty, or not to be read: the import says so
+            with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
+                    mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                place = text.find(begin.encode())
+                while place >= 0:
+                    match = re.match(pattern.encode(), text[place:place + 80])
+                    if match:
+                        found.add(match.group(1).decode())
+                    place = text.find(begin.encode(), place + 1)
         return found
 
     for name, values in sorted(names.items()):

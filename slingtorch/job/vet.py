@@ -11,6 +11,7 @@ what a training uses, the backend of torch.distributed, by exchange.py: a proces
 """
 import argparse
 import collections
+import contextlib
 import fcntl
 import functools
 import json
@@ -82,21 +83,19 @@ def address_of(interface: str) -> str:
 
 def answer(key: str, connection: socket.socket) -> None:
     """A partner: what it sends is received to its end and timed; it is told the bytes a second."""
-    with connection:
+    # of what goes wrong, the one who measures says it
+    with connection, contextlib.suppress(OSError, wire.PeerLost):
         connection.settimeout(PATIENCE)
-        try:
-            if wire.read_line(connection, time.time() + PATIENCE) != key:
-                return
-            begin, size, view = 0.0, 0, memoryview(bytearray(len(BLOCK)))
-            while True:
-                count = connection.recv_into(view)
-                begin = begin or time.time()
-                if not count:
-                    break
-                size += count
-            connection.sendall(b'%.0f\n' % (size / max(1e-6, time.time() - begin)))
-        except (OSError, wire.PeerLost):
-            pass    # the one who measures says so
+        if wire.read_line(connection, time.time() + PATIENCE) != key:
+            return
+        begin, size, view = 0.0, 0, memoryview(bytearray(len(BLOCK)))
+        while True:
+            count = connection.recv_into(view)
+            begin = begin or time.time()
+            if not count:
+                break
+            size += count
+        connection.sendall(b'%.0f\n' % (size / max(1e-6, time.time() - begin)))
 
 
 def measure(key: str, address: tuple, seconds: float = MEASURE) -> float:
@@ -254,10 +253,8 @@ class Lane:
     def read(self) -> None:
         """Take its answers until it ends."""
         for line in self.process.stdout:
-            try:
+            with contextlib.suppress(ValueError):       # of a library that knows the descriptor
                 self.said.put(json.loads(line.decode()))
-            except ValueError:
-                pass    # of a library that knows the descriptor
         self.said.put(None)
 
     def hear(self, end: float, turn: 'Optional[int]' = None) -> dict:
@@ -278,11 +275,9 @@ class Lane:
 
     def tell(self, order: dict) -> None:
         """A pair."""
-        try:
+        with contextlib.suppress(OSError):      # it has ended: hear() says so
             self.process.stdin.write(json.dumps(order).encode() + b'\n')
             self.process.stdin.flush()
-        except OSError:
-            pass    # it has ended: hear() says so
 
     def end(self) -> None:
         """Nobody wants anything of it any more."""
@@ -310,6 +305,14 @@ def follow(lanes: list, connection: socket.socket, seconds: float) -> None:
         wire.send_message(connection, json.dumps(play(lanes, orders)).encode())
 
 
+def receive(connection: socket.socket, end: float) -> 'Any':
+    """What a node says, or None."""
+    try:
+        return json.loads(wire.receive_message(connection, end).decode())
+    except (wire.PeerLost, ValueError):
+        return None
+
+
 class Conductor:
     """
     Rank 0's node: has all nodes measure over the backend, round by round.
@@ -329,7 +332,7 @@ class Conductor:
         self.states = {0: [lane.hear(end) for lane in lanes]}
         self.speeds = {}  # type: dict
         for number, connection in enumerate(connections, 1):
-            self.states[number] = self.receive(connection, end + star.SLACK) or [
+            self.states[number] = receive(connection, end + star.SLACK) or [
                 {'error': "it did not answer"}]
         ready = [said for said in sum(self.states.values(), []) if said.get('ready')]
         self.seconds = [max((said['seconds'] for said in ready), default=0.0), 0.0]
@@ -337,14 +340,6 @@ class Conductor:
         self.kind = kinds.most_common(1)[0][0] if kinds else ''
         self.playing = {(lane, number) for number, said in self.states.items() for lane, told in enumerate(said)
                         if told.get('ready') and told['backend'] == self.kind and number not in failed}
-
-    @staticmethod
-    def receive(connection: socket.socket, end: float) -> 'Any':
-        """What a node says, or None."""
-        try:
-            return json.loads(wire.receive_message(connection, end).decode())
-        except (wire.PeerLost, ValueError):
-            return None
 
     def orders(self, turn: int) -> dict:
         """{number of a node: {number of a process: what it is to do}}"""
@@ -367,7 +362,7 @@ class Conductor:
         answers = {0: play(self.lanes, orders[0])}
         end = time.time() + star.SLACK + (LIMIT if turn else FIRST_LIMIT) + 3
         for number, connection in enumerate(self.connections, 1):
-            answers[number] = self.receive(connection, end)
+            answers[number] = receive(connection, end)
             if answers[number] is None:     # what it says later would be taken for the answer to another round
                 connection.close()
                 answers[number] = {}
@@ -446,9 +441,8 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     nodes, names, rates, table = [], [machine.node], [hello[2]], [[own or environ['MASTER_ADDR'], hello[1]]]
     silent = []
     for other in root.nodes:
-        try:
-            theirs, port, rate = json.loads(wire.receive_message(other.connection, time.time() + PATIENCE).decode())
-        except (wire.PeerLost, ValueError):
+        theirs, port, rate = receive(other.connection, time.time() + PATIENCE) or [None] * 3
+        if not port:
             silent.append(other.name)
             continue
         nodes.append(other.connection)
@@ -461,11 +455,8 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
     end = time.time() + count * PATIENCE * 2
     for number, connection in enumerate(nodes, 1):
-        try:
-            told = json.loads(wire.receive_message(connection, end).decode())
-            speeds.update({(number, int(other)): speed for other, speed in told.items()})
-        except (wire.PeerLost, ValueError):
-            pass    # no pair of it counts
+        told = receive(connection, end) or {}   # no pair of one that is silent counts
+        speeds.update({(number, int(other)): speed for other, speed in told.items()})
     good, wrong, median = judge(names, speeds)
     tcp, not_tested, yellow = time.time() - begin, [], []
     columns = {number: ['TCP %.2f GB/s' % (speed / 1e9)] for number, speed in best_pairs(speeds).items()}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Connections between the nodes of a job, and messages over them: what --check, --vet and --stage have in common."""
+import contextlib
 import hmac
 import socket
 import threading
@@ -105,7 +106,7 @@ def accept(listeners: list, count: int, key: str, seconds: float,
     callers, weights, changed = [], [], threading.Condition()
 
     def handshake(connection):
-        try:
+        with contextlib.suppress(OSError, PeerLost, ValueError):
             connection.settimeout(ANSWER)
             word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
             if hmac.compare_digest(word.encode(), key.encode()):
@@ -117,8 +118,6 @@ def accept(listeners: list, count: int, key: str, seconds: float,
                     weights.append(counts)
                     changed.notify()
                 return
-        except (OSError, PeerLost, ValueError):
-            pass
         connection.close()
 
     for listener in listeners:
@@ -139,10 +138,8 @@ def send_message(connection: socket.socket, data: bytes) -> None:
 def tell_all(connections: list, data: bytes) -> None:
     """The same message to all that are still there."""
     for connection in connections:
-        try:
+        with contextlib.suppress(OSError):      # it is gone, and nobody waits for it
             send_message(connection, data)
-        except OSError:
-            pass    # it is gone, and nobody waits for it
 
 
 def receive_message(connection: socket.socket, end: float) -> bytes:

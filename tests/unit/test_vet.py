@@ -119,21 +119,12 @@ class Planted:
         return self.first if turn is None else {'turn': turn, 'received': 5e9}
 
 
-class Others(vet.Conductor):
-    """The other nodes' answers are planted: {number: what it says of each round}."""
-
-    planted = {}
-
-    def receive(self, connection, end):
-        answer = self.planted[connection]
-        return answer.pop(0) if isinstance(answer, list) else answer
-
-
 def conductor(monkeypatch, planted, failed=()):
-    """Of rank 0's node and these."""
-    monkeypatch.setattr(Others, 'planted', planted)
+    """Of rank 0's node and these, whose answers are planted: {number: what it says of each round}."""
+    monkeypatch.setattr(vet, 'receive', lambda connection, end: planted[connection].pop(0))
     monkeypatch.setattr(vet.wire, 'tell_all', lambda *_: None)
-    return Others([Planted()], sorted(planted), [['host%d' % n, 1] for n in range(len(planted) + 1)], 1, set(failed))
+    table = [['host%d' % n, 1] for n in range(len(planted) + 1)]
+    return vet.Conductor([Planted()], sorted(planted), table, 1, set(failed))
 
 
 def test_a_process_that_is_gone_is_not_waited_for_again(monkeypatch):
