@@ -524,7 +524,7 @@ def test_rebuilds_with_a_preset_venv(tmp_path, lmod, runtime):
     parameters = {'preset_venv': 'mine', 'preset_venv_packages': ['/nowhere/newpkg-0.3-py3-none-any.whl']}
     small = Installed(tmp_path, lmod, runtime, check=False, **parameters)
     out = ' '.join(small.out.split())
-    assert small.status != 0 and 'run eb where there is one, or remove preset_venv_packages' in out
+    assert small.status != 0 and 'where there is network, or remove preset_venv_packages' in out
     assert not (small.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
     wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
     small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)])

@@ -509,12 +509,13 @@ def generations():
 
 
 def emulate_modules(directory):
-    """Empty modules of the names that the sites' files have, with prefixes in which the headers are."""
+    """Empty modules of the names that the files of FITTING's sites have, with prefixes in which the headers are."""
     site = Site(directory)
     site.metadata.write_text('')
     headers = {'cuda': ('CUDA', 'cuda_runtime.h'), 'rocm': ('ROCm', 'hip/hip_runtime_api.h'),
                'libfabric': ('libfabric', 'rdma/fabric.h')}
-    provided = [roles for _, _, roles in generations()]
+    places = {place for place, _ in FITTING}
+    provided = [roles for place, _, roles in generations() if place in places]
     found = {re.match(r'(?:build )?(\S+)(?:.* in (\w+)$)?', text).groups() for roles in provided
              for text in roles.values() if '/' in text and 'eb ' not in text}
     for name, variable in found:

@@ -160,7 +160,7 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
          'needs CUDA, and there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
         ("'gpu_operations': 'NCCL'", "'gpu_operations': None",
          "is for CUDA, and Horovod's gpu_operations is None: set it to 'NCCL'"),
-        ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations 'NCCL' or None; they are 'MPI' and 'DDL'"),
+        ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations is 'DDL' and must be 'NCCL' or None"),
         ("cuda_compute_capabilities = ['7.0']", '', 'List of CUDA compute capabilities must be specified'),
         (CMAKE, CMAKE.replace('3.25.2', '3.10'), 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 3.10'),
         (CMAKE, CMAKE.replace('3.25.2', '5.1'), 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 5.1'),
@@ -202,7 +202,7 @@ def test_horovod_that_cannot_say_how_it_was_built(gpu):
     ("'2.3.1+cu121'", "'2.14.0+cu121'",
      'Horovod 0.28.1 was tried with PyTorch 2.3.1 to 2.13.0, and this is 2.14.0: it may not compile', False),
     ('hip = None', "hip = '6.4.52802'",
-     'Horovod 0.28.1 cannot be built for ROCm: .* Leave it out: torch.distributed with RCCL', True),
+     'Horovod 0.28.1 cannot be built for ROCm: .* Instead: torch.distributed with RCCL', True),
 ])
 def test_pytorch_that_horovod_does_not_know(gpu, tmp_path, old, new, words, fails):
     version = next(gpu.root.glob('lib/python3*/site-packages/torch/version.py'))
