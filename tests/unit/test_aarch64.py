@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What of the bundle is for x86_64 alone: found in its files, and compared with what the documentation says.
 
-tests/stages/test_aarch64.py runs bash's and Python's part on aarch64.
+tests/stages/test_aarch64_emulated.py runs bash's and Python's part on aarch64.
 """
 import pathlib
 import re
