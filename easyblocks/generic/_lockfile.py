@@ -10,7 +10,6 @@ machine at hand, and the hashes are of what came.
 import ast
 import collections
 import hashlib
-import mmap
 import os
 import re
 import shutil
@@ -295,9 +294,12 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
 
 
 def sha256(path):
-    """sha256 of a file that is not empty."""
-    with open(path, 'rb') as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()
+    """sha256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(1 << 20), b''):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def marker(targets, among):

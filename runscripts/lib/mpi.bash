@@ -28,7 +28,8 @@ _check_mpi() {
     local -a searched=() system=()
     case $own in
         auto | openmpi | mpich) ;;
-        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich: Python's MPI. Unset it for ranks without" ;;
+        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
+            "unset it where ranks do not use MPI" ;;
     esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0
     [[ -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]] ||
@@ -60,9 +61,10 @@ _check_mpi() {
         [[ -n $bound ]] || _find_mpi "${system[@]}"
         own=$mpi
         case $own in
-            '') _fail 1 "SLINGTORCH_MPI=auto: there is no MPI, neither in LD_LIBRARY_PATH nor in ${system[*]}. Name" \
-                "that of Python (SLINGTORCH_MPI=openmpi or mpich), or unset SLINGTORCH_MPI" ;;
-            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has two: set SLINGTORCH_MPI=openmpi or mpich, as in Python" ;;
+            '') _fail 1 "SLINGTORCH_MPI=auto: no MPI was found, neither in LD_LIBRARY_PATH nor in ${system[*]}. Name" \
+                "the one that Python will use (SLINGTORCH_MPI=openmpi or mpich), or unset SLINGTORCH_MPI" ;;
+            both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has Open MPI and MPICH. Name the one that Python will use:" \
+                "SLINGTORCH_MPI=openmpi or mpich" ;;
         esac
     elif [[ $own/$bound == mpich/cray ]]; then
         own=cray

@@ -135,7 +135,7 @@ _stage() {
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/"${USER:-${LOGNAME:-$EUID}}"}
     [[ $root == / ]] || root=${root%/}
-    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is no absolute path to storage of the node's own"
+    [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not absolute: name a directory on the node's own disk"
     # it becomes part of PATH, and the name of a file whose sum is taken
     [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control" \
         "character in it. Name another directory on the node's own storage"

@@ -1962,7 +1962,7 @@ def test_mpi_of_the_system_is_found(job, libraries):
     auto = {**slurm(**PMIX), "SLINGTORCH_MPI": "auto", "_system_libraries": system}
     job.rank(auto)
     assert "the Cray MPICH that Python has does not" in job.error({**auto, "LD_LIBRARY_PATH": f"/none:{host}"})
-    assert f"{both} has two: set SLINGTORCH_MPI=openmpi or mpich" in job.error({**auto, "_system_libraries": both})
+    assert f"{both} has Open MPI and MPICH" in job.error({**auto, "_system_libraries": both})
     assert "there is no MPI" in job.error({**auto, "_system_libraries": "/none"})
 
 
