@@ -252,7 +252,7 @@ def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, wor
     ({'SLINGTORCH_ENVIRONMENT_IMAGE': None}, "installed with 'environment_image = True'"),
     ({'WITH_CONDA': 'source /x/activate'}, 'activates another environment'),
     ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, whose packages are not in the image'),
-    ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is no absolute path'),
+    ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is not absolute'),
     ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character in it'),
     ({'SLINGTORCH_STAGE_DIR': '/tmp/a\nb'}, 'has a colon or a control character in it'),
     ({'SLINGTORCH_STAGE_TIMEOUT': 'soon'}, 'is not a whole number'),
