@@ -25,6 +25,17 @@ double plain(const at::Tensor& tensor, int repeat) {
   });
 }
 
+double started(const at::Tensor& tensor, int repeat) {
+  return seconds(repeat, [&] {
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, tensor.data_ptr(), static_cast<int>(tensor.numel()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                   &request);
+    for (int complete = 0; !complete;) {
+      MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
+    }
+  });
+}
+
 double group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const at::Tensor& tensor, int repeat) {
   c10d::AllreduceOptions options;
 #if BENCHMARK_TORCH >= 208
@@ -39,5 +50,6 @@ double group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const at::Tens
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using released = py::call_guard<py::gil_scoped_release>;
   module.def("plain", &plain, released());
+  module.def("started", &started, released());
   module.def("group", &group, released());
 }

@@ -10,15 +10,21 @@ us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest
 runs on the machine interrupts the others. The columns are:
 
     plain MPI      MPI_Allreduce in a loop of C++, on the same memory
+    MPI_I          MPI_Iallreduce and MPI_Test in such a loop: ranks may mix async_op=True and False in one operation,
+                   and MPI does not let the blocking call meet the other
     slingmpi C++   the process group in a loop of C++: what libraries in C++ pay, DistributedDataParallel among them
+    none C++       the same where nothing is done (PyTorch's backend "fake"): what PyTorch itself takes
     slingmpi       torch.distributed.all_reduce
-    no backend     the same call where nothing is done (PyTorch's backend "fake"): what Python and PyTorch take
+    none           the same where nothing is done: what Python and PyTorch take
     gloo, mpi      torch.distributed.all_reduce; mpi where this PyTorch has it, or --module registers another backend
 
-With --overlap a training step of DistributedDataParallel: computation without communication (its noop_hook), the
-all_reduces of its buckets alone, and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute
-on all cores, only waiting can be hidden, since MPI's copies and sums take the cores from the computation. "elsewhere"
-leaves the cores free, as a computation on GPUs does: time passes.
+and then plain MPI's time divided by slingmpi's, each with what is possible: by MPI_I and nothing done together.
+
+With --overlap a training step of DistributedDataParallel: computation without communication (a hook that divides the
+gradients, as DistributedDataParallel itself does without one, and that is all), the all_reduces of its buckets alone,
+and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute on all cores, only waiting can be
+hidden, since MPI's copies and sums take the cores from the computation. "elsewhere" leaves the cores free, as a
+computation on GPUs does: time passes.
 
 Started by the mpiexec of the MPI that slingmpi was built with, which MPICXX names; ninja must be there.
 """
@@ -59,11 +65,12 @@ def columns(names):
                 dist.all_reduce(tensor, group=group)
             return (time.perf_counter() - start) / repeat
         return run
-    found = {'plain MPI': loop.plain,
-             'slingmpi C++': lambda tensor, repeat: loop.group(dist.group.WORLD, tensor, repeat),
-             'slingmpi': by_python(dist.group.WORLD)}
+    def by_cpp(group):
+        return lambda tensor, repeat: loop.group(group, tensor, repeat)
     from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
-    found['no backend'] = by_python(dist.new_group(backend='fake'))
+    none = dist.new_group(backend='fake')
+    found = {'plain MPI': loop.plain, 'MPI_I': loop.started, 'slingmpi C++': by_cpp(dist.group.WORLD),
+             'none C++': by_cpp(none), 'slingmpi': by_python(dist.group.WORLD), 'none': by_python(none)}
     found.update((name, by_python(dist.new_group(backend=name))) for name in names)
     return found
 
@@ -87,7 +94,7 @@ def sizes_in_turn(functions, sizes, rounds):
         for name, function in functions.items():
             tensor.fill_(1)
             function(tensor, 1)
-            if name != 'no backend' and not (tensor == dist.get_world_size()).all():
+            if not name.startswith('none') and not (tensor == dist.get_world_size()).all():
                 sys.exit(f'{name}: wrong values for {size} bytes')
         tensor.zero_()
         repeats = {}
@@ -110,8 +117,9 @@ def sizes_in_turn(functions, sizes, rounds):
 
 
 def print_row(row, names):
-    print(f'{row["bytes"]:>10}' + ''.join(f'{row[name]:>14.1f}' for name in names)
-          + ''.join(f'{row["plain MPI"] / row[name]:>14.2f}' for name in ('slingmpi C++', 'slingmpi')), flush=True)
+    print(f'{row["bytes"]:>10}' + ''.join(f'{row[name]:>13.1f}' for name in names)
+          + ''.join(f'{row["plain MPI"] / row[name]:>13.2f} of {row["plain MPI"] / (row["MPI_I"] + row[none]):.2f}'
+                    for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
 
 
 def overlap(names, rounds):
@@ -121,7 +129,6 @@ def overlap(names, rounds):
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
     from torch.nn.parallel import DistributedDataParallel
 
     class Elsewhere(torch.autograd.Function):
@@ -139,6 +146,11 @@ def overlap(names, rounds):
     class Layer(torch.nn.Linear):
         def forward(self, given):
             return super().forward(Elsewhere.apply(given) if given.shape[0] == 1 else given)
+
+    def divides(_, bucket):
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer().div_(dist.get_world_size()))
+        return done
     rows = []
     for where, batch in (('processor', 192), ('elsewhere', 1)):
         given = torch.randn(batch, 1024)
@@ -148,7 +160,7 @@ def overlap(names, rounds):
             wrapped, alone = (DistributedDataParallel(
                 torch.nn.Sequential(*[Layer(1024, 1024) for _ in range(8)]), process_group=group, bucket_cap_mb=4,
                 gradient_as_bucket_view=True) for _ in range(2))
-            alone.register_comm_hook(None, noop_hook)
+            alone.register_comm_hook(None, divides)
             buckets = [torch.zeros(1024 * 1025) for _ in range(8)]
 
             def step(model, given=given):
@@ -187,7 +199,7 @@ def plot(file, results):
     result = json.loads(pathlib.Path(results).read_text())
     figure, axes = pyplot.subplots(figsize=(6.4, 4))
     for name in result['columns']:
-        if name != 'no backend':
+        if name.split()[0] not in ('none', 'MPI_I'):
             axes.plot([row['bytes'] for row in result['rows']],
                       [row['bytes'] / row[name] / 1e3 for row in result['rows']], marker='o', markersize=3, label=name)
     axes.set(xscale='log', yscale='log', xlabel='bytes', ylabel='GB/s (bytes / time)',
@@ -234,8 +246,8 @@ def main():
         functions = columns(names)
         result['columns'] = list(functions)
         if rank == 0:
-            print(f'{"bytes":>10}' + ''.join(f'{name:>14}' for name in functions)
-                  + '   plain/C++  plain/slingmpi', flush=True)
+            print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
+                  '   plain / slingmpi', flush=True)
         result['rows'] = sizes_in_turn(functions, [int(size) for size in args.sizes.split(',')]
                                        if args.sizes else SIZES, args.rounds or 100)
     if rank == 0:

@@ -3,6 +3,7 @@
 
 #include "mpi_types.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -68,20 +69,24 @@ class MPIBackend::Call {
       MPIBackend& group,
       OpType type,
       const char* name,
-      Tensors inputs,
-      Tensors outputs,
+      const Tensors& inputs,
+      const Tensors& outputs,
       std::chrono::milliseconds limit)
       : group_(group), name_(name) {
     Engine::get().require_running();
-    const bool own_limit = limit > std::chrono::milliseconds(0);
-    limit = own_limit ? limit : group.timeout_;
-    operation = c10::make_intrusive<Operation>(
-        group.communicator_, type, name, std::move(inputs), std::move(outputs), Clock::now() + limit, limit);
-    for (const auto* list : {&operation->inputs(), &operation->outputs()}) {
+    for (const auto* list : {&inputs, &outputs}) {
       for (const auto& tensor : *list) {
         look_at(tensor);
       }
     }
+    if (group.compares_) {
+      for (const auto& tensor : inputs) {
+        shapes_ += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
+      }
+    }
+    operation = c10::make_intrusive<Operation>(
+        group.communicator_, type, name, at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt, outputs,
+        limit > std::chrono::milliseconds(0) ? limit : group.timeout_);
   }
 
   // Memory with what the tensor has, for MPI to read.
@@ -194,18 +199,14 @@ class MPIBackend::Call {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that do different things are named, before they wait for each other.
   void compare() {
     constexpr int length = 160;
-    std::string mine = c10::str(group_.sequence_, ": ", name_, details_);
-    for (const auto& tensor : operation->inputs()) {
-      mine += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
-    }
+    std::string mine = c10::str(group_.sequence_, ": ", name_, details_, shapes_);
     mine.resize(length - 1);
     mine.push_back('\0');
     const auto size = static_cast<size_t>(group_.getSize());
     auto all = std::make_shared<std::vector<char>>(size * length);
     auto text = std::make_shared<std::string>(mine);
     auto asked = c10::make_intrusive<Operation>(
-        group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", Tensors(), Tensors(),
-        Clock::now() + group_.timeout_, group_.timeout_);
+        group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", std::nullopt, Tensors(), group_.timeout_);
     const auto comm = group_.communicator_->comm;
     asked->stages.push_back([comm, all, text](Requests& requests) {
       requests.emplace_back();
@@ -224,7 +225,7 @@ class MPIBackend::Call {
 
   MPIBackend& group_;
   const char* name_;
-  std::string details_;
+  std::string details_, shapes_;
   std::vector<std::function<void()>> finishing_;
   std::optional<c10::Stream> stream_;
   bool staging_ = false;
@@ -255,7 +256,10 @@ void need_lists(const char* name, size_t lists, size_t tensors, const std::vecto
 }
 
 Reduction reduction(at::ScalarType type, const ReduceOp& op) {
-  std::lock_guard<std::mutex> guard(Engine::get().mutex);
+  std::unique_lock<std::mutex> lock(Engine::get().mutex, std::defer_lock);
+  if (at::isReducedFloatingType(type) || type == at::kComplexHalf) {
+    lock.lock();    // it may have to make an operation of MPI
+  }
   return reduction_of(type, op);
 }
 
@@ -596,56 +600,44 @@ MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
   return call.go(somebody_waits(opts));
 }
 
-MPIBackend::WorkPtr MPIBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  need_one("gather", inputs);
-  const int root = static_cast<int>(opts.rootRank);
+MPIBackend::WorkPtr MPIBackend::with_root(
+    bool gathers, Tensors& mine, TensorLists& lists, int64_t root_rank, std::chrono::milliseconds timeout, bool waits) {
+  const char* name = gathers ? "gather" : "scatter";
+  const int root = static_cast<int>(root_rank);
   const bool here = root == rank_;
+  need_one(name, mine);
   if (here) {
-    need_lists("gather", outputs.size(), inputs.size(), outputs.data(), size_);
+    need_lists(name, lists.size(), mine.size(), lists.data(), size_);
   } else {
-    TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: rank ", rank_, " is not the one that gathers, ",
-                      root, ", but gave a list for results");
+    TORCH_CHECK_VALUE(lists.empty() || lists[0].empty(), name, ": rank ", rank_, " is not the one that has a list, ",
+                      root, ", but gave one");
   }
-  Call call(*this, OpType::GATHER, "slingmpi:gather", inputs, here ? outputs[0] : Tensors(), opts.timeout);
-  call.detail(" to ", root);
-  const auto from = call.in(inputs[0]);
-  const auto rows = here ? rows_into(call, "gather", outputs[0], inputs[0]) : from;
+  Call call(*this, gathers ? OpType::GATHER : OpType::SCATTER, gathers ? "slingmpi:gather" : "slingmpi:scatter", mine,
+            !gathers ? mine : here ? lists[0] : Tensors(), timeout);
+  call.detail(gathers ? " to " : " from ", root);
+  const auto memory = gathers ? call.in(mine[0]) : call.out(mine[0]);
+  const auto rows = !here ? memory
+      : gathers ? rows_into(call, name, lists[0], mine[0])
+                : rows_of(call, name, lists[0], mine[0]);
   const auto comm = communicator_->comm;
   call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(from));
-    requests.emplace_back();
-    check(MPI_Igather(
-              memory_of(from), bytes.count, bytes.type, here ? memory_of(rows) : nullptr, bytes.count, bytes.type, root,
-              comm, &requests.back()),
-          "MPI_Igather");
+    const Bytes bytes(bytes_of(memory));
+    auto* one = memory_of(memory);
+    auto* all = here ? memory_of(rows) : nullptr;
+    auto* request = &requests.emplace_back();
+    check(gathers ? MPI_Igather(one, bytes.count, bytes.type, all, bytes.count, bytes.type, root, comm, request)
+                  : MPI_Iscatter(all, bytes.count, bytes.type, one, bytes.count, bytes.type, root, comm, request),
+          gathers ? "MPI_Igather" : "MPI_Iscatter");
   });
-  return call.go(somebody_waits(opts));
+  return call.go(waits);
+}
+
+MPIBackend::WorkPtr MPIBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  return with_root(true, inputs, outputs, opts.rootRank, opts.timeout, somebody_waits(opts));
 }
 
 MPIBackend::WorkPtr MPIBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
-  need_one("scatter", outputs);
-  const int root = static_cast<int>(opts.rootRank);
-  const bool here = root == rank_;
-  if (here) {
-    need_lists("scatter", inputs.size(), outputs.size(), inputs.data(), size_);
-  } else {
-    TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: rank ", rank_, " is not the one that scatters, ",
-                      root, ", but gave a list of tensors");
-  }
-  Call call(*this, OpType::SCATTER, "slingmpi:scatter", outputs, outputs, opts.timeout);
-  call.detail(" from ", root);
-  const auto to = call.out(outputs[0]);
-  const auto rows = here ? rows_of(call, "scatter", inputs[0], outputs[0]) : to;
-  const auto comm = communicator_->comm;
-  call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(to));
-    requests.emplace_back();
-    check(MPI_Iscatter(
-              here ? memory_of(rows) : nullptr, bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, root,
-              comm, &requests.back()),
-          "MPI_Iscatter");
-  });
-  return call.go(somebody_waits(opts));
+  return with_root(false, outputs, inputs, opts.rootRank, opts.timeout, somebody_waits(opts));
 }
 
 namespace {

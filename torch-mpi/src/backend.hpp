@@ -68,6 +68,10 @@ class MPIBackend : public c10d::Backend {
  private:
   class Call;
 
+  // gather and scatter: one tensor of each rank, and a list with one for each on the root alone.
+  WorkPtr with_root(
+      bool gathers, Tensors& mine, TensorLists& lists, int64_t root, std::chrono::milliseconds timeout, bool waits);
+
   std::vector<int64_t> ranks_;
   std::chrono::milliseconds timeout_;
   const bool compares_;    // TORCH_DISTRIBUTED_DEBUG=DETAIL

@@ -3,7 +3,6 @@
 
 #include "mpi_types.hpp"
 
-#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <sched.h>
@@ -30,30 +29,11 @@ std::exception_ptr error_of(const Words&... words) {
 
 } // namespace
 
-Operation::Operation(
-    std::shared_ptr<Communicator> communicator,
-    c10d::OpType type,
-    const char* title,
-    std::vector<at::Tensor> inputs,
-    std::vector<at::Tensor> outputs,
-    Clock::time_point deadline,
-    std::chrono::milliseconds limit)
-    // a title is for the profiler, which costs more than a small operation
-    : Work(
-          communicator->rank, type, at::hasCallbacks() ? title : nullptr,
-          at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
-      communicator_(std::move(communicator)),
-      title_(title),
-      inputs_(std::move(inputs)),
-      outputs_(std::move(outputs)),
-      deadline_(deadline),
-      limit_(limit) {}
-
 bool Operation::start() {
   if (next_stage_ == stages.size() || !requests_.empty() || (ordered && communicator_->waiting.front().get() != this)) {
     return false;
   }
-  if (next_stage_ == 0 && !ready()) {
+  if (next_stage_ == 0 && ready && !ready()) {
     return false;
   }
   do {
@@ -115,7 +95,6 @@ void Operation::complete(std::exception_ptr error) {
     stages.clear();
     finishing = nullptr;
     ready = nullptr;
-    inputs_.clear();
   }
   if (future) {
     settle(future);
@@ -168,14 +147,15 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
     auto& engine = Engine::get();
     engine.require_running();
     Engine::Waiter waiter;
-    const auto end = Clock::now() + timeout;
+    const bool limited = timeout != kNoTimeout;
+    const auto end = limited ? Clock::now() + timeout : Clock::time_point();
     for (unsigned round = 1; !done_; ++round) {
       if (!engine.progress() || round % 64 == 0) {
         sched_yield();
       }
       TORCH_CHECK_WITH(
-          DistBackendError, timeout == kNoTimeout || round % 64 != 0 || Clock::now() < end, title_, " in ",
-          communicator_->name, " is not complete after the ", timeout.count(), " ms that wait() was given");
+          DistBackendError, !limited || round % 64 != 0 || Clock::now() < end, title_, " in ", communicator_->name,
+          " is not complete after the ", timeout.count(), " ms that wait() was given");
     }
   }
   if (exception_) {
@@ -243,7 +223,6 @@ void Engine::require_running() const {
 }
 
 void Engine::submit(const OperationPtr& operation, bool somebody_waits) {
-  require_running();
   {
     std::lock_guard<std::mutex> guard(mutex);
     auto& communicator = *operation->communicator_;
@@ -272,7 +251,7 @@ void Engine::submit(const OperationPtr& operation, bool somebody_waits) {
 }
 
 bool Engine::progress() {
-  std::vector<std::pair<OperationPtr, std::exception_ptr>> ended;
+  c10::SmallVector<std::pair<OperationPtr, std::exception_ptr>, 1> ended;
   {
     std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
     if (!lock.owns_lock()) {
@@ -292,6 +271,9 @@ bool Engine::progress() {
         }
       } catch (...) {
         error = std::current_exception();
+      }
+      if (!complete && look_at_clock && operation->deadline_ == Clock::time_point()) {
+        operation->deadline_ = now + operation->limit_;
       }
       if (!error && !complete && look_at_clock && now > operation->deadline_) {
         error = error_of(

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
 #include <mpi.h>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -27,7 +28,7 @@ namespace slingmpi {
 class Operation;
 using OperationPtr = c10::intrusive_ptr<Operation>;
 using Clock = std::chrono::steady_clock;
-using Requests = std::vector<MPI_Request>;
+using Requests = c10::SmallVector<MPI_Request, 1>;    // one is the rule, and needs no memory
 
 // The ranks of one process group.
 struct Communicator {
@@ -45,23 +46,25 @@ class Operation : public c10d::Work {
   // Starts MPI requests. A collective of several stages keeps later ones waiting, so that all ranks start in one order.
   using Stage = std::function<void(Requests&)>;
 
+  // `profiled`: the inputs where a profiler asks for them, which costs more than a small operation
   Operation(
       std::shared_ptr<Communicator> communicator,
       c10d::OpType type,
       const char* title,
-      std::vector<at::Tensor> inputs,
+      const std::optional<std::vector<at::Tensor>>& profiled,
       std::vector<at::Tensor> outputs,
-      Clock::time_point deadline,
-      std::chrono::milliseconds limit);
+      std::chrono::milliseconds limit)
+      : Work(communicator->rank, type, profiled ? title : nullptr, profiled),
+        communicator_(std::move(communicator)),
+        title_(title),
+        outputs_(std::move(outputs)),
+        limit_(limit) {}
 
-  std::vector<Stage> stages;
+  c10::SmallVector<Stage, 1> stages;                  // they hold the memory that MPI is given
   std::function<void()> finishing;                    // when MPI has done its part: copies and divisions
-  std::function<bool()> ready = [] { return true; };  // whether GPUs have made the input
+  std::function<bool()> ready;                        // whether GPUs have made the input
   int64_t expected_bytes = -1;                        // of a receive: fewer are an error
   bool ordered = true;                                // a collective, not a message
-
-  const std::vector<at::Tensor>& inputs() const { return inputs_; }
-  const std::vector<at::Tensor>& outputs() const { return outputs_; }
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -83,8 +86,8 @@ class Operation : public c10d::Work {
 
   std::shared_ptr<Communicator> communicator_;
   const char* title_;
-  std::vector<at::Tensor> inputs_, outputs_;
-  Clock::time_point deadline_;
+  std::vector<at::Tensor> outputs_;
+  Clock::time_point deadline_;    // from when it was not complete at once: reading a clock costs more than to be so
   std::chrono::milliseconds limit_;
   size_t next_stage_ = 0;
   Requests requests_;
