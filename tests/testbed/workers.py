@@ -14,7 +14,6 @@ FIRST = [
     'tests/containers/test_lumi_document.py',
     'tests/quickstart/test_quickstart.py',
     'tests/mpi_backend/test_mpi_backend.py',
-    'tests/mpi_backend/test_installed_by_eb.py',
     'tests/easyblocks/test_pytorch_cray.py',
     'tests/easyblocks/test_pythonvenv.py',
     'tests/easyblocks/test_pytorch_cray_input.py',

@@ -127,6 +127,21 @@ class MPIBackend::Call {
     operation->stages.push_back(std::move(function));
   }
 
+  // The stage of MPI_Iallgather or MPI_Ialltoall: so many bytes from each rank, or to each. `in_place`: `to` has ours.
+  using Exchange = int(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm, MPI_Request*);
+  void exchange(
+      Exchange* function, const char* name, const at::Tensor& from, const at::Tensor& to, int64_t size,
+      bool in_place = false) {
+    const auto comm = group_.communicator_->comm;
+    stage([=](Requests& requests) {
+      const Bytes bytes(size);
+      const void* sent = in_place ? MPI_IN_PLACE : memory_of(from);
+      check(function(sent, bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, comm,
+                     &requests.emplace_back()),
+            name);
+    });
+  }
+
   bool on_gpu(const at::Tensor& memory) const { return !memory.is_cpu(); }
 
   WorkPtr go(bool waits) {
@@ -418,14 +433,7 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
   halves->input = at::zeros({share * size}, memory.options());
   halves->input.slice(0, 0, memory.numel()).copy_(memory.view({-1}));
   halves->received = at::empty({size, share}, memory.options());
-  call.stage([=](Requests& requests) {
-    const Bytes bytes(share * memory.element_size());
-    requests.emplace_back();
-    check(MPI_Ialltoall(
-              memory_of(halves->input), bytes.count, bytes.type, memory_of(halves->received), bytes.count, bytes.type,
-              comm, &requests.back()),
-          "MPI_Ialltoall");
-  });
+  call.exchange(MPI_Ialltoall, "MPI_Ialltoall", halves->input, halves->received, share * memory.element_size());
   call.stage([=](Requests& requests) {
     halves->mine = combined(halves->received, op);
     c10::impl::VirtualGuardImpl(memory.device().type()).getStream(memory.device()).synchronize();
@@ -499,7 +507,6 @@ void add_allgather(
     const char* name,
     const at::Tensor& output,
     const at::Tensor& input,
-    MPI_Comm comm,
     int rank,
     int size) {
   need_same(name, input, output);
@@ -510,14 +517,7 @@ void add_allgather(
   if (!in_place && share_memory(from, to)) {
     from = from.clone();
   }
-  call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(from));
-    requests.emplace_back();
-    check(MPI_Iallgather(
-              in_place ? MPI_IN_PLACE : memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count,
-              bytes.type, comm, &requests.back()),
-          "MPI_Iallgather");
-  });
+  call.exchange(MPI_Iallgather, "MPI_Iallgather", from, to, bytes_of(from), in_place);
 }
 
 // One tensor for each rank, as rows of one.
@@ -569,15 +569,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
     need_lists("all_gather", 1, 1, &outputs[number], size_);
     const auto rows = rows_into(call, "all_gather", outputs[number], inputs[number]);
     const auto from = call.in(inputs[number]);
-    const auto comm = communicator_->comm;
-    call.stage([=](Requests& requests) {
-      const Bytes bytes(bytes_of(from));
-      requests.emplace_back();
-      check(MPI_Iallgather(
-                memory_of(from), bytes.count, bytes.type, memory_of(rows), bytes.count, bytes.type, comm,
-                &requests.back()),
-            "MPI_Iallgather");
-    });
+    call.exchange(MPI_Iallgather, "MPI_Iallgather", from, rows, bytes_of(from));
   }
   return call.go(somebody_waits(opts));
 }
@@ -585,7 +577,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
 MPIBackend::WorkPtr MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Call call(*this, OpType::_ALLGATHER_BASE, "slingmpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
-  add_allgather(call, "all_gather_into_tensor", output, input, communicator_->comm, rank_, size_);
+  add_allgather(call, "all_gather_into_tensor", output, input, rank_, size_);
   return call.go(somebody_waits(opts));
 }
 
@@ -595,7 +587,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
                     outputs.size(), " for results");
   Call call(*this, OpType::COALESCED, "slingmpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
   for (size_t number = 0; number < inputs.size(); ++number) {
-    add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], communicator_->comm, rank_, size_);
+    add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], rank_, size_);
   }
   return call.go(somebody_waits(opts));
 }
@@ -661,14 +653,7 @@ void add_reduce_scatter(
   const int64_t numel = to.numel(), count = numel * how.parts;
   if (how.own && call.on_gpu(to)) {
     const auto received = at::empty({size, numel}, to.options());
-    call.stage([=](Requests& requests) {
-      const Bytes bytes(bytes_of(to));
-      requests.emplace_back();
-      check(MPI_Ialltoall(
-                memory_of(rows), bytes.count, bytes.type, memory_of(received), bytes.count, bytes.type, comm,
-                &requests.back()),
-            "MPI_Ialltoall");
-    });
+    call.exchange(MPI_Ialltoall, "MPI_Ialltoall", rows, received, bytes_of(to));
     call.after([=] { to.copy_(combined(received, op).view(to.sizes())); });
   } else if (count <= largest_count) {
     call.stage([=](Requests& requests) {
@@ -797,17 +782,9 @@ MPIBackend::WorkPtr MPIBackend::alltoall_base(
   if (share_memory(from, to)) {
     from = from.clone();
   }
-  const auto comm = communicator_->comm;
   const bool alike = input_splits.empty() && output_splits.empty();
   if (alike) {
-    call.stage([=](Requests& requests) {
-      const Bytes bytes(sent[0] * from.element_size());
-      requests.emplace_back();
-      check(MPI_Ialltoall(
-                memory_of(from), bytes.count, bytes.type, memory_of(to), bytes.count, bytes.type, comm,
-                &requests.back()),
-            "MPI_Ialltoall");
-    });
+    call.exchange(MPI_Ialltoall, "MPI_Ialltoall", from, to, sent[0] * from.element_size());
   } else {
     // details differ between ranks, so compare() has nothing to say of shapes
     const auto parts = [](const at::Tensor& memory, const std::vector<int64_t>& counts) {
