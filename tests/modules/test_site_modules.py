@@ -120,7 +120,7 @@ def test_what_is_complete():
     """On most sites with Slingshot the plugin can be built with what is public."""
     complete = {site.name for site in WITH_GPUS if site.network == 'slingshot11'
                 and any({'compiler', 'gpu', 'libfabric'} <= set(roles) for roles in site.generations.values())}
-    assert complete >= {'derecho', 'frontier', 'perlmutter', 'isambard_ai', 'tuolumne', 'elcapitan', 'polaris'}
+    assert complete >= {'derecho', 'frontier', 'perlmutter', 'isambard_ai', 'setonix', 'tuolumne', 'elcapitan', 'polaris'}
 
 
 @pytest.mark.parametrize('tool_name', ['lmod', 'envmodules'])
