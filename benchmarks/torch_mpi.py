@@ -65,6 +65,7 @@ def columns(names):
                 dist.all_reduce(tensor, group=group)
             return (time.perf_counter() - start) / repeat
         return run
+
     def by_cpp(group):
         return lambda tensor, repeat: loop.group(group, tensor, repeat)
     from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"

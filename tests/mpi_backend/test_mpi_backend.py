@@ -94,7 +94,8 @@ def built_with_openmpi(pytorch):
             (directory / '.done').touch()
     packages, = (directory / 'lib').glob('python*/site-packages')
     root = ['--allow-run-as-root'] if os.geteuid() == 0 else []
-    return Built(directory, packages, Launcher(directory / 'bin/mpiexec', [*root, '--oversubscribe', '--bind-to', 'none']))
+    launcher = Launcher(directory / 'bin/mpiexec', [*root, '--oversubscribe', '--bind-to', 'none'])
+    return Built(directory, packages, launcher)
 
 
 @pytest.fixture(scope='module')
@@ -108,7 +109,8 @@ def loaded(tmp_path_factory, lmod, installed_pytorch):
     # the sanity check has started two ranks
     assert re.search(r'an all_reduce on 2 ranks is right \(/\S+/mpiexec', done.stdout)
     assert re.search(r'PyTorch 2\.13\.0\+cpu, MPI /\S+/libmpich\.so\.\S+, GPU', done.stdout)
-    return lmod.load(EASYCONFIG[:-len('.eb')].replace('-', '/', 1), modulepath=[eb.modulepath, installed_pytorch.modulepath])
+    module = EASYCONFIG[:-len('.eb')].replace('-', '/', 1)
+    return lmod.load(module, modulepath=[eb.modulepath, installed_pytorch.modulepath])
 
 
 @pytest.fixture(scope='module')
