@@ -89,8 +89,9 @@ def test_installed_and_loaded(machine):
     assert env['EBROOTSLINGMPI'] == str(root) and env['EBROOTPYTORCH'] == str(machine.pytorch)
     assert needs(library_of(root)) == (['libmpich.so.12'], [])
     # found by PyTorch's Python, and by its name from any directory
-    code = ('import importlib.metadata as m, torch, slingmpi.autoload as a; print(a.slingmpi.__file__, '
-            '[point.load() is a.register for point in m.entry_points(group="torch.distributed.backends")])')
+    code = ('import importlib.metadata as m, torch, slingmpi, slingmpi.autoload as a; '
+            'points = m.entry_points(group="torch.distributed.backends"); '
+            'print(slingmpi.__file__, [point.load() is a.register for point in points])')
     done = run([machine.pytorch / 'bin/python', '-s', '-c', code], env=env, cwd='/')
     assert done.stdout.split() == [str(library_of(root).parent / '__init__.py'), '[True]']
     # the checkout has nothing of the build
