@@ -44,6 +44,7 @@ BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
 MAX_BLAMED = 3          # nodes that a cause names first
+MAX_LIKELY = 2          # rules that are told where no other one names a reason
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
 MATCHES = 100000        # lines that are compared with expressions; later, only those unlike all before are
 MAX_KINDS = 200000      # of lines that are remembered then
@@ -414,8 +415,11 @@ class Log:
                     found.append(finding)
         self.compare_ranks(found)
         # what is most likely where nothing says why
-        if any(finding.rule.level in REASONS and not finding.rule.alone for finding in found):
+        if any((finding.rule.level in REASONS[:2] or finding.rule.role == 'exception') and not finding.rule.alone
+               for finding in found):
             found = [finding for finding in found if not finding.rule.alone]
+        likely = [finding for finding in found if finding.rule.alone][:MAX_LIKELY]
+        found = [finding for finding in found if not finding.rule.alone or finding in likely]
         order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
         for finding in sorted(found, key=lambda one: (LEVELS.index(one.rule.level), order.index(one.rule.name))):
             # where a special rule and a general one found the same lines, the special one stands first
