@@ -438,6 +438,8 @@ class Log:
             # the first ones and the last
             for one in others[:2] + others[2:][-1:]:
                 chosen.details.append("also, in line %d: %s" % (one.place[1], one.line.strip()[:SHOWN]))
+            for one in all_of_them:
+                self.findings.pop(one.rule.name, None)
             self.findings[chosen.rule.name] = chosen
 
     def compare_ranks(self, found: List[Finding]) -> None:
