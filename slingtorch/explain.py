@@ -415,9 +415,10 @@ class Log:
                     found.append(finding)
         self.compare_ranks(found)
         # what is most likely where nothing says why
-        if any((finding.rule.level in REASONS[:2] or finding.rule.role == 'exception') and not finding.rule.alone
-               for finding in found):
+        if any(finding.rule.level in REASONS[:2] and not finding.rule.alone for finding in found):
             found = [finding for finding in found if not finding.rule.alone]
+        elif any(finding.rule.role == 'exception' for finding in found):
+            found = [finding for finding in found if not finding.rule.alone or finding.rule.role == 'exception']
         likely = [finding for finding in found if finding.rule.alone][:MAX_LIKELY]
         found = [finding for finding in found if not finding.rule.alone or finding in likely]
         order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
@@ -431,7 +432,8 @@ class Log:
 
     def choose_exception(self) -> None:
         """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
-        all_of_them = list(self.exceptions.values())
+        files = list(dict.fromkeys(one.place[0] for one in self.exceptions.values()))
+        all_of_them = sorted(self.exceptions.values(), key=lambda one: (files.index(one.place[0]), one.place[1]))
         if all_of_them:
             chosen = next((one for one in all_of_them if self.root in one.ranks), all_of_them[0])
             others = [one for one in all_of_them if one is not chosen]
