@@ -306,7 +306,8 @@ class Log:
             if once and rule.name in self.findings:
                 continue
             for start, end in self.lines_with(rule, block):
-                if rule.level in BROAD and start in (known if rule.level == 'unknown' else causes):
+                last = rule.level == 'unknown' or rule.role == 'exception'
+                if rule.level in BROAD and start in (known if last else causes):
                     continue
                 self.looked += 1
                 line = seen = readable(block[start:end])
