@@ -103,13 +103,29 @@ class Rule:
         self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
         self.blame, self.alone = keys.get('blame'), 'alone' in keys
+        self.expressions, self.not_in_line = lines(keys['pattern']), lines(keys.get('absent_line', ''))
+        self.compiled: Optional[List['re.Pattern[str]']] = None
+
+    @property
+    def patterns(self) -> List['re.Pattern[str]']:
+        """The expressions, compiled when the first line needs them: a log meets few of the rules."""
+        if self.compiled is None:
+            self.compiled = [re.compile(expression) for expression in self.expressions]
+        return self.compiled
+
+    def check(self) -> None:
+        """:raises ExplainError: if an expression is none, or matches every line"""
         try:
-            self.patterns = [re.compile(pattern) for pattern in lines(keys['pattern'])]
-            self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
+            for expression in self.expressions + self.not_in_line:
+                re.compile(expression)
         except re.error as err:
-            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, str(err.pattern), err))
-        if self.search('') or '' in self.has:
-            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % name)
+            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (self.name, str(err.pattern), err))
+        if self.search('') or b'' in self.has:
+            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % self.name)
+
+    def forbids(self, text: str) -> bool:
+        """Whether a line has what its absent_line names."""
+        return any(re.search(expression, text) for expression in self.not_in_line)
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
@@ -180,8 +196,12 @@ def lines(text: str) -> List[str]:
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
 
 
-def read_rules(path: str = RULES) -> Dict[str, Rule]:
-    """The rules of a file: {name: Rule}, in their order."""
+def read_rules(path: str = RULES, check: bool = True) -> Dict[str, Rule]:
+    """
+    The rules of a file: {name: Rule}, in their order.
+
+    :param check: compile every expression, too, which takes most of the time (the shipped ones are tested)
+    """
     parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
     try:
         with open(path, encoding='utf-8') as handle:
@@ -190,6 +210,8 @@ def read_rules(path: str = RULES) -> Dict[str, Rule]:
         raise ExplainError("the rules %s cannot be read: %s" % (path, err))
     rules = {name: Rule(name, dict(parser.items(name))) for name in parser.sections()}
     for rule in rules.values():
+        if check:
+            rule.check()
         for name in rule.needs + rule.absent:
             if name not in rules:
                 raise ExplainError("rule [%s] names [%s], which is not there" % (rule.name, name))
@@ -315,7 +337,7 @@ class Log:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
                 bare = LABEL.sub('', seen)
                 match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
-                if not match or (rule.absent_line and rule.absent_line.search(line)):
+                if not match or rule.forbids(line):
                     continue
                 if rule.level != 'note':
                     known.add(start)
@@ -750,7 +772,7 @@ def print_finding(number: int, finding: Finding) -> None:
 
 def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
     """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
-    log, dumps, logs = Log(read_rules()), [], []
+    log, dumps, logs = Log(read_rules(check=False)), [], []
     for path in paths:
         if not os.path.isdir(path):
             logs.append(path)
