@@ -416,7 +416,7 @@ def test_circular_include(site_dir):
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
     with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, loop, second"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, loop"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 
