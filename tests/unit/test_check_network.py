@@ -35,8 +35,10 @@ def of_level(report, level, name):
     ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5, 'before': 4},
      'packets get lost'),
     ('the all_reduce of one float did not end within 5 s', {'stuck': True, 'resent': 6}, 'packets get lost'),
-    # 2 Mbit/s
+    # 2 Mbit/s, and what the node says that saw the other one give up
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 40, 'sent': 900, 'underway': True}, 'is slow'),
+    ('the all_reduce of 8 MB did not end', {'limit': 7.5},
+     'less than 1 MB/s, or loses packets: the all_reduce of 8 MB did not end within 7 s'),
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 200, 'sent': 900, 'underway': True},
      'is slow, less than 2 MB/s, or loses packets'),
     # all ports but MASTER_PORT dropped
@@ -79,6 +81,7 @@ def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own
     ([('failed: cannot find hsn', ''), ('failed: Connection reset by peer', '')], ['failed: cannot find hsn']),
     ([('failed: Connection closed by peer', '')], ['failed: Connection closed by peer']),
     ([('a did not end within 5 s', ''), ('a did not end within 6 s', '')], ['a did not end within 5 s']),
+    ([('the rendezvous did not end', ''), ('failed: cannot find hsn', '')], ['failed: cannot find hsn']),
 ])
 def test_one_cause_is_one_line(texts, left):
     report = findings.Report(0)
@@ -137,6 +140,92 @@ def test_a_connection_without_answer_is_seen():
         state = [entry['state'] for entry in network.connections()]
         refused = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     assert network.CONNECTING in state or refused
+
+
+STORE = 29500
+
+
+def entry(state=network.ESTABLISHED, again=0, here=STORE, there=0, underway=0, address='172.30.0.1'):
+    return {'state': state, 'again': again, 'here': (address, here), 'there': there, 'underway': underway,
+            'resent': again, 'sent': 9}
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Without its thread: look(seconds, sockets) is what it says so many seconds after the step began."""
+    monkeypatch.setattr(network.threading.Thread, 'start', lambda thread: None)
+
+    def made(name='the all_reduce of 64 kB', limit=network.STEP, factor=1):
+        one = network.Watch(None, factor, STORE)
+        one.enter(name, limit)
+        return lambda seconds, sockets: one.look(one.since + seconds, sockets)
+    return made
+
+
+ASKS = entry(network.CONNECTING, 2, 40000, 30000, 1)
+
+
+@pytest.mark.parametrize('seconds, sockets, ends', [
+    (4.9, [], False), (3.4, [ASKS], False), (3.6, [ASKS], True), (4.9, [{**ASKS, 'again': 1}], False),
+    (3, [entry(again=4, underway=1)], True), (3, [entry(again=4)], False), (4.9, [entry(again=3, underway=1)], False),
+])
+def test_a_step_that_can_hear_nothing_more_ends_at_once(watch, seconds, sockets, ends):
+    assert watch()(seconds, sockets) == ('the all_reduce of 64 kB did not end' if ends else '')
+
+
+def test_of_8_MB_it_is_told_how_slow_they_were(watch):
+    look = watch('the all_reduce of 8 MB')
+    assert look(4.9, [entry(again=4, underway=1)]) == ''
+    assert look(5, [entry(again=4, underway=1)]) == 'the all_reduce of 8 MB did not end within 5 s'
+
+
+def test_who_only_waits_for_others_waits_longer(watch):
+    assert [watch()(seconds, [entry()]) for seconds in (5, 8.9)] == ['', '']
+    assert watch()(9.1, [entry()]) == 'the all_reduce of 64 kB did not end within 5 s'
+    assert watch(factor=2)(17, [entry()]) == ''
+
+
+def test_who_has_given_up_is_not_waited_for(watch):
+    look, all_of_them = watch(), [entry(here=40000, there=STORE), entry(), entry()]
+    assert look(1, all_of_them) == ''
+    # one look may fall between two states, and an error of the node's own comes first
+    assert look(1.25, all_of_them[1:]) == '' == look(1.5, all_of_them)
+    assert [look(2, all_of_them[1:]) for _ in range(3)] == ['', '', 'the all_reduce of 64 kB did not end']
+    # connections of gloo come and go
+    look = watch()
+    assert [look(2, [entry(), *others]) for others in ([entry(here=40001, there=40002)], [], [], [])] == [''] * 4
+
+
+@pytest.mark.parametrize('right', [True, False])
+def test_a_process_that_is_through_keeps_its_connections_until_all_are(tmp_path, right):
+    (tmp_path / 'torch').mkdir()
+    (tmp_path / 'torch/__init__.py').write_text('''
+class version:
+    cuda = hip = None
+class cuda:
+    is_available = lambda: False
+class Tensor(list):
+    def __iadd__(self, number):
+        return self
+    def item(self):
+        return 1
+    def __getitem__(self, number):
+        return self
+zeros = lambda count, device: Tensor()
+''')
+    (tmp_path / 'torch/distributed.py').write_text(f'''
+TCPStore = init_process_group = lambda *words, **named: None
+def all_reduce(tensor):
+    assert {right}, "no network"
+''')
+    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 60)
+    assert probe.ready()
+    probe.go('go localhost 1 0 1 60')
+    result = probe.result()
+    assert result.get('error') == (None if right else 'the all_reduce of one float failed: AssertionError: no network')
+    assert (probe.process.poll() is None) == right
+    probe.end()
+    assert probe.process.poll() is not None
 
 
 @pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])

@@ -104,6 +104,32 @@ def test_a_network_that_is_not_the_one_of_the_machine_is_named(trials, tmp_path,
     assert [says in finding.text for finding in report.having('yellow')] == [True], report.findings
 
 
+@pytest.mark.parametrize('passed, waited, left', [(3, 0, 5), (9, 0, -1), (9, 4, 3), (3, 4, 5), (25, 60, -1)])
+def test_a_busy_node_is_no_plugin_that_hangs(monkeypatch, passed, waited, left):
+    now, ready = [100.0], [7.0]
+    monkeypatch.setattr(plugin.time, 'time', lambda: now[0])
+    monkeypatch.setattr(plugin, 'starved', lambda process: ready[0])
+    limit = plugin.Limit(8)
+    now[0], ready[0] = 100.0 + passed, 7.0 + waited
+    assert limit.left() == left and limit.over() == (left <= 0)
+
+
+def test_the_kernel_says_how_long_a_process_had_no_processor():
+    before = plugin.starved()
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        with subprocess.Popen(['sh', '-c', 'while :; do :; done']) as other:
+            end = plugin.time.process_time() + 0.3
+            while plugin.time.process_time() < end:
+                pass
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert plugin.starved() > before + 0.05
+    assert plugin.starved(1 << 30) == 0
+
+
 def test_no_plugin_starts_nothing(tmp_path):
     trial = plugin.Trial(Machine({}, str(tmp_path)), 5)
     assert trial.lane is None and trial.handles() == ''
