@@ -52,6 +52,12 @@ SAME = {
 SLOW_TIMES, SLOW_SECONDS = 4, 3
 # what to do about a step that is not known to have failed
 LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
+# what to do about an error that nobody knows
+LOOK_THERE = {
+    'import': "python -c 'import torch' on one of these nodes shows all of it",
+    **dict.fromkeys(('rendezvous', 'collective'), "see whether the nodes reach each other at all ports, and which "
+                    "interface they take (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md"),
+}
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
 
@@ -315,6 +321,13 @@ def one_cause(report: Report) -> None:
             report.findings[best[0]] |= ranks
 
 
+def look_there(report: Report) -> None:
+    """What to do about an error whose cause nobody has named."""
+    for finding in sum((report.having('red', name) for name in LOOK_THERE), []):
+        if not finding.remedy:
+            report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
+
+
 def check_job(report: Report, machine: Machine, root: star.Root) -> None:
     """What only all ranks together show."""
     environ = machine.environ
@@ -323,6 +336,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
+    look_there(report)
     limits.compare_programs(report)
     limits.compare_directories(report)
     check_same(report)
@@ -404,7 +418,7 @@ class Rank:
 
     def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
         """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
-        following, pairs = trade(self.trial.handles(), time.time() + plugin.START + star.SLACK)
+        following, pairs = trade(self.trial.handles(), time.time() + plugin.Limit.MOST * plugin.START + star.SLACK)
         self.trial.move(following, pairs, number, nodes)
 
     def start_probe(self) -> 'Any':
@@ -459,7 +473,10 @@ def other_rank(rank: Rank) -> bytes:
         check_probe(rank.report, probe, rank.machine)
     send_message(connection, rank.report.dump())
     send_message(connection, json.dumps(details).encode())
-    return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+    try:
+        return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+    except PeerLost as err:
+        raise PeerLost("the first rank of this node has ended (%s): see its own messages" % err)
 
 
 def for_the_node(rank: Rank, role: 'Callable') -> bytes:

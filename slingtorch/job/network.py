@@ -56,7 +56,8 @@ def connections() -> list:
     found = []
     for name in os.listdir('/proc/self/fd'):
         try:
-            if not os.readlink('/proc/self/fd/' + name).startswith('socket:'):
+            link = os.readlink('/proc/self/fd/' + name)
+            if not link.startswith('socket:'):
                 continue
             own = socket.socket(fileno=os.dup(int(name)))
         except OSError:
@@ -68,13 +69,24 @@ def connections() -> list:
             except OSError:
                 continue    # of another kind
             entry['there'] = 0
-            with contextlib.suppress(OSError):      # nobody is there yet
-                entry['there'] = own.getpeername()[1]
+            with contextlib.suppress(OSError):
+                entry['there'] = asked(link[8:-1]) if told[0] == CONNECTING else own.getpeername()[1]
             words = struct.unpack('24I', told[8:104])
             entry.update(underway=words[4], resent=words[23],
                          sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0)
             found.append(entry)
     return found
+
+
+def asked(inode: str) -> int:
+    """The port that a socket wants to be connected to, which getpeername(2) does not say; 0 if nobody knows."""
+    for table in ('/proc/self/net/tcp', '/proc/self/net/tcp6'):
+        with contextlib.suppress(OSError), open(table) as stream:
+            for line in stream:
+                fields = line.split()
+                if fields[9] == inode:
+                    return int(fields[2].partition(':')[2], 16)
+    return 0
 
 
 def own_address(name: str) -> str:
@@ -105,6 +117,7 @@ def state(sockets: list, before: int = 0) -> dict:
         'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'silent': any(entry['state'] == CONNECTING for entry in sockets),
+        'to': sorted({entry['there'] for entry in sockets if entry['state'] == CONNECTING}),
         'link': any(entry['here'][0].startswith('fe80:') for entry in sockets if entry['state'] == CONNECTING),
         'loopback': sorted({entry['here'][0] for entry in sockets
                             if entry['state'] == LISTENING and is_loopback(entry['here'][0])}),
@@ -307,6 +320,11 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
                 "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
                 "name another interface, or have the centre look at this one (ip address)")
+    if told.get('silent') and str(told.get('to', [])) == '[%s]' % environ.get('MASTER_PORT'):
+        return ("connections to MASTER_PORT=%s of rank 0's node get no answer, and others do: something between the "
+                "nodes drops packets to this port, such as a firewall" % environ.get('MASTER_PORT'),
+                "unset MASTER_PORT in the job script or name another one; have the centre open all ports between the "
+                "nodes of a job")
     if told.get('silent'):
         return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them drops packets, such as a firewall",

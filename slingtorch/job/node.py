@@ -122,7 +122,8 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
         report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
             names + ["no " + kind for kind in missing]))
     if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
-        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
+        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
+                   "take a PyTorch that is built for the GPUs of this node")
 
 
 def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:

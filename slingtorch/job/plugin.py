@@ -60,6 +60,7 @@ class Limit:
     Seconds that a process may take, without those in which a busy node gave it no processor, and three times as many
     with them: libfabric's start takes half a second of processor time, and PyTorch is imported meanwhile.
     """
+    MOST = 3
 
     def __init__(self, seconds: float, process: object = 'self') -> None:
         self.seconds, self.process, self.begin, self.before = seconds, process, time.time(), starved(process)
@@ -67,7 +68,7 @@ class Limit:
     def left(self) -> float:
         """The seconds that are left of it."""
         left = self.begin + self.seconds - time.time()
-        return left if left > 0 else left + min(2 * self.seconds, max(0, starved(self.process) - self.before))
+        return left if left > 0 else left + min((self.MOST - 1) * self.seconds, max(0, starved(self.process) - self.before))
 
     def over(self) -> bool:
         """Whether none are left."""

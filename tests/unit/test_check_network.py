@@ -43,6 +43,11 @@ def of_level(report, level, name):
      'is slow, less than 2 MB/s, or loses packets'),
     # all ports but MASTER_PORT dropped
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'get no answer.*firewall'),
+    ('the rendezvous of one rank of each node did not end', {'silent': True, 'to': [23000, 40000]},
+     'connections to other ports get no answer.*firewall'),
+    # MASTER_PORT itself, where the nodes meet at another port
+    ('the rendezvous of one rank of each node did not end', {'silent': True, 'to': [23000]},
+     "connections to MASTER_PORT=23000 of rank 0's node get no answer"),
     # GLOO_SOCKET_IFNAME=ib0, which is up and has no IPv4 address
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
      'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
@@ -56,8 +61,8 @@ def of_level(report, level, name):
 ])
 def test_the_cause_is_named_and_has_a_remedy(error, told, says):
     report = findings.Report(0)
-    text, remedy = network.explained(error, {**QUIET, **told}, {'GLOO_SOCKET_IFNAME': 'ib0',
-                                                                'GLOO_DEVICE_TRANSPORT': 'TPC'})
+    text, remedy = network.explained(error, {**QUIET, **told}, {
+        'GLOO_SOCKET_IFNAME': 'ib0', 'GLOO_DEVICE_TRANSPORT': 'TPC', 'MASTER_PORT': '23000'})
     report.add('red', 'collective', text)
     assert remedy and re.search(says, text), text
 
@@ -90,6 +95,18 @@ def test_one_cause_is_one_line(texts, left):
     check.one_cause(report)
     assert of_level(report, 'red', 'collective') == left
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
+
+
+def test_a_raw_error_has_a_line_on_what_to_do_as_well():
+    report = findings.Report(0)
+    report.add('red', 'import', 'import torch failed: ImportError: no')
+    report.add('red', 'rendezvous', 'the rendezvous of one rank of each node failed: no')
+    report.add('red', 'collective', 'small messages pass', 'look at the MTU', 2)
+    check.look_there(report)
+    said = {finding.name: (finding.remedy, mask) for finding, mask in report.findings.items()}
+    assert said['collective'] == ('look at the MTU', 2)
+    assert said['import'] == ("python -c 'import torch' on one of these nodes shows all of it", 1)
+    assert 'vet finds the node' in said['rendezvous'][0]
 
 
 @pytest.mark.parametrize('other, remedy, firewall', [
@@ -137,9 +154,10 @@ def test_a_connection_without_answer_is_seen():
     with socket.socket() as own:
         own.setblocking(False)
         own.connect_ex(('192.0.2.1', 9))    # RFC 5737: nobody's
-        state = [entry['state'] for entry in network.connections()]
+        found = network.connections()
         refused = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    assert network.CONNECTING in state or refused
+    assert network.CONNECTING in [entry['state'] for entry in found] or refused
+    assert refused or network.state(found)['to'] == [9]
 
 
 STORE = 29500

@@ -44,7 +44,8 @@ def trials(build, tmp_path, monkeypatch):
                 node.lane and pairs and node.lane.tell({
                     'handles': words[1 - number].split(), 'bytes': 16 << 20, 'number': number, 'before': 1 - number})
             for node in nodes:
-                node.moved = node.lane.hear(plugin.time.time() + 10, 1) if pairs else None
+                if pairs:
+                    node.moved = node.hear(plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), 1)
         finally:
             for node in nodes:
                 node.end()
