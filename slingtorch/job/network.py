@@ -116,6 +116,8 @@ def state(sockets: list, before: int = 0) -> dict:
         'before': before,
         'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
+        'again': max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']),
+                     default=0),
         'silent': any(entry['state'] == CONNECTING for entry in sockets),
         'to': sorted({entry['there'] for entry in sockets if entry['state'] == CONNECTING}),
         'link': any(entry['here'][0].startswith('fe80:') for entry in sockets if entry['state'] == CONNECTING),
@@ -340,7 +342,7 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: the all_reduce of 8 MB did "
                 "not end within %d s, and 64 kB did end" % (SLOW, ROW[-1][0] / seconds / 1e6, seconds),
                 "vet measures the nodes, and finds a slow one: docs/check.md")
-    if told.get('resent', 0) + told.get('before', 0) >= RESENT:
+    if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= UNHEARD:
         return ("packets get lost between the nodes: %s" % text,
                 "have the centre look at cables, ports and switches; vet finds the node: docs/check.md")
     return '', ''

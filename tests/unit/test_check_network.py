@@ -35,6 +35,8 @@ def of_level(report, level, name):
     ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5, 'before': 4},
      'packets get lost'),
     ('the all_reduce of one float did not end within 5 s', {'stuck': True, 'resent': 6}, 'packets get lost'),
+    ('the rendezvous of one rank of each node did not end', {'stuck': True, 'resent': 4, 'again': 4},
+     'packets get lost'),
     # 2 Mbit/s, and what the node says that saw the other one give up
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 40, 'sent': 900, 'underway': True}, 'is slow'),
     ('the all_reduce of 8 MB did not end', {'limit': 7.5},
