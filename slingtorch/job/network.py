@@ -156,7 +156,7 @@ class Watch:
     :ivar told: state() when something was last under way
     :param give_up: called with a text and a dictionary of state()
     :param factor: of all limits
-    :param port: of the store: who is connected there has not given up
+    :param port: of the store: who is connected there has not given up; 0: that says nothing
     """
 
     def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1, port: int = 0) -> None:
@@ -185,7 +185,7 @@ class Watch:
     def look(self, now: float, sockets: list) -> str:
         """What is said of the step if it is given up; '' if it goes on."""
         members = sum(entry['state'] == ESTABLISHED and self.port in (entry['here'][1], entry['there'])
-                      for entry in sockets)
+                      for entry in sockets if self.port)
         self.most = max(self.most, members)
         self.fewer = self.fewer + 1 if members < self.most else 0
         # its own error may come first; and what 8 MB took so far says how slow the network is

@@ -48,8 +48,8 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
         result.update(error=text, told=told)
         say(descriptor, result)
 
-    # with more nodes it takes longer: each connects to all others
-    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100, port)
+    # with more nodes it takes longer: each connects to all others. NCCL has connections of its own to the store.
+    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100, 0 if gpu else port)
     try:
         watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
         store = dist.TCPStore(host, port, ranks, rank == 0, limit)
