@@ -47,7 +47,7 @@ REMEDY = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows what NCCL makes of it
 
 
 def starved(process: object = 'self') -> float:
-    """Seconds that a process could have run and had no processor (schedstat of proc(5)); 0 if the kernel says nothing."""
+    """Seconds that a process could have run and had no processor (proc(5), schedstat); 0 if nobody knows."""
     try:
         with open('/proc/%s/schedstat' % process) as stream:
             return int(stream.read().split()[1]) / 1e9
@@ -68,7 +68,9 @@ class Limit:
     def left(self) -> float:
         """The seconds that are left of it."""
         left = self.begin + self.seconds - time.time()
-        return left if left > 0 else left + min((self.MOST - 1) * self.seconds, max(0, starved(self.process) - self.before))
+        if left > 0:
+            return left
+        return left + min((self.MOST - 1) * self.seconds, max(0, starved(self.process) - self.before))
 
     def over(self) -> bool:
         """Whether none are left."""
@@ -291,26 +293,28 @@ def main(argv: list) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # in check.py, on the first rank of a node
 
+def hear(lane: Lane, limit: Limit, turn: int) -> dict:
+    """The answer of a process to this turn as soon as it is there, or why there is none."""
+    while True:
+        found = lane.hear(time.time() + min(1, limit.left()), turn)
+        if not found.get('absent') or limit.over():
+            return found
+
+
 class Trial:
     """The process of this node. `told` and `moved` are what it said, None before."""
 
     def __init__(self, machine: 'Machine', seconds: float) -> None:
-        self.machine, self.told, self.moved, self.lane = machine, None, None, None  # type: Any, Any, Any, Optional[Lane]
+        self.machine, self.told, self.moved = machine, None, None  # type: Any, Any, Any
+        self.lane = None  # type: Optional[Lane]
         if nccl.plugin_files(machine):
             self.lane = Lane(machine.environ, *nccl.plugin_names(machine), program='plugin')
             self.limit = Limit(min(START, seconds), self.lane.process.pid)
 
-    def hear(self, limit: Limit, turn: int) -> dict:
-        """Its answer, as soon as it is there, or why there is none."""
-        while True:
-            found = self.lane.hear(time.time() + min(1, limit.left()), turn)
-            if not found.get('absent') or limit.over():
-                return found
-
     def handles(self) -> str:
         """Those of this node's devices, as a text for the others; '' without."""
         if self.lane:
-            self.told = self.hear(self.limit, 0)
+            self.told = hear(self.lane, self.limit, 0)
         return ' '.join(self.told.get('handles', [])) if self.told else ''
 
     def move(self, following: str, pairs: int, number: int, nodes: int) -> None:
@@ -326,7 +330,7 @@ class Trial:
             return
         self.lane.tell({'handles': following.split()[:pairs], 'bytes': TOTAL // pairs, 'number': number,
                         'before': (number - 1) % nodes})
-        self.moved = self.hear(Limit(LIMIT + 2, self.lane.process.pid), 1)
+        self.moved = hear(self.lane, Limit(LIMIT + 2, self.lane.process.pid), 1)
 
     def end(self) -> None:
         """Nobody wants anything of it any more."""
@@ -382,7 +386,7 @@ def check(report: 'Report', trial: Trial, need: str) -> None:
                                                                for name, speed in devices})),
             "64 MB of host memory went to the next node and came from another one" if moved else
             "nothing was sent" if machine.environ.get('WORLD_SIZE') == machine.environ.get('LOCAL_WORLD_SIZE') else
-            "nothing was sent: another node has no such plugin"))
+            "nothing was sent: another node has no plugin that starts"))
 
 
 def check_devices(report: 'Report', what: str, devices: list, machine: 'Machine') -> bool:

@@ -314,7 +314,7 @@ def receive(connection: socket.socket, end: float) -> 'Any':
 
 
 def greeting(connection: socket.socket, end: float) -> tuple:
-    """What a node says at first: (its address or '', its port, {network card: GB/s}); port 0 if it says nothing such."""
+    """What a node says at first: (its address or '', its port, {network card: GB/s}); port 0 if it does not."""
     said = receive(connection, end)
     if not (isinstance(said, list) and [type(part) for part in said] == [str, int, dict]):
         return '', 0, {}

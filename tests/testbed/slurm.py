@@ -40,8 +40,8 @@ ip link set lo up
 ip link add slurm type bridge
 ip address add {LOGIN}/24 dev slurm
 ip link set slurm up'''
-# What a node has for itself; this sh becomes slurmd, below $root. sysfs shows the network of who mounts it, and loses the
-# cgroups.
+# What a node has for itself; this sh becomes slurmd, below $root. sysfs shows the network of who mounts it, and loses
+# the cgroups.
 NODE = '''node=$0 root=${1%/} dir=$2 login=$3 address=$4 count=$5; shift 5
 echo "$node" > /proc/sys/kernel/hostname
 ip link set lo up

@@ -45,7 +45,7 @@ def trials(build, tmp_path, monkeypatch):
                     'handles': words[1 - number].split(), 'bytes': 16 << 20, 'number': number, 'before': 1 - number})
             for node in nodes:
                 if pairs:
-                    node.moved = node.hear(plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), 1)
+                    node.moved = plugin.hear(node.lane, plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), 1)
         finally:
             for node in nodes:
                 node.end()
