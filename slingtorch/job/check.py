@@ -563,11 +563,10 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     report, machine = rank.report, rank.machine
     if probe:
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
-    # others of this node need little time, or import PyTorch too
+    local.wait(rank.begin + rank.patience, rank.begin + rank.seconds)
+    # other nodes need little time, or import PyTorch too
     imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = max(rank.begin + rank.patience, time.time() + min(4, rank.seconds))
-    local.wait(end, rank.begin + rank.seconds)
-    end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
+    end = max(rank.begin + rank.patience, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
     took = probe.found.get('took', {}) if probe else {}
