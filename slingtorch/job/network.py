@@ -44,7 +44,7 @@ OPEN_PORTS = "have the centre open all ports between the nodes of a job; a train
 # what the others see when one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end'
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
-LOSS, RESENT = 0.1, 5
+LOSS, RESENT = 0.05, 5
 
 
 def connections() -> list:

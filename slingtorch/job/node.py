@@ -252,7 +252,7 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
                    "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
     if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
         report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
-                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 10),
+                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),
                    "have the centre look at cables, ports and switches; vet finds the node")
 
 

@@ -276,6 +276,24 @@ def test_a_program_that_answers_at_the_port_is_not_rank_0():
             wire.call('127.0.0.1', server.getsockname()[1], 'key', 'words', 5)
 
 
+def test_a_caller_that_has_not_heard_the_answer_is_waited_for_again():
+    # a node whose answer came too late, as over a network with loss, calls at the next port
+    found = []
+    listener = wire.listen(0)
+    port = listener.getsockname()[1]
+    root = threading.Thread(target=lambda: found.extend(wire.accept([listener], 1, 'key', 10)))
+    root.start()
+    with socket.create_connection(('127.0.0.1', port)) as early:
+        early.sendall(b'key words\n')
+        assert early.recv(10) == b'+\n'
+    with wire.call('127.0.0.1', port, 'key', 'words', 10):
+        root.join(10)
+    listener.close()
+    [(connection, words)] = found
+    with connection:
+        assert words == 'words'
+
+
 def test_a_master_addr_that_is_each_node_itself_is_said():
     said = network.own_address('localhost').replace('::1', '127.0.0.1')
     assert 'MASTER_ADDR=localhost is 127.0.0.1 on this node' in said
