@@ -573,6 +573,7 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     limits.check(report, ranks, took, rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
+    rank.trial.result()
     if not any('cannot be loaded' in finding.text for finding in report.having(name='plugin')):
         # NCCL that runs over another network has found what it needs
         runs = report.value('network of NCCL') not in (None, 'Socket')

@@ -306,7 +306,7 @@ class Trial:
 
     def __init__(self, machine: 'Machine', seconds: float) -> None:
         self.machine, self.told, self.moved = machine, None, None  # type: Any, Any, Any
-        self.lane = None  # type: Optional[Lane]
+        self.lane, self.asked = None, False  # type: Optional[Lane], bool
         if nccl.plugin_files(machine):
             self.lane = Lane(machine.environ, *nccl.plugin_names(machine), program='plugin')
             self.limit = Limit(min(START, seconds), self.lane.process.pid)
@@ -319,7 +319,7 @@ class Trial:
 
     def move(self, following: str, pairs: int, number: int, nodes: int) -> None:
         """
-        Send and receive.
+        Begin to send and receive; the network is tried by PyTorch meanwhile, if that has been imported.
 
         :param following: handles() of the next node
         :param pairs: devices that each node has
@@ -330,7 +330,12 @@ class Trial:
             return
         self.lane.tell({'handles': following.split()[:pairs], 'bytes': TOTAL // pairs, 'number': number,
                         'before': (number - 1) % nodes})
-        self.moved = hear(self.lane, Limit(LIMIT + 2, self.lane.process.pid), 1)
+        self.limit, self.asked = Limit(LIMIT + 2, self.lane.process.pid), True
+
+    def result(self) -> None:
+        """Wait for what move() has begun."""
+        if self.lane and self.asked and self.moved is None:
+            self.moved = hear(self.lane, self.limit, 1)
 
     def end(self) -> None:
         """Nobody wants anything of it any more."""

@@ -45,7 +45,8 @@ def trials(build, tmp_path, monkeypatch):
                     'handles': words[1 - number].split(), 'bytes': 16 << 20, 'number': number, 'before': 1 - number})
             for node in nodes:
                 if pairs:
-                    node.moved = plugin.hear(node.lane, plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), 1)
+                    node.limit, node.asked = plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), True
+                node.result()
         finally:
             for node in nodes:
                 node.end()
@@ -135,6 +136,7 @@ def test_no_plugin_starts_nothing(tmp_path):
     trial = plugin.Trial(Machine({}, str(tmp_path)), 5)
     assert trial.lane is None and trial.handles() == ''
     trial.move('', 0, 0, 2)
+    trial.result()
     report = Report(0)
     plugin.check(report, trial, 'needed')
     assert not report.findings
