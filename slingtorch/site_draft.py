@@ -11,7 +11,7 @@ MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|ps
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
 SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')
 # what --robot installs where a machine has no module of it: easyconfigs of the bundle
-PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.20.0', 'CondaPython/3.12'
+PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.21.1', 'CondaPython/3.12'
 NCCL_GUIDE = "NVIDIA NCCL user guide, environment variables"
 
 

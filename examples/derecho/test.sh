@@ -30,13 +30,6 @@ cd "${PBS_O_WORKDIR:-.}"
 [[ -f $tests/test_imports.py ]] ||
     die "no $tests/test_imports.py in $PWD: submit at the top of the checkout, or with qsub -v TESTS=DIRECTORY"
 
-if ! type module > /dev/null 2>&1; then
-    # not written for set -u
-    set +u
-    # shellcheck disable=SC1091
-    . /etc/profile.d/z00_modules.sh
-    set -u
-fi
 module --force purge
 module use "$modules"
 # it brings ncarenv and cuda as well

@@ -25,13 +25,6 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 cd "${PBS_O_WORKDIR:-.}"
 [[ -f train_digits.py ]] || die "no train_digits.py in $PWD: submit in the directory examples/digits"
 
-if ! type module > /dev/null 2>&1; then
-    # not written for set -u
-    set +u
-    # shellcheck disable=SC1091
-    . /etc/profile.d/z00_modules.sh
-    set -u
-fi
 module --force purge
 module use "$modules"
 module load "$pytorch" || die "module $pytorch does not load. Looked for in $modules;

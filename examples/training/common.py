@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What the training programs here share: command line, data, network, how they save and end. Nothing is distributed."""
+"""What the training programs here share: command line, device, data, network, the loop, how they save and end."""
 import argparse
 import gzip
 import math
@@ -8,6 +8,8 @@ import sys
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 # so that the losses are the same for any number of ranks to the last digit; your own training has no need of it
 torch.set_default_dtype(torch.float64)
@@ -43,11 +45,22 @@ def parse_arguments():
     return args
 
 
-def need_launcher():
-    """End the program unless a launcher has said which rank this is."""
-    if 'RANK' not in os.environ:
-        sys.exit("nothing says which rank this is: RANK is not set. Start this program with srun, mpiexec or mpirun "
-                 "and conda-python-distributed in front, or with torchrun")
+def local_rank():
+    """What the launcher says; the program ends if there is no launcher."""
+    if 'LOCAL_RANK' not in os.environ:
+        sys.exit("nothing says which rank this is: LOCAL_RANK is not set. Start this program with srun, mpiexec or "
+                 "mpirun and conda-python-distributed in front, or with torchrun")
+    return int(os.environ['LOCAL_RANK'])
+
+
+def own_device(local_rank=0):
+    """This rank's GPU, else the processor."""
+    if not torch.cuda.is_available():
+        return torch.device('cpu')
+    # a task that sees one GPU calls it 0, whatever its local rank is
+    device = torch.device('cuda', local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 # --- data: data[indices] are the images and labels of these indices, len(data) how many there are
@@ -171,31 +184,56 @@ class Batches:
             yield batch[self.rank::self.ranks].tolist()
 
 
-# --- network and end
+# --- network, training and end
 
 
-def make_network(data):
+def make_network(data, seed):
     """A small network for images of any size. Without batch normalisation, which sees a rank's own part of a batch."""
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(data.channels, 16, 3, padding=1), nn.ReLU(),
                          nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
                          nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, data.classes))
 
 
-def check_loss(loss, epoch, rank=0, barrier=None):
-    """
-    End the program unless the loss is a number.
+def make_optimizer(model, rate):
+    """Of the parameters that the model has by now: a wrapper may have replaced them."""
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
-    :param loss: of all ranks together, so that all of them end
+
+def train(args, data, model, optimizer, rank=0, ranks=1, sum_over_ranks=None, barrier=None):
+    """
+    The loop over the data: on many ranks as on one device, where it does what anybody's loop does.
+
+    The program ends with status 1 if the loss is not a number: on all ranks, since all see the same sum.
+
+    :param sum_over_ranks: puts the sum of all ranks' tensors in the place of each
     :param barrier: waits for all ranks: a launcher kills rank 0 when another one has failed, and it has to say why
     """
-    if math.isfinite(loss):
-        return
+    device = next(model.parameters()).device
+    for epoch in range(1, args.epochs + 1):
+        batches = Batches(len(data), args.batch_size, args.seed + epoch, rank, ranks)
+        total = torch.zeros((), device=device)
+        for step, (images, labels) in enumerate(DataLoader(data, batch_size=None, sampler=batches)):
+            size = min(args.batch_size, len(data) - step * args.batch_size)
+            loss = cross_entropy(model(images.to(device)), labels.to(device), reduction='sum')
+            optimizer.zero_grad()
+            (loss / size * ranks).backward()        # the ranks' gradients are averaged, and we want their sum
+            optimizer.step()
+            total += loss.detach()
+        if sum_over_ranks:
+            sum_over_ranks(total)
+        loss = total.item() / len(data)
+        if not math.isfinite(loss):
+            if rank == 0:
+                print("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for "
+                      "values in the data that are no numbers" % (epoch, loss), file=sys.stderr, flush=True)
+            if barrier:
+                barrier()
+            leave(1)
+        if rank == 0:
+            print('epoch %d loss %.6f' % (epoch, loss), flush=True)
     if rank == 0:
-        print("epoch %d: the loss is %s, and nothing was saved. Lower the learning rate (--lr), and look for values in "
-              "the data that are no numbers" % (epoch, loss), file=sys.stderr, flush=True)
-    if barrier:
-        barrier()
-    leave(1)
+        print('final loss %.6f' % loss, flush=True)
 
 
 def save(weights, directory):

@@ -6,6 +6,7 @@ Train with Horovod: each rank has the whole network and a part of every batch.
     srun -N 2 --ntasks-per-node 4 conda-python-distributed horovod_training.py
     horovodrun -np 4 python horovod_training.py
 """
+import functools
 import os
 import socket
 import sys
@@ -13,8 +14,6 @@ import sys
 import horovod
 import horovod.torch as hvd
 import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import common
 
@@ -38,39 +37,16 @@ def main():
     args = common.parse_arguments()
     hvd.init()
     check_ranks()
-    device = torch.device('cuda') if torch.cuda.is_available() else torch.device('cpu')
-    if device.type == 'cuda':
-        # a task that sees one GPU calls it 0, whatever its local rank is
-        device = torch.device('cuda', hvd.local_rank() % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    rank, ranks = hvd.rank(), hvd.size()
-
+    device = common.own_device(hvd.local_rank())
     data = common.load_data(args.data)
-    torch.manual_seed(args.seed)
-    model = common.make_network(data).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
+    model = common.make_network(data, args.seed).to(device)
+    optimizer = hvd.DistributedOptimizer(common.make_optimizer(model, args.lr),
+                                         named_parameters=model.named_parameters(), op=hvd.Average)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    for epoch in range(1, args.epochs + 1):
-        batches = common.Batches(len(data), args.batch_size, args.seed + epoch, rank, ranks)
-        total = torch.zeros((), device=device)
-        for step, (images, labels) in enumerate(DataLoader(data, batch_size=None, sampler=batches)):
-            size = min(args.batch_size, len(data) - step * args.batch_size)
-            loss = cross_entropy(model(images.to(device)), labels.to(device), reduction='sum')
-            optimizer.zero_grad()
-            (loss / size * ranks).backward()        # the ranks' gradients are averaged, and we want their sum
-            optimizer.step()
-            total += loss.detach()
-        total = hvd.allreduce(total, op=hvd.Sum)
-        loss = total.item() / len(data)
-        common.check_loss(loss, epoch, rank, hvd.barrier)
-        if rank == 0:
-            print('epoch %d loss %.6f' % (epoch, loss), flush=True)
-
-    if rank == 0:
+    sum_over_ranks = functools.partial(hvd.allreduce_, op=hvd.Sum)
+    common.train(args, data, model, optimizer, hvd.rank(), hvd.size(), sum_over_ranks, hvd.barrier)
+    if hvd.rank() == 0:
         common.save(model.state_dict(), args.output_dir)
-        print('final loss %.6f' % loss)
     hvd.shutdown()
 
 

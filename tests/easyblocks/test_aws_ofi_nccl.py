@@ -527,13 +527,12 @@ def emulate_modules(directory):
 
 
 # which of them a generation is for: those that PyTorch takes there, and more where it makes no difference
-GENERIC = ['aws-ofi-nccl-1.20.0.eb', 'aws-ofi-nccl-1.21.1.eb']
 FITTING = {('derecho', '23.09'): ['NCCL-2.21.5.eb', 'aws-ofi-nccl-1.6.0.eb'],
-           ('derecho', '24.12'): ['NCCL-2.27.7.eb', *GENERIC],
-           ('derecho', '25.10'): ['NCCL-2.30.4.eb', *GENERIC],
+           ('derecho', '24.12'): ['NCCL-2.27.7.eb', 'aws-ofi-nccl-1.21.1.eb'],
+           ('derecho', '25.10'): ['NCCL-2.30.4.eb', 'aws-ofi-nccl-1.21.1.eb'],
            ('frontier', 'rocm-5.7.1'): ['aws-ofi-rccl-1.4.0.eb'],
-           ('frontier', 'rocm-6.4.1'): ['aws-ofi-rccl-1.4.0.eb', *GENERIC],
-           ('frontier', 'rocm-7.1.1'): GENERIC}
+           ('frontier', 'rocm-6.4.1'): ['aws-ofi-rccl-1.4.0.eb', 'aws-ofi-nccl-1.21.1.eb'],
+           ('frontier', 'rocm-7.1.1'): ['aws-ofi-nccl-1.21.1.eb']}
 
 
 def test_easyconfigs_resolve_and_make_modules(eb_env, tmp_path):

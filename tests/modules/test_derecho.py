@@ -13,8 +13,8 @@ EASYCONFIGS = ROOT / 'easyconfigs'
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho-23.09.eb', 'NCCL-2.27.7-derecho-24.12.eb', 'NCCL-2.30.4-derecho-25.10.eb',
-             'aws-ofi-nccl-1.6.0-derecho-23.09.eb', 'aws-ofi-nccl-1.20.0-derecho-24.12.eb',
-             'aws-ofi-nccl-1.20.0-derecho-25.10.eb']
+             'aws-ofi-nccl-1.6.0-derecho-23.09.eb', 'aws-ofi-nccl-1.21.1-derecho-24.12.eb',
+             'aws-ofi-nccl-1.21.1-derecho-25.10.eb']
 RUN_TIME = {
     'FI_CXI_DEFAULT_CQ_SIZE': '131072',
     'FI_CXI_DISABLE_HOST_REGISTER': '1',
@@ -161,12 +161,12 @@ def test_tcl_modules_of_the_plugin(tmp_path, lmod, site):
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
     eb.env.update(site.derecho.env, SLINGTORCH_SITE_GENERATION='24.12')
     eb.env['MODULEPATH'] = f'{site.derecho.path}/modules/24.12/core:{site.derecho.modulepath}'
-    eb('aws-ofi-nccl-1.20.0.eb', '--robot', '--module-only', '--force', '--module-syntax=Tcl')
-    written = eb.prefix / 'software/aws-ofi-nccl/1.20.0-derecho-24.12/easybuild/reprod'
-    assert [path.name for path in written.glob('*.eb')] == ['aws-ofi-nccl-1.20.0-derecho-24.12.eb']
-    text = (written / 'aws-ofi-nccl-1.20.0-derecho-24.12.eb').read_text()
+    eb('aws-ofi-nccl-1.21.1.eb', '--robot', '--module-only', '--force', '--module-syntax=Tcl')
+    written = eb.prefix / 'software/aws-ofi-nccl/1.21.1-derecho-24.12/easybuild/reprod'
+    assert [path.name for path in written.glob('*.eb')] == ['aws-ofi-nccl-1.21.1-derecho-24.12.eb']
+    text = (written / 'aws-ofi-nccl-1.21.1-derecho-24.12.eb').read_text()
     assert "('cuda/12.3.2', EXTERNAL_MODULE)" in text and 'site_dependencies' not in text
-    env = lmod.load('aws-ofi-nccl/1.20.0-derecho-24.12', modulepath=[eb.modulepath, site.derecho.modulepath])
+    env = lmod.load('aws-ofi-nccl/1.21.1-derecho-24.12', modulepath=[eb.modulepath, site.derecho.modulepath])
     assert {'cuda/12.3.2', 'NCCL/2.27.7-derecho-24.12'} <= set(env['LOADEDMODULES'].split(':'))
 
 
@@ -176,11 +176,11 @@ def test_what_eb_shows_of_roles(tmp_path, lmod, site):
     eb.env.update(site.derecho.env)
     missing = eb('--missing', '--robot', 'PyTorch-2.14.1-derecho-cray-mpich.eb').stdout
     assert re.findall(r'^\* (\S+)', missing, re.M) == [
-        'NCCL/2.30.4-derecho-25.10', 'aws-ofi-nccl/1.20.0-derecho-25.10', 'PyTorch/2.14.1-derecho-cray-mpich']
-    text = (EASYCONFIGS / 'a/aws-ofi-nccl/aws-ofi-nccl-1.20.0.eb').read_text()
-    copy = tmp_path / 'aws-ofi-nccl-1.20.0.eb'
+        'NCCL/2.30.4-derecho-25.10', 'aws-ofi-nccl/1.21.1-derecho-25.10', 'PyTorch/2.14.1-derecho-cray-mpich']
+    text = (EASYCONFIGS / 'a/aws-ofi-nccl/aws-ofi-nccl-1.21.1.eb').read_text()
+    copy = tmp_path / 'aws-ofi-nccl-1.21.1.eb'
     copy.write_text(text)
-    (tmp_path / 'v1.20.0.tar.gz').write_text('sources')
+    (tmp_path / 'v1.21.1.tar.gz').write_text('sources')
     eb('--inject-checksums=sha256', '--force', copy, env={'EASYBUILD_SOURCEPATH': tmp_path})
     checksum = re.search(r"checksums = \['(\w+)'\]", text).group(1)
     assert copy.read_text() == text.replace(checksum, hashlib.sha256(b'sources').hexdigest())
@@ -189,7 +189,7 @@ def test_what_eb_shows_of_roles(tmp_path, lmod, site):
 def test_a_module_of_a_role_that_is_not_there(tmp_path, lmod):
     """The site's file names it, and this machine has none of it."""
     eb = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
-    done = eb('aws-ofi-nccl-1.20.0.eb', '--robot', '--module-only', '--force', check=False)
+    done = eb('aws-ofi-nccl-1.21.1.eb', '--robot', '--module-only', '--force', check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0 and 'ncarenv/25.10' in said
     assert "is named in %s, section [provides 25.10], modules_first = ncarenv/25.10. If this machine has it no more" \

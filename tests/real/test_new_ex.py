@@ -41,7 +41,7 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
         ('compiler', 'build PrgEnv-gnu/8.6.0'), ('mpi', 'cray-mpich/8.1.32 in CRAY_MPICH_DIR'),
         ('gpu', 'cuda/12.9.0 in CUDA_HOME'), ('libfabric', f'libfabric/1.22.0 in {tree.libfabric}'),
         ('python', f'cray-python/3.11.7 in {tree.path}/opt/cray/pe/python/3.11.7'),
-        ('nccl_plugin', 'eb aws-ofi-nccl/1.20.0')]
+        ('nccl_plugin', 'eb aws-ofi-nccl/1.21.1')]
     assert 'cuda/12.9.0: the newest of 2; prefix $CUDA_HOME' in text and 'libfabric/1.22.0: it is loaded' in text
 
     easyconfig = tmp_path / f'{NAME}.eb'
@@ -55,10 +55,10 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
     done = lmod.bash(script, modulepath=[tree.modulepath], env={**slurm.environ(env), **pip}, cwd=tmp_path)
     assert f'PyTorch for the GPUs here: eb --robot {NAME}.eb' in done.stderr
     loaded = parse_env0(done.stdout)
-    plugin = tmp_path / 'eb/software/aws-ofi-nccl/1.20.0'
+    plugin = tmp_path / 'eb/software/aws-ofi-nccl/1.21.1'
     assert f'--with-libfabric={tree.libfabric}' in (plugin / 'arguments').read_text()
     assert loaded['NCCL_NET_PLUGIN'].startswith(f'{plugin}/lib/') and loaded['SLINGTORCH_SITE'] == 'newex'
-    assert {'cuda/12.9.0', 'libfabric/1.22.0', 'aws-ofi-nccl/1.20.0'} <= set(loaded['LOADEDMODULES'].split(':'))
+    assert {'cuda/12.9.0', 'libfabric/1.22.0', 'aws-ofi-nccl/1.21.1'} <= set(loaded['LOADEDMODULES'].split(':'))
 
     train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/digits/train_digits.py']
     job = slurm.srun('-N2', '--ntasks-per-node=1', *train, '--epochs', '1', '--backend', 'gloo',

@@ -143,9 +143,9 @@ images, labels = data[[1, 0]]
 assert len(data) == 2 and data.classes == 8 and images.shape == (2, 1, 2, 3), images.shape
 assert labels.tolist() == [7, 0] and images[1, 0].tolist()[0] == [-2, 2, -2] and images[0, 0, 1, 2] == 2
 assert data[[]][0].shape == (0, 1, 2, 3)
-common.make_network(data)(images)
+common.make_network(data, 1)(images)
 calls = [lambda path=path: common.load_data(path)[[0]] for path in ('nowhere', 'empty', 'broken', 'images')]
-for call in [*calls, common.need_launcher, common.parse_arguments]:
+for call in [*calls, common.local_rank, common.parse_arguments]:
     try:
         call()
     except SystemExit as err:

@@ -97,7 +97,7 @@ images, labels = data[[1, 0]]
 assert len(data) == data.classes == 2 and labels.tolist() == [1, 0] and images.shape == (2, 3, 64, 64)
 assert images[1, :, 5, 5].tolist() == [2, -2, -2]
 assert data[[]][0].shape == (0, 3, 64, 64)
-common.make_network(data)(images)
+common.make_network(data, 1)(images)
 '''
     for directory in ('cats', 'dogs/more'):
         (tmp_path / directory).mkdir(parents=True)

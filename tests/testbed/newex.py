@@ -85,13 +85,13 @@ printf 'install:\\n\\tinstall -D plugin.so %s/lib/libnccl-net-ofi.so\\n\\tcp arg
 
 def plugin_source(directory):
     """Put a toy for the plugin's source archive into a source path: configure is asked, and links, as upstream's."""
-    path = pathlib.Path(directory) / 'a/aws-ofi-nccl/v1.20.0.tar.gz'
+    path = pathlib.Path(directory) / 'a/aws-ofi-nccl/v1.21.1.tar.gz'
     path.parent.mkdir(parents=True)
     source = ''.join(f'int ncclNetPlugin_v{api} = 1;\n' for api in range(6, 13))
     files = {'configure': CONFIGURE, 'plugin.c': source + 'extern int fi_getinfo; int *use = &fi_getinfo;\n'}
     with tarfile.open(path, 'w:gz') as tar:
         for name, text in files.items():
-            info = tarfile.TarInfo(f'aws-ofi-nccl-1.20.0/{name}')
+            info = tarfile.TarInfo(f'aws-ofi-nccl-1.21.1/{name}')
             info.size, info.mode = len(text.encode()), 0o755
             tar.addfile(info, io.BytesIO(text.encode()))
 

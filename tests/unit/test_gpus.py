@@ -162,7 +162,7 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     site = sites.load('derecho', {})
     assert cli.gpu_note(site, machine(driver='580.65.06')) is None
     site.name = 'other'
-    site.generations = {'x': {'gpu': 'cuda/%s' % cuda, 'nccl_plugin': 'eb aws-ofi-nccl/1.20.0'}}
+    site.generations = {'x': {'gpu': 'cuda/%s' % cuda, 'nccl_plugin': 'eb aws-ofi-nccl/1.21.1'}}
     assert cli.gpu_note(site, machine(driver='580.65.06')) == line
 
 

@@ -187,13 +187,13 @@ def test_the_easyconfig_wins(roles):
 
 
 def test_the_sites_own_plugin_or_ours(roles):
-    more = "site_dependencies = [('nccl_plugin', 'aws-ofi-nccl', '1.20.0')]"
+    more = "site_dependencies = [('nccl_plugin', 'aws-ofi-nccl', '1.21.1')]"
     section = PROVIDES % ('a', 'a', '12')
-    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.20.0']
+    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.21.1']
     assert names(roles(section + 'nccl_plugin = net/1\n', more)['dependencies']) == ['env/a', 'net/1']
     # the version that the easyconfig names, and that of the site where it names none
     section += 'nccl_plugin = eb aws-ofi-nccl/1.21.1\n'
-    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.20.0']
+    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.21.1']
     assert names(roles(section, "site_dependencies = ['nccl_plugin']")['dependencies'])[1] == 'aws-ofi-nccl/1.21.1'
 
 
@@ -300,7 +300,6 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
         hooks['pre_easyblock_hook'](app)
 
 
-@pytest.mark.parametrize('name', ['1.20.0', '1.21.1'])
 @pytest.mark.parametrize('site, generation, modules, build', [
     ('derecho', '24.12', ['ncarenv/24.12', 'gcc/12.4.0', 'cuda/12.3.2', 'libfabric/1.22.0',
                           'NCCL/2.27.7-derecho-24.12'], []),
@@ -308,14 +307,14 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
                           'NCCL/2.30.4-derecho-25.10'], []),
     ('frontier', 'rocm-7.1.1', ['rocm/7.1.1', 'libfabric/2.3.1'], ['PrgEnv-gnu/8.7.0']),
 ])
-def test_the_plugin_of_each_generation(parser, name, site, generation, modules, build):
+def test_the_plugin_of_each_generation(parser, site, generation, modules, build):
     """The dependencies that its easyconfig of that system had."""
     easyblocks = '%s/*.py,%s/generic/*.py' % (ROOT / 'easyblocks', ROOT / 'easyblocks')
     parser.configure('--robot-paths=%s' % (ROOT / 'easyconfigs'), '--include-easyblocks=' + easyblocks, site=site)
     parser.monkeypatch.setenv('SLINGTORCH_SITE_GENERATION', generation)
-    ec = parser.parse_file(ROOT / 'easyconfigs/a/aws-ofi-nccl' / ('aws-ofi-nccl-%s.eb' % name))[0]
+    ec = parser.parse_file(ROOT / 'easyconfigs/a/aws-ofi-nccl' / 'aws-ofi-nccl-1.21.1.eb')[0]
     assert names(ec['dependencies']) == modules and names(ec['builddependencies']) == build
-    assert ec.full_mod_name == 'aws-ofi-nccl/%s-%s-%s' % (name, site, generation)
+    assert ec.full_mod_name == 'aws-ofi-nccl/1.21.1-%s-%s' % (site, generation)
 
 
 # --- values of the site

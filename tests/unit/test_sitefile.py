@@ -537,10 +537,10 @@ def test_roles_of_slingshot_with_rocm(person):
         libfabric=('libfabric/1.22.0', 'it is loaded', '', "it cannot be loaded here: 'module spider ...'"))
     assert generations == {'rocm-6.3.4': {
         'mpi': 'cray-mpich/8.1.29 in CRAY_MPICH_DIR', 'gpu': 'rocm/6.3.4 in ROCM_PATH', 'nccl': 'gpu',
-        'nccl_plugin': 'eb aws-ofi-nccl/1.20.0'}}
+        'nccl_plugin': 'eb aws-ofi-nccl/1.21.1'}}
     assert "not seen: libfabric: libfabric/1.22.0: it cannot be loaded here: 'module spider ...'" in text
     assert 'gpu: rocm/6.3.4: the only one; prefix $ROCM_PATH' in text
-    assert (ROOT / 'easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.20.0.eb').exists()
+    assert (ROOT / 'easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.21.1.eb').exists()
     assert (ROOT / 'easyconfigs/c/CondaPython/CondaPython-3.12.eb').exists()
 
 
