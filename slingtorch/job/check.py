@@ -50,6 +50,8 @@ SAME = {
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
+# A node is busy whose import of PyTorch takes more seconds; so many more its other ranks may take.
+BUSY = 4
 # what to do about a step that is not known to have failed
 LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
 # what to do about an error that nobody knows
@@ -563,10 +565,12 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     report, machine = rank.report, rank.machine
     if probe:
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
-    local.wait(rank.begin + rank.patience, rank.begin + rank.seconds)
+    imported = probe.found['seconds'].get('import') if probe else 0     # None: not yet
+    # on a busy node, where the import takes long, others of this node come late, too
+    grace = min(BUSY, rank.seconds) if imported is None or imported > BUSY else 0
+    local.wait(max(rank.begin + rank.patience, time.time() + grace), rank.begin + rank.seconds)
     # other nodes need little time, or import PyTorch too
-    imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = max(rank.begin + rank.patience, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
+    end = max(rank.begin + rank.patience, time.time() + min(rank.seconds, network.ASIDE + 3 * (imported or 0)))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
     took = probe.found.get('took', {}) if probe else {}
