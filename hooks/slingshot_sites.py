@@ -36,6 +36,8 @@ OLDEST_EASYBUILD = '5.4.1'
 
 # ends of the names of files: a site, and values that several sites share
 SITE, SHARED = '.cfg', '.inc'
+# some editors write a byte order mark
+ENCODING = 'utf-8-sig'
 # what EasyBuild must know of a site's modules was in files of its own form, with this end, before there were roles
 OLD_METADATA = '_external_modules_metadata'
 
@@ -90,6 +92,8 @@ KINDS = {
     'group': Kind("[group NAME], with a name of letters, digits, '_', '.' and '-'", r'(?P<name>[\w.-]+)',
                   ('title', 'needs', 'reason', 'source'), (), ()),
 }
+# what a shared file may not have
+OF_A_SITE = ('site', 'detect', 'reference', 'provides')
 # (kind, keys): pattern of their values with blanks between, what is right
 CHECKS = {
     ('site', 'scheduler'): ('slurm|pbs|flux|none', "it must be one of slurm, pbs, flux, none"),
@@ -218,8 +222,8 @@ class Site:
         known = ', '.join(self.generations)
         if not known:
             raise SiteError("%s needs modules of the site '%s', of which %s says nothing. Add a section [provides "
-                            "NAME] with lines such as 'gpu = cuda/12.9.0' (docs/sites.md)"
-                            % (asked_by, self.name, self.path))
+                            "NAME] with lines such as 'gpu = cuda/12.9.0'%s (docs/sites.md)"
+                            % (asked_by, self.name, self.path, self._where_to_add()))
         if name and name not in self.generations:
             raise SiteError("%s is to use the generation '%s' of modules, which site '%s' does not have: it has %s (%s)"
                             % (asked_by, name, self.name, known, self.path))
@@ -237,8 +241,16 @@ class Site:
         text = self.generations[generation].get(role)
         if text is None:
             raise SiteError("%s, section [provides %s] has no module for the role '%s', which %s needs: add the line "
-                            "'%s = MODULE/VERSION'" % (self.path, generation, role, asked_by, role))
+                            "'%s = MODULE/VERSION'%s"
+                            % (self.path, generation, role, asked_by, role, self._where_to_add()))
         return text
+
+    def _where_to_add(self) -> str:
+        """In which file, if the site's own is not the user's."""
+        if os.path.dirname(self.path) != SITES_DIR:
+            return ''
+        return (" in a file of your own, since an update of slingtorch replaces this one: a copy of it in "
+                "~/.config/slingtorch/sites, or what 'slingtorch site new NAME' writes on this machine")
 
     def modules(self) -> Dict[str, Dict[str, Any]]:
         """What EasyBuild must know of the site's modules (its metadata of external modules): {module: its entry}."""
@@ -370,7 +382,7 @@ def read_sections(path: str) -> Sections:
     """The sections of one file: {(kind, name, group): keys}."""
     parser = new_parser()
     try:
-        with open(path, encoding='utf-8') as fp:
+        with open(path, encoding=ENCODING) as fp:
             parser.read_file(fp)
     except configparser.DuplicateSectionError as err:
         fail(path, err.section, "it is there twice: keep one of them")
@@ -385,11 +397,24 @@ def read_sections(path: str) -> Sections:
 
     sections: Sections = {}
     for section in parser.sections():
+        if path.endswith(SHARED) and section.partition(' ')[0] in OF_A_SITE:
+            fail(path, section, "it belongs into the file of a site: shared files include no others")
         identity, keys = read_section(path, section, parser)
         if identity in sections:
             fail(path, section, "it is there twice: keep one of them")
         sections[identity] = keys
     return sections
+
+
+def read_broken(path: str) -> configparser.ConfigParser:
+    """What a file has whose contents may be wrong: nothing, if it is no INI file."""
+    parser = new_parser(strict=False)
+    try:
+        with open(path, encoding=ENCODING, errors='replace') as fp:
+            parser.read_file(fp)
+    except (configparser.Error, OSError):
+        return new_parser()
+    return parser
 
 
 @functools.lru_cache(maxsize=None)
@@ -400,8 +425,7 @@ def read_shared(path: str, changed: int) -> Sections:
 
 def refuse_metadata(path: str) -> None:
     """Raise the SiteError for a file that stood beside a site's until roles said the same, with the new lines."""
-    parser = new_parser(strict=False)
-    parser.read(path, encoding='utf-8')
+    parser = read_broken(path)
     lines = ['  ROLE = %s%s%s' % (module, ' is %s/%s' % (keys['name'], keys['version']) if 'version' in keys else '',
                                   ' in %s' % keys['prefix'] if 'prefix' in keys else '')
              for module, keys in ((module, dict(parser[module])) for module in parser.sections()) if 'name' in keys]
@@ -423,9 +447,6 @@ def read_site(name: str, path: str, environ: Env) -> Site:
         if include not in shared:
             fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
         sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
-        for kind in ('site', 'detect', 'reference', 'provides'):
-            if kind in [key[0] for key in sections]:
-                fail(shared[include], kind, "it belongs into the file of a site: shared files include no others")
     sections.update(own)
 
     for (kind, generation, _), keys in own.items():
@@ -489,7 +510,8 @@ def find_files(suffix: str, environ: Env) -> Dict[str, str]:
     found = {}
     for directory in reversed(directories(environ)):
         for entry in os.listdir(directory):
-            if entry.endswith(suffix):
+            # hidden ones are what editors leave: .#mine.cfg
+            if entry.endswith(suffix) and not entry.startswith('.'):
                 found[entry[:-len(suffix)]] = os.path.join(directory, entry)
     return dict(sorted(found.items()))
 
@@ -521,12 +543,7 @@ def load_all(environ: Env = os.environ, faults: Optional[Faults] = None) -> List
 
 def broken_rules(path: str) -> List[Tuple[str, str]]:
     """What can still be read of the rules of a site whose file is wrong: list of (kind, pattern)."""
-    parser = new_parser(strict=False)
-    try:
-        with open(path, encoding='utf-8', errors='replace') as fp:
-            parser.read_file(fp)
-    except (configparser.Error, OSError):
-        return []
+    parser = read_broken(path)
     return [pair for section in parser.sections() if section.split()[:1] == ['detect']
             for pair in parser.items(section) if pair[0] == 'file' or pair[0] == 'hostname' or '=' in pair[1]]
 

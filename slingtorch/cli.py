@@ -554,7 +554,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         expected = interrupted or isinstance(err, (RuntimeError, OSError))
         # the reader of a pipe, such as head, has gone
         if expected and not isinstance(err, BrokenPipeError):
-            note("interrupted" if interrupted else "error: %s" % err)
+            # of all that is asked for, only the working directory has no name
+            gone = isinstance(err, FileNotFoundError) and not err.filename
+            note("interrupted" if interrupted else "error: %s" % (
+                "this directory does not exist any more: cd to one that does" if gone else err))
         try:
             if for_shell and getattr(err, 'code', True):
                 # what a shell evaluates must fail there too: eval "$(slingtorch env ...)"

@@ -44,6 +44,7 @@ BLOCK = 1 << 20         # bytes that are read at a time
 LINE = 4096             # bytes of a line that are looked at, on either side of what was found
 SHOWN = 240             # characters of a line that are shown
 MAX_BLAMED = 3          # nodes that a cause names first
+MAX_LIKELY = 2          # rules that are told where no other one names a reason
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
 MATCHES = 100000        # lines that are compared with expressions; later, only those unlike all before are
 MAX_KINDS = 200000      # of lines that are remembered then
@@ -102,13 +103,29 @@ class Rule:
         self.distinct, self.of = keys.get('distinct', '').split(), keys.get('of')
         self.times, self.lines = int(keys.get('times', '1')), int(keys.get('lines', '1'))
         self.blame, self.alone = keys.get('blame'), 'alone' in keys
+        self.expressions, self.not_in_line = lines(keys['pattern']), lines(keys.get('absent_line', ''))
+        self.compiled: Optional[List['re.Pattern[str]']] = None
+
+    @property
+    def patterns(self) -> List['re.Pattern[str]']:
+        """The expressions, compiled when the first line needs them: a log meets few of the rules."""
+        if self.compiled is None:
+            self.compiled = [re.compile(expression) for expression in self.expressions]
+        return self.compiled
+
+    def check(self) -> None:
+        """:raises ExplainError: if an expression is none, or matches every line"""
         try:
-            self.patterns = [re.compile(pattern) for pattern in lines(keys['pattern'])]
-            self.absent_line = re.compile(keys['absent_line']) if 'absent_line' in keys else None
+            for expression in self.expressions + self.not_in_line:
+                re.compile(expression)
         except re.error as err:
-            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (name, str(err.pattern), err))
-        if self.search('') or '' in self.has:
-            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % name)
+            raise ExplainError("rule [%s]: %s is no regular expression: %s" % (self.name, str(err.pattern), err))
+        if self.search('') or b'' in self.has:
+            raise ExplainError("rule [%s] matches every line: its expressions must match no empty one" % self.name)
+
+    def forbids(self, text: str) -> bool:
+        """Whether a line has what its absent_line names."""
+        return any(re.search(expression, text) for expression in self.not_in_line)
 
     def search(self, text: str) -> Optional['re.Match[str]']:
         """The leftmost match of the patterns, as if they were one with '|' between them."""
@@ -179,8 +196,12 @@ def lines(text: str) -> List[str]:
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
 
 
-def read_rules(path: str = RULES) -> Dict[str, Rule]:
-    """The rules of a file: {name: Rule}, in their order."""
+def read_rules(path: str = RULES, check: bool = True) -> Dict[str, Rule]:
+    """
+    The rules of a file: {name: Rule}, in their order.
+
+    :param check: compile every expression, too, which takes most of the time (the shipped ones are tested)
+    """
     parser = configparser.ConfigParser(interpolation=None, delimiters=('=',), comment_prefixes=('#',))
     try:
         with open(path, encoding='utf-8') as handle:
@@ -189,6 +210,8 @@ def read_rules(path: str = RULES) -> Dict[str, Rule]:
         raise ExplainError("the rules %s cannot be read: %s" % (path, err))
     rules = {name: Rule(name, dict(parser.items(name))) for name in parser.sections()}
     for rule in rules.values():
+        if check:
+            rule.check()
         for name in rule.needs + rule.absent:
             if name not in rules:
                 raise ExplainError("rule [%s] names [%s], which is not there" % (rule.name, name))
@@ -305,7 +328,8 @@ class Log:
             if once and rule.name in self.findings:
                 continue
             for start, end in self.lines_with(rule, block):
-                if rule.level in BROAD and start in (known if rule.level == 'unknown' else causes):
+                last = rule.level == 'unknown' or rule.role == 'exception'
+                if rule.level in BROAD and start in (known if last else causes):
                     continue
                 self.looked += 1
                 line = seen = readable(block[start:end])
@@ -313,7 +337,7 @@ class Log:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
                 bare = LABEL.sub('', seen)
                 match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
-                if not match or (rule.absent_line and rule.absent_line.search(line)):
+                if not match or rule.forbids(line):
                     continue
                 if rule.level != 'note':
                     known.add(start)
@@ -414,8 +438,12 @@ class Log:
                     found.append(finding)
         self.compare_ranks(found)
         # what is most likely where nothing says why
-        if any(finding.rule.level in REASONS and not finding.rule.alone for finding in found):
+        if any(finding.rule.level in REASONS[:2] and not finding.rule.alone for finding in found):
             found = [finding for finding in found if not finding.rule.alone]
+        elif any(finding.rule.role == 'exception' for finding in found):
+            found = [finding for finding in found if not finding.rule.alone or finding.rule.role == 'exception']
+        likely = [finding for finding in found if finding.rule.alone][:MAX_LIKELY]
+        found = [finding for finding in found if not finding.rule.alone or finding in likely]
         order, told = list(self.rules), {}      # type: List[str], Dict[Any, Finding]
         for finding in sorted(found, key=lambda one: (LEVELS.index(one.rule.level), order.index(one.rule.name))):
             # where a special rule and a general one found the same lines, the special one stands first
@@ -427,13 +455,16 @@ class Log:
 
     def choose_exception(self) -> None:
         """The first exception that no rule knows, or that of the rank that torchrun names; the others are mentioned."""
-        all_of_them = list(self.exceptions.values())
+        files = list(dict.fromkeys(one.place[0] for one in self.exceptions.values()))
+        all_of_them = sorted(self.exceptions.values(), key=lambda one: (files.index(one.place[0]), one.place[1]))
         if all_of_them:
             chosen = next((one for one in all_of_them if self.root in one.ranks), all_of_them[0])
             others = [one for one in all_of_them if one is not chosen]
             # the first ones and the last
             for one in others[:2] + others[2:][-1:]:
                 chosen.details.append("also, in line %d: %s" % (one.place[1], one.line.strip()[:SHOWN]))
+            for one in all_of_them:
+                self.findings.pop(one.rule.name, None)
             self.findings[chosen.rule.name] = chosen
 
     def compare_ranks(self, found: List[Finding]) -> None:
@@ -741,7 +772,7 @@ def print_finding(number: int, finding: Finding) -> None:
 
 def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
     """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
-    log, dumps, logs = Log(read_rules()), [], []
+    log, dumps, logs = Log(read_rules(check=False)), [], []
     for path in paths:
         if not os.path.isdir(path):
             logs.append(path)

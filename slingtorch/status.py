@@ -95,7 +95,9 @@ def describe(module: str, root: str, sites: Any) -> Dict[str, Any]:
         entry['state'] = 'different' if entry['why'] else 'current'
     except FileNotFoundError:
         entry['why'] = ['older: of a slingtorch that left no record']
-    except (OSError, ValueError, KeyError) as err:
+    except (ValueError, KeyError, TypeError) as err:
+        entry['why'] = ['%s is damaged: %s' % (os.path.join(root, RECORD), err)]
+    except OSError as err:
         entry.update(state='unreadable', why=['%s: %s' % (os.path.join(root, RECORD), err)])
     entry['easyconfig'] = installed_easyconfig(root, entry['easyconfig'])
     try:
@@ -138,7 +140,10 @@ def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[s
             command = '(eval "$(slingtorch env --quiet --site %s --with %s)" && %s)' % (
                 site, shlex.quote(names), command)
         commands.append(command)
-    return commands
+    loaded = os.environ.get('LOADEDMODULES', '').split(':')
+    named = [shlex.quote(entry['module']) for entry in entries if commands and entry['module'] in loaded]
+    # EasyBuild does not install what is loaded
+    return ['module unload ' + ' '.join(named)] * bool(named) + commands
 
 
 def as_table(entries: List[Dict[str, Any]]) -> str:

@@ -30,7 +30,8 @@ cd "${PBS_O_WORKDIR:-.}"
 [[ -f $tests/test_imports.py ]] ||
     die "no $tests/test_imports.py in $PWD: submit at the top of the checkout, or with qsub -v TESTS=DIRECTORY"
 
-module --force purge
+module --force purge ||
+    die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
 module use "$modules"
 # it brings ncarenv and cuda as well
 module load "$pytorch" || die "the module $pytorch does not load. Looked for in $modules;

@@ -25,7 +25,8 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 cd "${PBS_O_WORKDIR:-.}"
 [[ -f train_digits.py ]] || die "no train_digits.py in $PWD: submit in the directory examples/digits"
 
-module --force purge
+module --force purge ||
+    die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
 module use "$modules"
 module load "$pytorch" || die "module $pytorch does not load. Looked for in $modules;
 name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"

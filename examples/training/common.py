@@ -36,6 +36,8 @@ def parse_arguments():
     args = parser.parse_args()
     if args.epochs < 1 or args.batch_size < 1:
         parser.error("--epochs and --batch-size must be at least 1")
+    if args.lr < 0:
+        parser.error("--lr must not be negative")
     try:
         os.makedirs(args.output_dir, exist_ok=True)
     except OSError as err:

@@ -234,6 +234,25 @@ def test_status_says_what_it_could_not_read(installed):
     assert 'Permission denied' in done.stdout and 'Small/1.0' in done.stdout
 
 
+@pytest.mark.parametrize('content', [b'{', b'[]', b'{}', b'\xff'])
+def test_a_damaged_record_is_renewed(installed, content):
+    (installed.venv / 'runscripts/lib/installed.json').write_bytes(content)
+    done = installed.status()
+    assert done.returncode == 3 and 'installed.json is damaged: ' in done.stdout and done.stderr == ''
+    assert done.stdout.splitlines()[-1].startswith('eb --module-only --force ')
+    installed.eb(*installed.easyconfigs, *RENEW)
+    assert installed.states()['PyTorch/0.1-tiny'] == ['current']
+
+
+def test_a_loaded_module_is_unloaded_first(installed):
+    """EasyBuild does not install what is loaded."""
+    installed.fix()
+    done = installed.status(prefix=['env', 'LOADEDMODULES=gcc/13:PyTorch/0.1-tiny'])
+    assert done.stdout.splitlines()[-2] == 'module unload PyTorch/0.1-tiny'
+    assert 'module unload' not in installed.status().stdout
+    installed.eb(*installed.easyconfigs, *RENEW)
+
+
 def test_version(installed):
     installed.eb(*installed.easyconfigs, *RENEW)
     record = json.loads((installed.venv / 'runscripts/lib/installed.json').read_text())

@@ -329,6 +329,15 @@ def test_jobs_in_the_wrong_place(login, script, program):
     assert done.returncode == 1 and program in done.stderr and login.calls == []
 
 
+@pytest.mark.parametrize('script', ['test.sh', 'train.sh'])
+def test_jobs_without_the_command_module(login, script):
+    done = run(['bash', EXAMPLES / script], check=False, cwd=ROOT / 'examples/digits', env={
+        'PATH': '/usr/bin:/bin', 'HOME': str(login.home), 'PBS_NODEFILE': str(login.path / 'nodes'),
+        'TESTS': str(EXAMPLES)})
+    assert done.returncode == 1 and f"{script}: there is no command module in this job" in done.stderr
+    assert '. /etc/profile' in done.stderr
+
+
 def imported(path):
     """Packages that a program imports and Python does not bring."""
     tree = ast.parse(path.read_text())

@@ -162,6 +162,9 @@ def test_plain_job(slurm, image_env, lmod, tmp_path, options, variables):
 def test_only_for_batch_jobs(slurm, tmp_path):
     done = run(['salloc', '-N1', 'bash', DDP], env=slurm.env, check=False, cwd=tmp_path)
     assert done.returncode != 0 and f'this is no batch job: sbatch {DDP}' in done.stderr
+    build = JOBS / 'venv_build.job'
+    done = run(['bash', build], env=slurm.env, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == f'venv_build.job: this is no batch job: sbatch {build}\n'
 
 
 def test_modules_of_the_submitting_shell_stay_out(job, image_env, lmod, tmp_path):

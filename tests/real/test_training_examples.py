@@ -145,7 +145,8 @@ assert labels.tolist() == [7, 0] and images[1, 0].tolist()[0] == [-2, 2, -2] and
 assert data[[]][0].shape == (0, 1, 2, 3)
 common.make_network(data, 1)(images)
 calls = [lambda path=path: common.load_data(path)[[0]] for path in ('nowhere', 'empty', 'broken', 'images')]
-for call in [*calls, common.local_rank, common.parse_arguments]:
+for call in [*calls, common.local_rank, common.parse_arguments,
+             lambda: [sys.argv.__setitem__(slice(1, None), ['--lr', '-1']), common.parse_arguments()]]:
     try:
         call()
     except SystemExit as err:
@@ -161,10 +162,11 @@ for call in [*calls, common.local_rank, common.parse_arguments]:
     idx(tmp_path / 'broken/train-images-idx3-ubyte', 2, 2, 3, content=[0])
     (tmp_path / 'images/cats/tom.PNG').write_text('')
     done = run([pytorch.python, '-c', code, '--output-dir', 'broken/train-images-idx3-ubyte'], env=pytorch.env, cwd=tmp_path)
-    nowhere, empty, broken, images, launcher, status = done.stdout.splitlines()
+    nowhere, empty, broken, images, launcher, status, rate = done.stdout.splitlines()
     assert nowhere == '--data nowhere: there is no such directory on this node'
     assert empty.startswith('--data empty: there are neither') and 'train-images-idx3-ubyte' in empty
     assert broken.startswith('--data: broken/train-images-idx3-ubyte is not whole')
     assert 'pip install pillow' in images
     assert launcher.startswith('nothing says which rank this is')
     assert status == '2' and '--output-dir: [Errno 17] File exists' in done.stderr
+    assert rate == '2' and '--lr must not be negative' in done.stderr

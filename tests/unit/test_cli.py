@@ -65,6 +65,12 @@ def test_version(environ):
     assert run(['--version'], environ).stdout == 'slingtorch %s\n' % slingtorch.__version__
 
 
+def test_in_a_directory_that_is_gone(environ, tmp_path):
+    done = bash(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; slingtorch env', environ)
+    assert done.returncode == 1 and done.stdout == 'false\n'
+    assert done.stderr == 'slingtorch: error: this directory does not exist any more: cd to one that does\n'
+
+
 def test_bundle_root():
     assert slingtorch.bundle_root() == str(ROOT)
 

@@ -370,6 +370,27 @@ def test_an_exception_that_nobody_knows_stands_before_what_follows():
     assert findings[0].ranks == {1} and 'ValueError' in findings[0].cause()
 
 
+def test_a_log_of_consequences_alone_says_what_is_most_likely():
+    reset = 'RuntimeError: Connection reset by peer\n'
+    child = 'torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n'
+    findings, _ = read(reset + child + TIMEOUT.format(0, 1, 'ALLREDUCE'))
+    # two at most, in the order of the rules
+    assert [finding.rule.name for finding in findings if finding.rule.alone] == ['waited-for-a-rank', 'connection-lost']
+    assert {finding.rule.level for finding in findings} == {'perhaps', 'consequence'}
+    assert names(child)[0] == 'ended-without-a-word'
+    # an exception that is quoted, or a reason, tells more
+    for reason in ('ValueError: 3 is odd\n', OOM):
+        assert not [finding for finding in read(reset + child + reason)[0] if finding.rule.alone]
+
+
+def test_of_exceptions_of_two_rules_that_of_the_rank_that_failed_first_is_told():
+    log = TRACEBACK.format(3, 250, '3 is odd') + TRACEBACK.format(5, 99, 'x').replace('ValueError: x', "KeyError: 'x'")
+    assert names(log) == ['python-exception']
+    findings, _ = read(log + ROOT_CAUSE.format(5))
+    assert [finding.rule.name for finding in findings] == ['program-error', 'first-failed', 'other-ranks-ended']
+    assert findings[0].details[1] == 'also, in line 6: [rank3]: ValueError: 3 is odd'
+
+
 TRACEBACK = """[rank{0}]: Traceback (most recent call last):
 [rank{0}]:   File "/home/me/train.py", line {1}, in main
 [rank{0}]:     loss = step(batch)

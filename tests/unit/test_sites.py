@@ -379,13 +379,44 @@ prefix = CUDA_HOME
                           '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
 
 
+def test_metadata_that_is_broken(site_dir, tmp_path):
+    """It stops no other site, whatever is in it."""
+    environ = site_dir(mine=SITE, mine_external_modules_metadata='cuda/12.9.0')
+    (tmp_path / 'other_external_modules_metadata.cfg').write_bytes(b'[a]\nb=\xff')
+    faults = []
+    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
+    assert len(faults) == 2 and all('it is not read any more' in fault for _, fault in faults)
+
+
+def test_what_editors_leave(site_dir, tmp_path):
+    """A byte order mark is no part of the text; hidden files, as Emacs' links and copies of editors, are no sites."""
+    environ = site_dir(mine=SITE, mine__inc=ENV)
+    (tmp_path / 'mine.cfg').write_text('\ufeff' + SITE + 'include = mine\n', encoding='utf-8')
+    (tmp_path / 'mine.inc').write_text('\ufeff' + ENV, encoding='utf-8')
+    (tmp_path / '.#mine.cfg').symlink_to('me@host.4711')
+    (tmp_path / '.cfg').write_text(SITE)
+    assert sites.load('mine', environ).env
+    assert not {'', '.#mine'} & set(sites.find_files(sites.SITE, environ))
+
+
+def test_what_a_shipped_site_lacks_goes_into_a_file_of_ones_own():
+    """The next update would take it away from the bundle's own file."""
+    for generation, call in ((None, lambda site, name: site.generation(None, 'x.eb')),
+                             ('24.11', lambda site, name: site.provided(name, 'libfabric', 'x.eb'))):
+        site = sites.load('dardel' if generation else 'local', {})
+        with pytest.raises(sites.SiteError, match="a file of your own, .* replaces this one.*slingtorch site new NAME"):
+            call(site, generation)
+
+
 def test_circular_include(site_dir):
     """Shared files include none, neither themselves nor another."""
+    with pytest.raises(sites.SiteError, match=r'loop.inc, section \[site\]: it belongs .*: shared files'):
+        sites.load('mine', site_dir(mine=SITE + 'include = loop\n', loop__inc='[site]\ninclude = loop\n'))
     include = '[site]\ninclude = %s\n' + SITE.replace('[site]', '').lstrip()
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
     with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, second, slingshot11"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, loop"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 
