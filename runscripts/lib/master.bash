@@ -52,6 +52,10 @@ _find_host() {
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"
     fi
+    # Open MPI 6 takes the job's variables from the srun that starts its daemons (PRRTE's plm_slurm_module.c), and Slurm
+    # then gives SLURM_JOB_NODELIST the nodes of that step, SLURM_NODELIST those of the job (seen with Slurm 26.05).
+    [[ $hosts != SLURM_JOB_NODELIST,* || -z ${SLURM_NODELIST-} ||
+        ${SLURM_JOB_NODELIST-} != "${SLURM_STEP_NODELIST-}" ]] || hosts=SLURM_NODELIST,$hosts
     for name in ${hosts//,/ }; do
         [[ -n ${!name-} ]] || continue
         # shellcheck disable=SC2016  # for the user's shell

@@ -50,8 +50,16 @@ SAME = {
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
+# A node is busy whose import of PyTorch takes more seconds; so many more its other ranks may take.
+BUSY = 4
 # what to do about a step that is not known to have failed
 LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
+# what to do about an error that nobody knows
+LOOK_THERE = {
+    'import': "python -c 'import torch' on one of these nodes shows all of it",
+    **dict.fromkeys(('rendezvous', 'collective'), "see whether the nodes reach each other at all ports, and which "
+                    "interface they take (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md"),
+}
 # Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
 CLOCK_SECONDS = 1
 
@@ -70,7 +78,7 @@ class Probe:
         self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)  # type: Any
-        self.changed = threading.Event()
+        self.changed, self.over = threading.Event(), threading.Event()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
         self.write('local %d %d' % (local_ranks, min(seconds, network.RENDEZVOUS)))
@@ -84,7 +92,10 @@ class Probe:
                 continue
             if 'ready' in self.found:
                 self.changed.set()
+            if self.found.get('stays'):
+                self.over.set()
         self.changed.set()
+        self.over.set()
 
     def write(self, words: str) -> None:
         """Tell it something."""
@@ -105,13 +116,17 @@ class Probe:
         self.write(words)
 
     def end(self) -> None:
-        """Nobody wants its result any more."""
+        """Nobody wants its result any more, nor that it keeps its connections."""
         self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):    # a driver may hold it
+            self.process.wait(5)
 
     def result(self) -> dict:
         """Its dictionary; 'error' in it says what went wrong."""
-        self.reader.join(max(0.1, self.end_time - time.time()))
-        killed = self.reader.is_alive()
+        killed = not self.over.wait(max(0.1, self.end_time - time.time()))
+        found = self.found
+        if found.get('stays'):
+            return found
         if killed:
             self.process.kill()
             self.reader.join()
@@ -293,7 +308,7 @@ def one_cause(report: Report) -> None:
     refused = [finding for finding in found if 'Connection refused' in finding.text]
     late = [finding for finding in found if finding.remedy == LATE]
     named = [finding for finding in found if finding.remedy and finding not in late]
-    if refused and not named and all(finding in refused or 'did not end within' in finding.text for finding in found):
+    if refused and not named and all(finding in refused or 'did not end' in finding.text for finding in found):
         for finding in found:
             report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
         return
@@ -308,6 +323,13 @@ def one_cause(report: Report) -> None:
             report.findings[best[0]] |= ranks
 
 
+def look_there(report: Report) -> None:
+    """What to do about an error whose cause nobody has named."""
+    for finding in sum((report.having('red', name) for name in LOOK_THERE), []):
+        if not finding.remedy:
+            report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
+
+
 def check_job(report: Report, machine: Machine, root: star.Root) -> None:
     """What only all ranks together show."""
     environ = machine.environ
@@ -316,6 +338,7 @@ def check_job(report: Report, machine: Machine, root: star.Root) -> None:
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
+    look_there(report)
     limits.compare_programs(report)
     limits.compare_directories(report)
     check_same(report)
@@ -397,7 +420,7 @@ class Rank:
 
     def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
         """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
-        following, pairs = trade(self.trial.handles(), time.time() + plugin.START + star.SLACK)
+        following, pairs = trade(self.trial.handles(), time.time() + plugin.Limit.MOST * plugin.START + star.SLACK)
         self.trial.move(following, pairs, number, nodes)
 
     def start_probe(self) -> 'Any':
@@ -452,7 +475,10 @@ def other_rank(rank: Rank) -> bytes:
         check_probe(rank.report, probe, rank.machine)
     send_message(connection, rank.report.dump())
     send_message(connection, json.dumps(details).encode())
-    return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+    try:
+        return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+    except PeerLost as err:
+        raise PeerLost("the first rank of this node has ended (%s): see its own messages" % err)
 
 
 def for_the_node(rank: Rank, role: 'Callable') -> bytes:
@@ -539,17 +565,19 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     report, machine = rank.report, rank.machine
     if probe:
         probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
-    # others of this node need little time, or import PyTorch too
-    imported = probe.found['seconds'].get('import', 0) if probe else 0
-    end = max(rank.begin + rank.patience, time.time() + min(4, rank.seconds))
-    local.wait(end, rank.begin + rank.seconds)
-    end = max(end, time.time() + min(rank.seconds, network.ASIDE + 3 * imported))
+    imported = probe.found['seconds'].get('import') if probe else 0     # None: not yet
+    # on a busy node, where the import takes long, others of this node come late, too
+    grace = min(BUSY, rank.seconds) if imported is None or imported > BUSY else 0
+    local.wait(max(rank.begin + rank.patience, time.time() + grace), rank.begin + rank.seconds)
+    # other nodes need little time, or import PyTorch too
+    end = max(rank.begin + rank.patience, time.time() + min(rank.seconds, network.ASIDE + 3 * (imported or 0)))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
     took = probe.found.get('took', {}) if probe else {}
     limits.check(report, ranks, took, rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
+    rank.trial.result()
     if not any('cannot be loaded' in finding.text for finding in report.having(name='plugin')):
         # NCCL that runs over another network has found what it needs
         runs = report.value('network of NCCL') not in (None, 'Socket')

@@ -82,7 +82,8 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     elif len(seen) < int(machine.environ.get('SLURM_GPUS_ON_NODE') or 0) and 'SLURM_GPU_BIND' not in machine.environ \
             and len(seen) > 1:
         report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
-                   % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']))
+                   % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']),
+                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBLE))
 
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:
@@ -155,7 +156,7 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
                 "name one of them in the job script, or unset it")
         elif missing:
             report.add('yellow', 'interface', "%s=%s: this node has no interface %s"
-                       % (variable, value, ', '.join(missing)))
+                       % (variable, value, ', '.join(missing)), "the others are taken: correct it in the job script")
         else:
             used = sorted(set(sum(found.values(), [])))
             down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']

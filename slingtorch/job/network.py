@@ -4,6 +4,7 @@ The network as a training uses it, tried by the process with PyTorch: all_reduce
 one rank of each node, which rise from one float to 8 MB. Each step has its own limit, and what the kernel says of the
 connections meanwhile (TCP_INFO of tcp(7)) tells packets that are lost from somebody who is late.
 """
+import contextlib
 import os
 import re
 import select
@@ -24,10 +25,16 @@ ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
 # Seconds: for each step, for all of them together, and for those that wait for somebody else, while nothing of their
 # own is under way.
 STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
+# and how often connections are looked at
+LOOK = 0.25
 # ranks of a node that take part in its own all_reduce at most: each connects to all others
 LOCAL = 16
 # states of TCP (Linux net/tcp_states.h)
-CONNECTING, LISTENING = 2, 10
+ESTABLISHED, CONNECTING, LISTENING = 1, 2, 10
+# What nobody has acknowledged is sent again 0.2, 0.6, 1.4, 3 and 6.2 s after the first time at the earliest, and the
+# first segment of a connection after 1, 3 and 7 s (Linux net/ipv4/tcp_timer.c): after so many times a step of 5 s hears
+# nothing that it has not heard. Newer kernels ask for connections each second, and do so for as long.
+UNHEARD, UNANSWERED, ASKED = 4, 2, 3.5
 # of a network that carries little; yellow
 SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
@@ -35,20 +42,22 @@ REFUSED = ("the nodes reach rank 0's at MASTER_PORT, but connections to other po
            "them, such as a firewall")
 OPEN_PORTS = "have the centre open all ports between the nodes of a job; a training's connections take any"
 # what the others see when one has given up
-SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end within'
+SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end'
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
-LOSS, RESENT = 0.1, 5
+LOSS, RESENT = 0.05, 5
 
 
 def connections() -> list:
     """
-    This process's own TCP sockets: dictionaries with state, here (host, port), resent and sent (segments), again (times
-    the segment under way was sent again), underway (segments that nobody has acknowledged).
+    This process's own TCP sockets: dictionaries with state, here (host, port), there (the other end's port, or 0),
+    resent and sent (segments), again (times the segment under way was sent again), underway (segments that nobody has
+    acknowledged).
     """
     found = []
     for name in os.listdir('/proc/self/fd'):
         try:
-            if not os.readlink('/proc/self/fd/' + name).startswith('socket:'):
+            link = os.readlink('/proc/self/fd/' + name)
+            if not link.startswith('socket:'):
                 continue
             own = socket.socket(fileno=os.dup(int(name)))
         except OSError:
@@ -59,11 +68,25 @@ def connections() -> list:
                 entry = {'state': told[0], 'again': told[2], 'here': own.getsockname()[:2]}
             except OSError:
                 continue    # of another kind
+            entry['there'] = 0
+            with contextlib.suppress(OSError):
+                entry['there'] = asked(link[8:-1]) if told[0] == CONNECTING else own.getpeername()[1]
             words = struct.unpack('24I', told[8:104])
             entry.update(underway=words[4], resent=words[23],
                          sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0)
             found.append(entry)
     return found
+
+
+def asked(inode: str) -> int:
+    """The port that a socket wants to be connected to, which getpeername(2) does not say; 0 if nobody knows."""
+    for table in ('/proc/self/net/tcp', '/proc/self/net/tcp6'):
+        with contextlib.suppress(OSError), open(table) as stream:
+            for line in stream:
+                fields = line.split()
+                if fields[9] == inode:
+                    return int(fields[2].partition(':')[2], 16)
+    return 0
 
 
 def own_address(name: str) -> str:
@@ -93,7 +116,10 @@ def state(sockets: list, before: int = 0) -> dict:
         'before': before,
         'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
+        'again': max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']),
+                     default=0),
         'silent': any(entry['state'] == CONNECTING for entry in sockets),
+        'to': sorted({entry['there'] for entry in sockets if entry['state'] == CONNECTING}),
         'link': any(entry['here'][0].startswith('fe80:') for entry in sockets if entry['state'] == CONNECTING),
         'loopback': sorted({entry['here'][0] for entry in sockets
                             if entry['state'] == LISTENING and is_loopback(entry['here'][0])}),
@@ -111,19 +137,31 @@ def segments() -> tuple:
     return told.get('OutSegs', 0), told.get('RetransSegs', 0)
 
 
+def hopeless(sockets: list, seconds: float) -> bool:
+    """
+    Whether the kernel has asked in vain so often that a step need not be waited for.
+
+    :param sockets: connections()
+    :param seconds: since the step began
+    """
+    return any(entry['again'] >= UNANSWERED and seconds >= ASKED if entry['state'] == CONNECTING else
+               entry['again'] >= UNHEARD and entry['underway'] for entry in sockets)
+
+
 class Watch:
     """
-    Ends the process if a step takes too long, after `give_up` has said so.
+    Ends the process if a step takes too long, or cannot end any more, after `give_up` has said so.
 
     :ivar name: of the step that goes on
     :ivar told: state() when something was last under way
-    :param give_up: called with a dictionary of state()
+    :param give_up: called with a text and a dictionary of state()
     :param factor: of all limits
+    :param port: of the store: who is connected there has not given up; 0: that says nothing
     """
 
-    def __init__(self, give_up: 'Callable[[dict], None]', factor: float = 1) -> None:
-        self.give_up, self.factor, self.name, self.before = give_up, factor, '', 0
-        self.told = state([])
+    def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1, port: int = 0) -> None:
+        self.give_up, self.factor, self.name, self.before, self.port = give_up, factor, '', 0, port
+        self.told, self.most, self.fewer = state([]), 0, 0
         self.begin = self.since = time.monotonic()
         self.limit, self.done = STEP * factor, threading.Event()
         threading.Thread(target=self.loop, daemon=True).start()
@@ -134,18 +172,32 @@ class Watch:
         self.since, self.limit, self.name = time.monotonic(), seconds * self.factor, name
 
     def loop(self) -> None:
-        """Look four times a second."""
-        while not self.done.wait(0.25):
+        """Look again and again."""
+        while not self.done.wait(LOOK):
             now, sockets = time.monotonic(), connections()
             if any(entry['underway'] for entry in sockets):
                 self.told = state(sockets, self.before)
-            if now - self.since < self.limit and now - self.begin < ALL * self.factor:
-                continue
-            # one that waits for another node's process, which is late, has nothing under way itself
-            told = state(sockets, self.before)
-            if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
-                self.give_up(told)
+            text = self.look(now, sockets)
+            if text and not self.done.is_set():
+                self.give_up(text, dict(state(sockets, self.before), limit=self.limit))
                 os._exit(0)
+
+    def look(self, now: float, sockets: list) -> str:
+        """What is said of the step if it is given up; '' if it goes on."""
+        members = sum(entry['state'] == ESTABLISHED and self.port in (entry['here'][1], entry['there'])
+                      for entry in sockets if self.port)
+        self.most = max(self.most, members)
+        self.fewer = self.fewer + 1 if members < self.most else 0
+        # its own error may come first; and what 8 MB took so far says how slow the network is
+        if self.fewer > 2 or hopeless(sockets, now - self.since) and not self.name.endswith(ROW[-1][1]):
+            return '%s did not end' % self.name
+        if now - self.since < self.limit and now - self.begin < ALL * self.factor:
+            return ''
+        # one that waits for another node's process, which is late, has nothing under way itself
+        told = state(sockets, self.before)
+        if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
+            return '%s did not end within %d s' % (self.name, self.limit)
+        return ''
 
 
 def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
@@ -270,6 +322,11 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
                 "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
                 "name another interface, or have the centre look at this one (ip address)")
+    if told.get('silent') and str(told.get('to', [])) == '[%s]' % environ.get('MASTER_PORT'):
+        return ("connections to MASTER_PORT=%s of rank 0's node get no answer, and others do: something between the "
+                "nodes drops packets to this port, such as a firewall" % environ.get('MASTER_PORT'),
+                "unset MASTER_PORT in the job script or name another one; have the centre open all ports between the "
+                "nodes of a job")
     if told.get('silent'):
         return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them drops packets, such as a firewall",
@@ -281,10 +338,11 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
                 "where the MTU of a switch or an interface between the nodes is smaller than that of the nodes",
                 "have the centre look at the MTU of the nodes and switches; ip link show dev NAME mtu")
     if re.search('8 MB.*did not end', text):
-        seconds = float((re.findall(r'within (\d+) s', text) or [STEP])[0])
-        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: %s, and 64 kB did end" % (
-            SLOW, ROW[-1][0] / seconds / 1e6, text), "vet measures the nodes, and finds a slow one: docs/check.md")
-    if told.get('resent', 0) + told.get('before', 0) >= RESENT:
+        seconds = told.get('limit', STEP)
+        return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: the all_reduce of 8 MB did "
+                "not end within %d s, and 64 kB did end" % (SLOW, ROW[-1][0] / seconds / 1e6, seconds),
+                "vet measures the nodes, and finds a slow one: docs/check.md")
+    if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= UNHEARD:
         return ("packets get lost between the nodes: %s" % text,
                 "have the centre look at cables, ports and switches; vet finds the node: docs/check.md")
     return '', ''

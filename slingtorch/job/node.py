@@ -122,7 +122,8 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
         report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
             names + ["no " + kind for kind in missing]))
     if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
-        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl")
+        report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
+                   "take a PyTorch that is built for the GPUs of this node")
 
 
 def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
@@ -251,7 +252,7 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
                    "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
     if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
         report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
-                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 10),
+                   "sent again" % (2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),
                    "have the centre look at cables, ports and switches; vet finds the node")
 
 

@@ -46,6 +46,37 @@ SLOW_DEVICE = 0.5
 REMEDY = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET shows what NCCL makes of it"
 
 
+def starved(process: object = 'self') -> float:
+    """Seconds that a process could have run and had no processor (proc(5), schedstat); 0 if nobody knows."""
+    try:
+        with open('/proc/%s/schedstat' % process) as stream:
+            return int(stream.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+class Limit:
+    """
+    Seconds that a process may take, without those in which a busy node gave it no processor, and three times as many
+    with them: libfabric's start takes half a second of processor time, and PyTorch is imported meanwhile.
+    """
+    MOST = 3
+
+    def __init__(self, seconds: float, process: object = 'self') -> None:
+        self.seconds, self.process, self.begin, self.before = seconds, process, time.time(), starved(process)
+
+    def left(self) -> float:
+        """The seconds that are left of it."""
+        left = self.begin + self.seconds - time.time()
+        if left > 0:
+            return left
+        return left + min((self.MOST - 1) * self.seconds, max(0, starved(self.process) - self.before))
+
+    def over(self) -> bool:
+        """Whether none are left."""
+        return self.left() <= 0
+
+
 class Failed(Exception):
     """A function of the plugin did not do what it was asked."""
 
@@ -129,7 +160,7 @@ class Plugin:
         self.call(LISTEN, 'listen', *self.owner() + (device, ctypes.addressof(handle), ctypes.addressof(place)))
         return place.value, handle.raw
 
-    def pair(self, device: int, listening: int, theirs: bytes, end: float) -> tuple:
+    def pair(self, device: int, listening: int, theirs: bytes, limit: 'Limit') -> tuple:
         """(connection to the next node, connection from the one before): both ends ask again until it stands."""
         handle, out, into, offload = (ctypes.create_string_buffer(theirs, HANDLE), ctypes.c_void_p(),
                                       ctypes.c_void_p(), ctypes.c_void_p())
@@ -141,7 +172,7 @@ class Plugin:
                     ctypes.addressof(handle), ctypes.addressof(out)) + more)
             if not into.value:
                 self.call(ACCEPT, 'accept', listening, ctypes.addressof(into), *more)
-            if time.time() > end:
+            if limit.over():
                 raise Failed("%s did not end within %d s" % ('accept' if out.value else 'connect', LIMIT))
             time.sleep(0.0002)
         return out.value, into.value
@@ -174,10 +205,10 @@ class Plugin:
         self.call(TEST, 'test', request, ctypes.addressof(done), ctypes.addressof(size))
         return bool(done.value)
 
-    def exchange(self, device: int, listening: int, order: dict, end: float) -> float:
+    def exchange(self, device: int, listening: int, order: dict, limit: 'Limit') -> float:
         """Bytes a second that came from the node before, while as many went to the next one."""
         count = max(2, order['bytes'] // MESSAGE)
-        out, into = self.pair(device, listening, bytes.fromhex(order['handles'][device]), end)
+        out, into = self.pair(device, listening, bytes.fromhex(order['handles'][device]), limit)
         memory = [mmap.mmap(-1, MESSAGE) for _ in range(2)]
         buffers = [(ctypes.c_char * MESSAGE).from_buffer(area) for area in memory]
         memory[0].write(bytes([1 + order['number'] % 255]) * MESSAGE)
@@ -196,7 +227,7 @@ class Plugin:
                     running[way].pop(0)
             if before == left + list(map(len, running)):
                 time.sleep(0.0002)      # PyTorch is imported meanwhile
-            if time.time() > end:
+            if limit.over():
                 sent, came = (count - left[way] - len(running[way]) for way in (0, 1))
                 if came:
                     return came * MESSAGE / (time.time() - began)   # slow it is, but it works
@@ -238,12 +269,12 @@ def answers(names: list, descriptor: int) -> None:
     if not line.strip() or not plugin or 'handles' not in found:
         return
     order, rates = json.loads(line), []  # type: Any, list
-    found, end = {'turn': 1, 'rates': rates}, time.time() + LIMIT
+    found, limit = {'turn': 1, 'rates': rates}, Limit(LIMIT)
     for number in range(len(order['handles'])):
-        if time.time() > end:
+        if limit.over():
             break
         try:
-            rates.append(plugin.exchange(number, listening[number][0], order, end))
+            rates.append(plugin.exchange(number, listening[number][0], order, limit))
         except Exception as err:    # as above
             found.update(error=str(err) if isinstance(err, Failed) else first_lines(err), device=number)
             break
@@ -262,24 +293,33 @@ def main(argv: list) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # in check.py, on the first rank of a node
 
+def hear(lane: Lane, limit: Limit, turn: int) -> dict:
+    """The answer of a process to this turn as soon as it is there, or why there is none."""
+    while True:
+        found = lane.hear(time.time() + min(1, limit.left()), turn)
+        if not found.get('absent') or limit.over():
+            return found
+
+
 class Trial:
     """The process of this node. `told` and `moved` are what it said, None before."""
 
     def __init__(self, machine: 'Machine', seconds: float) -> None:
-        self.machine, self.begin, self.told, self.moved = machine, time.time(), None, None  # type: Any, float, Any, Any
-        self.limit, self.lane = min(START, seconds), None  # type: float, Optional[Lane]
+        self.machine, self.told, self.moved = machine, None, None  # type: Any, Any, Any
+        self.lane, self.asked = None, False  # type: Optional[Lane], bool
         if nccl.plugin_files(machine):
             self.lane = Lane(machine.environ, *nccl.plugin_names(machine), program='plugin')
+            self.limit = Limit(min(START, seconds), self.lane.process.pid)
 
     def handles(self) -> str:
         """Those of this node's devices, as a text for the others; '' without."""
         if self.lane:
-            self.told = self.lane.hear(self.begin + self.limit, 0)
+            self.told = hear(self.lane, self.limit, 0)
         return ' '.join(self.told.get('handles', [])) if self.told else ''
 
     def move(self, following: str, pairs: int, number: int, nodes: int) -> None:
         """
-        Send and receive.
+        Begin to send and receive; the network is tried by PyTorch meanwhile, if that has been imported.
 
         :param following: handles() of the next node
         :param pairs: devices that each node has
@@ -290,7 +330,12 @@ class Trial:
             return
         self.lane.tell({'handles': following.split()[:pairs], 'bytes': TOTAL // pairs, 'number': number,
                         'before': (number - 1) % nodes})
-        self.moved = self.lane.hear(time.time() + LIMIT + 2, 1)
+        self.limit, self.asked = Limit(LIMIT + 2, self.lane.process.pid), True
+
+    def result(self) -> None:
+        """Wait for what move() has begun."""
+        if self.lane and self.asked and self.moved is None:
+            self.moved = hear(self.lane, self.limit, 1)
 
     def end(self) -> None:
         """Nobody wants anything of it any more."""
@@ -346,7 +391,7 @@ def check(report: 'Report', trial: Trial, need: str) -> None:
                                                                for name, speed in devices})),
             "64 MB of host memory went to the next node and came from another one" if moved else
             "nothing was sent" if machine.environ.get('WORLD_SIZE') == machine.environ.get('LOCAL_WORLD_SIZE') else
-            "nothing was sent: another node has no such plugin"))
+            "nothing was sent: another node has no plugin that starts"))
 
 
 def check_devices(report: 'Report', what: str, devices: list, machine: 'Machine') -> bool:

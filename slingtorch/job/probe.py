@@ -44,12 +44,12 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
     result['phase'] = 'rendezvous'
     say(descriptor, result)
 
-    def give_up(told):
-        result.update(error='%s did not end within %d s' % (watch.name, watch.limit), told=told)
+    def give_up(text, told):
+        result.update(error=text, told=told)
         say(descriptor, result)
 
-    # with more nodes it takes longer: each connects to all others
-    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100)
+    # with more nodes it takes longer: each connects to all others. NCCL has connections of its own to the store.
+    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100, 0 if gpu else port)
     try:
         watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
         store = dist.TCPStore(host, port, ranks, rank == 0, limit)
@@ -65,6 +65,7 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
         result['told'] = network.state(network.connections())
     except Exception as err:
         result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
+        time.sleep(2 * network.LOOK)    # the others are to see that it was there, and is gone
     finally:
         watch.done.set()
     if gpu and log:
@@ -147,5 +148,8 @@ def main(plugins: list) -> None:
         result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
                                              first_lines(err))
     result['maps'] = mapped_libraries()
-    say(descriptor, result)
+    stays = 'collective' in result['seconds'] and 'error' not in result
+    say(descriptor, dict(result, stays=stays))
+    if stays:       # who sees its connections end takes it for one that has given up
+        sys.stdin.readline()
     os._exit(0)

@@ -39,6 +39,7 @@ ONE_DAY = 86400
 SMALL_SEGMENT = 536
 # instead of rank 0's word, '0' or '1'
 LOST = b'lost'
+RANK_0_GONE = "rank 0 has ended, or its node is gone: see rank 0's own messages"
 # how a word to be traded begins
 TRADE = 'trade '
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
@@ -190,12 +191,13 @@ def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
         try:
             connection.connect(local_address(environ))
             if not same_user(connection):
-                raise PeerLost("a process of another user has its socket")
+                raise PeerLost("a process of another user has the socket of this start on this node: tell the centre")
             break
         except OSError as err:
             connection.close()
             if time.time() > end:
-                raise PeerLost("no answer from the first rank of this node (%s)" % err)
+                raise PeerLost("no answer from the first rank of this node (%s): see its own messages, and whether "
+                               "LOCAL_RANK is right in the job script" % err)
             time.sleep(0.05)
     send_message(connection, json.dumps({'rank': rank, 'pid': os.getpid(), 'digest': digest}).encode())
     return connection, receive_message(connection, end) == b'import'
@@ -247,8 +249,8 @@ class Root:
             except OSError as err:
                 self.refused = self.refused or err.strerror
         else:
-            raise PeerLost("neither MASTER_PORT=%s nor the port %d above it is free on this node" % (
-                environ['MASTER_PORT'], SECOND_PORT))
+            raise PeerLost("neither MASTER_PORT=%s nor port %d is free on this node: unset MASTER_PORT in the job "
+                           "script, or name another one" % (environ['MASTER_PORT'], port))
         self.listeners = [self.listener]
         for _, port in places(environ)[2:3] if by_srun(environ) else ():
             with contextlib.suppress(OSError):      # nobody needs it as long as all agree
@@ -352,31 +354,40 @@ class Branch:
                 except (PeerLost, OSError, UnicodeError) as err:
                     wrong[self.host, port] = str(err)
                 if time.time() > end:
-                    raise PeerLost('; '.join(wrong.values()) + network.own_address(environ['MASTER_ADDR']))
+                    raise PeerLost('; '.join(wrong.values()) + (
+                        network.own_address(environ['MASTER_ADDR']) or ". Rank 0 was not started or has ended (see its "
+                        "own messages), or MASTER_ADDR=%s leads elsewhere" % environ['MASTER_ADDR']))
             attempt = min(3, 2 * attempt)
         try:
             self.connection.settimeout(2 * seconds + 60)
             number, nodes, self.extra, now = read_line(self.connection).split(' ')
             self.number, self.nodes, self.ahead = int(number), int(nodes), clock() - float(now)
         except (PeerLost, OSError, ValueError) as err:
-            raise PeerLost("rank 0 gave this node no number (%s)" % err)
+            raise PeerLost("rank 0 gave this node no number (%s): %s" % (err, RANK_0_GONE))
 
     def send(self, data: bytes, failure: str) -> None:
         """:raises PeerLost: rank 0 is gone"""
         try:
             send_message(self.connection, data)
         except OSError as err:
-            raise PeerLost("%s (%s)" % (failure, err))
+            raise PeerLost("%s (%s): %s" % (failure, err, RANK_0_GONE))
+
+    def hear(self, end: float) -> bytes:
+        """Rank 0's next word. :raises PeerLost: rank 0 is gone"""
+        try:
+            return receive_message(self.connection, end)
+        except PeerLost as err:
+            raise PeerLost("no word from rank 0 (%s): %s" % (err, RANK_0_GONE))
 
     def meet(self, ready: bool, end: float) -> bool:
         """As Root.meet(). :raises PeerLost: rank 0 is gone"""
         self.send(b'1' if ready else b'0', "rank 0 cannot be told that this node is ready")
-        return receive_message(self.connection, end + 3 * SLACK) == b'1'
+        return self.hear(end + 3 * SLACK) == b'1'
 
     def trade(self, word: str, end: float) -> list:
         """As Root.trade(). :raises PeerLost: rank 0 is gone"""
         self.send((TRADE + word).encode(), "rank 0 cannot be told what this node has")
-        return json.loads(receive_message(self.connection, end + 3 * SLACK).decode())
+        return json.loads(self.hear(end + 3 * SLACK).decode())
 
     def deliver(self, report: Report) -> None:
         """Send it to rank 0's node. :raises PeerLost: that is gone"""
@@ -384,4 +395,4 @@ class Branch:
 
     def verdict(self, seconds: float) -> bytes:
         """How it ended. :raises PeerLost: rank 0 is gone"""
-        return receive_message(self.connection, time.time() + seconds)
+        return self.hear(time.time() + seconds)

@@ -293,16 +293,16 @@ def play(lanes: list, orders: dict) -> dict:
             for lane, order in orders.items()}
 
 
-def follow(lanes: list, connection: socket.socket, seconds: float) -> None:
+def follow(lanes: list, branch: star.Branch, seconds: float) -> None:
     """Another node than rank 0's: play() what that says, until it says that it is over. :raises PeerLost: it is gone"""
     end = time.time() + seconds
-    wire.send_message(connection, json.dumps([lane.hear(end) for lane in lanes]).encode())
+    wire.send_message(branch.connection, json.dumps([lane.hear(end) for lane in lanes]).encode())
     while True:
         # others may import for as long, and one may be waited for in vain
-        orders = json.loads(wire.receive_message(connection, time.time() + seconds + 3 * FIRST_LIMIT).decode())
+        orders = json.loads(branch.hear(time.time() + seconds + 3 * FIRST_LIMIT).decode())
         if orders is None:
             return
-        wire.send_message(connection, json.dumps(play(lanes, orders)).encode())
+        wire.send_message(branch.connection, json.dumps(play(lanes, orders)).encode())
 
 
 def receive(connection: socket.socket, end: float) -> 'Any':
@@ -311,6 +311,14 @@ def receive(connection: socket.socket, end: float) -> 'Any':
         return json.loads(wire.receive_message(connection, end).decode())
     except (wire.PeerLost, ValueError):
         return None
+
+
+def greeting(connection: socket.socket, end: float) -> tuple:
+    """What a node says at first: (its address or '', its port, {network card: GB/s}); port 0 if it does not."""
+    said = receive(connection, end)
+    if not (isinstance(said, list) and [type(part) for part in said] == [str, int, dict]):
+        return '', 0, {}
+    return tuple(said)
 
 
 class Conductor:
@@ -430,18 +438,18 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
         branch = star.Branch(environ, local_world, machine.node, seconds, machine.clock)
         wire.send_message(branch.connection, json.dumps(hello).encode())
         end = time.time() + seconds
-        table, number, count = json.loads(wire.receive_message(branch.connection, end).decode())
+        table, number, count = json.loads(branch.hear(end).decode())
         wire.send_message(branch.connection, json.dumps(rounds(number, table, key, count)).encode())
         if len(table) > 1:
-            follow(lanes, branch.connection, seconds)
-        return 0 if wire.receive_message(branch.connection, time.time() + seconds + count * PATIENCE * 2) == b'0' else 1
+            follow(lanes, branch, seconds)
+        return 0 if branch.verdict(seconds + count * PATIENCE * 2) == b'0' else 1
 
     root = star.Root(environ, world - local_world, min(seconds, wire.QUIET), machine.clock)
     root.gather(lambda: '-')
     nodes, names, rates, table = [], [machine.node], [hello[2]], [[own or environ['MASTER_ADDR'], hello[1]]]
     silent = []
     for other in root.nodes:
-        theirs, port, rate = receive(other.connection, time.time() + PATIENCE) or [None] * 3
+        theirs, port, rate = greeting(other.connection, time.time() + PATIENCE)
         if not port:
             silent.append(other.name)
             continue

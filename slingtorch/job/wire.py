@@ -36,7 +36,10 @@ def read_line(connection: socket.socket, end: 'Optional[float]' = None) -> str:
 
 
 def call(host: str, port: int, key: str, words: str, seconds: float) -> socket.socket:
-    """A connection to another node, tried again for a while, to which that has said that it is the one."""
+    """
+    A connection to another node, tried again for a while, to which that has said that it is the one, and is told that
+    this was heard: who was not answered in time has gone elsewhere.
+    """
     end = time.time() + min(REACH, seconds)
     while True:
         try:
@@ -50,6 +53,7 @@ def call(host: str, port: int, key: str, words: str, seconds: float) -> socket.s
         connection.sendall(('%s %s\n' % (key, words)).encode('ascii'))
         if read_line(connection) != '+':
             raise PeerLost("it answers in its own way")
+        connection.sendall(b'+\n')
     except (OSError, PeerLost) as err:
         connection.close()
         raise PeerLost("another program is at %s, port %s (%s)" % (host, port, err))
@@ -112,6 +116,8 @@ def accept(listeners: list, count: int, key: str, seconds: float,
             if hmac.compare_digest(word.encode(), key.encode()):
                 counts = weight(rest)
                 connection.sendall(b'+\n')
+                if read_line(connection, time.time() + ANSWER) != '+':
+                    raise PeerLost("it has not heard the answer")
                 connection.settimeout(seconds)
                 with changed:
                     callers.append((connection, rest))

@@ -4,8 +4,8 @@ Sound set-ups, under each launcher: --check must say nothing red, start the prog
 
     cd tests && python -m faults.sound [--times 3] [WORD ...]      as root; those whose name has one of the words
 
-Slurm, Open MPI 4, MPICH and torchrun of Debian 12 on separate nodes; those of Debian 13 (Open MPI 5) and sid, whose
-nodes share a machine; the container is Debian 13's root, entered by Apptainer.
+Slurm, Open MPI 4, MPICH and torchrun of Debian 12, and Slurm, Open MPI 5 and 6 and MPICH of Debian 13 and sid, on
+separate nodes; the container is Debian 13's root, entered by Apptainer.
 """
 
 import argparse
@@ -46,8 +46,7 @@ SETUPS = {
 SEPARATE = tuple(name for name in SETUPS if 'container' not in name)
 CONTAINERS = ('srun in a container', 'MPICH in a container')
 """On one machine: Apptainer does not find /proc/self/mountinfo in the mounts of separate nodes."""
-NEWER = ('srun', 'srun, one node', 'Open MPI, one node', 'MPICH, one node')
-"""Nodes of newer Debians share a machine, and ranks of mpirun the sockets of its host name."""
+NEWER = ('srun', 'srun, one node', 'Open MPI', 'MPICH', 'Open MPI, one node', 'MPICH, one node')
 
 
 class System:
@@ -112,7 +111,7 @@ def systems():
     yield 'separate nodes', lambda: slurm.Cluster(nodes=launchers.NODES[:2], separate=True).start(), SEPARATE
     yield 'one machine', lambda: slurm.Cluster().start(), CONTAINERS
     for suite in debianroot.SUITES:
-        yield suite, lambda suite=suite: launchers.cluster(suite), NEWER
+        yield suite, lambda suite=suite: launchers.cluster(suite, separate=True), NEWER
 
 
 def main(arguments):

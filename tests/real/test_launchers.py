@@ -6,10 +6,11 @@ What the launchers export is theirs: nothing here writes a variable of Slurm, PA
 
 import json
 import pathlib
+import sys
 
 import pytest
 
-from testbed import NODES as TWO_NODES, ROOT, launchers, slurm as slurm_
+from testbed import NODES as TWO_NODES, ROOT, debianroot, launchers, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
@@ -65,6 +66,24 @@ def test_ranks_and_the_node_of_rank_0(seen, case):
         assert {rank.master for rank in ranks} == {expected[0]}
     if case in ALONE:
         assert not any(name.startswith('SLURM_') for rank in ranks for name in rank.env)
+
+
+@pytest.mark.parametrize('suite', debianroot.SUITES)
+def test_open_mpi_between_nodes_with_networks_of_their_own(suite):
+    # elsewhere all nodes are one machine, on which mpirun starts its daemons by a step of all nodes
+    program = ("import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'MASTER_ADDR', "
+               "'SLURMD_NODENAME')), flush=True)")
+    cluster = launchers.cluster(suite, separate=True)
+    try:
+        batch = cluster.sbatch(
+            '#!/bin/bash\nmpirun.openmpi --allow-run-as-root --oversubscribe --bind-to none --map-by ppr:2:node -n 4 '
+            f'{ROOT}/runscripts/conda-python-distributed -S -c "{program}"\n', *launchers.TWO,
+            env={'PATH': f'{pathlib.Path(sys.executable).parent}:{cluster.env["PATH"]}'})
+    finally:
+        cluster.stop()
+    first, second = launchers.NODES[:2]
+    assert sorted(line for line in batch.output.splitlines() if first in line) == [
+        f'0 0 {first} {first}', f'1 1 {first} {first}', f'2 0 {first} {second}', f'3 1 {first} {second}'], batch.output
 
 
 @pytest.mark.parametrize('case, shares', [

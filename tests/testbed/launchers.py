@@ -101,10 +101,10 @@ class Seen:
     """
 
 
-def cluster(system):
-    """The cluster of this system, started."""
+def cluster(system, separate=False):
+    """The cluster of this system, started; `separate` as slurm.Cluster has it."""
     only_root('mounts file systems, for the launchers of newer Debians')
-    return slurm.Cluster(system if system == '/' else debianroot.roots()[system], NODES).start()
+    return slurm.Cluster(system if system == '/' else debianroot.roots()[system], NODES, separate).start()
 
 
 def look(nodes):

@@ -40,8 +40,9 @@ ip link set lo up
 ip link add slurm type bridge
 ip address add {LOGIN}/24 dev slurm
 ip link set slurm up'''
-# What a node has for itself; this sh becomes slurmd. sysfs shows the network of who mounts it, and loses the cgroups.
-NODE = '''node=$0 dir=$1 login=$2 address=$3 count=$4; shift 4
+# What a node has for itself; this sh becomes slurmd, below $root. sysfs shows the network of who mounts it, and loses
+# the cgroups.
+NODE = '''node=$0 root=${1%/} dir=$2 login=$3 address=$4 count=$5; shift 5
 echo "$node" > /proc/sys/kernel/hostname
 ip link set lo up
 ip link add eth0 type veth peer name "$node" netns "$login"
@@ -50,20 +51,19 @@ ip address add "$address/24" dev eth0
 ip link set eth0 up
 mkdir -p "$dir/cgroup"
 mount --rbind /sys/fs/cgroup "$dir/cgroup"
-mount -t sysfs sysfs /sys
-mount --rbind "$dir/cgroup" /sys/fs/cgroup
-mount -t tmpfs tmpfs /dev/shm
-mount --bind "$dir/hosts.$node" /etc/hosts
-mount --bind "$dir/boot_id.$node" /proc/sys/kernel/random/boot_id
+mount -t sysfs sysfs "$root/sys"
+mount --rbind "$dir/cgroup" "$root/sys/fs/cgroup"
+mount -t tmpfs tmpfs "$root/dev/shm"
+mount --bind "$dir/hosts.$node" "$root/etc/hosts"
+mount --bind "$dir/boot_id.$node" "$root/proc/sys/kernel/random/boot_id"
 while [ "$count" -gt 0 ]; do
     mkdir -p "$dir/local.$node${1#/tmp}"
     mount --rbind "$1" "$dir/local.$node${1#/tmp}"
     shift; count=$((count - 1))
 done
-mount --rbind "$dir/local.$node" /tmp
-mount --bind "$dir/local.$node" "$dir/local"
-cd "$dir"
-exec "$@"'''
+mount --rbind "$dir/local.$node" "$root/tmp"
+mount --bind "$root$dir/local.$node" "$root$dir/local"
+exec chroot "$root/" env --chdir="$dir" "$@"'''
 
 
 class Batch:
@@ -83,7 +83,7 @@ class Cluster:
                  '/': the Slurm of this machine, in the same way
     :param nodes: other names of nodes, neighbouring numbers; with a root alone, where they need no line in /etc/hosts
     :param separate: each node has, as a real one, its own network (eth0, MTU 1500), host name, /tmp, /dev/shm,
-                     /etc/hosts (`hosts.<node>` in `dir`) and boot id; needs root, and this machine's Slurm
+                     /etc/hosts (`hosts.<node>` in `dir`) and boot id; needs root
     :ivar env: a clean environment in which srun and its relatives talk to this cluster
     :ivar local: where root runs the tests, a directory that each node has for itself, as the disk of a real one;
                  from outside, `local.<node>` beside it is the node's, with `separate` also as /tmp
@@ -94,7 +94,7 @@ class Cluster:
         if separate:
             # an ordinary user's own namespaces could have one user id alone, and no bridge to the others
             only_root('gives nodes a network, mounts and a host name of their own')
-            root = '/'
+            root = root or '/'
         self.root, self.separate = root, separate
         self.nodes = nodes
         for program, package in () if root else (
@@ -269,14 +269,18 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             (self.dir / f'hosts.{node}').write_text((self.dir / 'hosts').read_text())
             (self.dir / f'boot_id.{node}').write_text(f'{uuid.uuid4()}\n')
             kept = [kept for kept in (self.dir, ROOT, DIR, sys.base_prefix) if str(kept).startswith('/tmp/')]
-            command = [NODE, node, self.dir, self.holder.pid, self.address[node], len(kept), *kept, *command]
+            command = [NODE, node, self.root, self.dir, self.holder.pid, self.address[node], len(kept), *kept, *command]
             command = ['sh', '-ec', *map(str, command)]
             command = ['unshare', '--net', '--uts', '--mount', '--propagation', 'slave', *command]
+            # where the root's mounts are, with this machine's programs
+            command = [word for word in self.inside if word != '--root'] + command
         elif own and os.geteuid() == 0:
             mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
             command = ['sh', '-c', mount, str(own), str(self.local), *command]
             command = ['unshare', '--mount', '--propagation', 'slave', *command]
-        command = ['setpriv', '--pdeathsig', 'TERM', *self.command(*command)]
+        if not (node and self.separate):
+            command = self.command(*command)
+        command = ['setpriv', '--pdeathsig', 'TERM', *command]
         with open(self.dir / f'{name}.out', 'a') as log:
             self.daemons.append(
                 subprocess.Popen(

@@ -540,6 +540,14 @@ def test_world_size_that_lies(job):
     assert 'no answer from ranks 8-11 of 12' in named(found, 'no-answer')[0][0]
 
 
+def test_nodes_and_ranks_of_the_own_node_are_waited_for_at_the_same_time(job):
+    # as with RANK=0 for all: the ranks with other numbers end in the runscript
+    job.env['SLINGTORCH_CHECK_SECONDS'] = '3'
+    job.left_out = {1, 4, 5, 6, 7}
+    _, _, found = job.run()
+    assert only(found, 'no-answer')[1] == [1, 4, 5, 6, 7] and found['seconds'] < 5
+
+
 class Dies(Machine):
     """A machine on which rank 5 is killed while it looks at its interfaces."""
 

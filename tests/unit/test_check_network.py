@@ -35,12 +35,21 @@ def of_level(report, level, name):
     ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5, 'before': 4},
      'packets get lost'),
     ('the all_reduce of one float did not end within 5 s', {'stuck': True, 'resent': 6}, 'packets get lost'),
-    # 2 Mbit/s
+    ('the rendezvous of one rank of each node did not end', {'stuck': True, 'resent': 4, 'again': 4},
+     'packets get lost'),
+    # 2 Mbit/s, and what the node says that saw the other one give up
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 40, 'sent': 900, 'underway': True}, 'is slow'),
+    ('the all_reduce of 8 MB did not end', {'limit': 7.5},
+     'less than 1 MB/s, or loses packets: the all_reduce of 8 MB did not end within 7 s'),
     ('the all_reduce of 8 MB did not end within 5 s', {'resent': 200, 'sent': 900, 'underway': True},
      'is slow, less than 2 MB/s, or loses packets'),
     # all ports but MASTER_PORT dropped
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True}, 'get no answer.*firewall'),
+    ('the rendezvous of one rank of each node did not end', {'silent': True, 'to': [23000, 40000]},
+     'connections to other ports get no answer.*firewall'),
+    # MASTER_PORT itself, where the nodes meet at another port
+    ('the rendezvous of one rank of each node did not end', {'silent': True, 'to': [23000]},
+     "connections to MASTER_PORT=23000 of rank 0's node get no answer"),
     # GLOO_SOCKET_IFNAME=ib0, which is up and has no IPv4 address
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
      'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
@@ -54,8 +63,8 @@ def of_level(report, level, name):
 ])
 def test_the_cause_is_named_and_has_a_remedy(error, told, says):
     report = findings.Report(0)
-    text, remedy = network.explained(error, {**QUIET, **told}, {'GLOO_SOCKET_IFNAME': 'ib0',
-                                                                'GLOO_DEVICE_TRANSPORT': 'TPC'})
+    text, remedy = network.explained(error, {**QUIET, **told}, {
+        'GLOO_SOCKET_IFNAME': 'ib0', 'GLOO_DEVICE_TRANSPORT': 'TPC', 'MASTER_PORT': '23000'})
     report.add('red', 'collective', text)
     assert remedy and re.search(says, text), text
 
@@ -79,6 +88,7 @@ def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own
     ([('failed: cannot find hsn', ''), ('failed: Connection reset by peer', '')], ['failed: cannot find hsn']),
     ([('failed: Connection closed by peer', '')], ['failed: Connection closed by peer']),
     ([('a did not end within 5 s', ''), ('a did not end within 6 s', '')], ['a did not end within 5 s']),
+    ([('the rendezvous did not end', ''), ('failed: cannot find hsn', '')], ['failed: cannot find hsn']),
 ])
 def test_one_cause_is_one_line(texts, left):
     report = findings.Report(0)
@@ -87,6 +97,18 @@ def test_one_cause_is_one_line(texts, left):
     check.one_cause(report)
     assert of_level(report, 'red', 'collective') == left
     assert report.findings[report.having('red')[0]] == (1 << len(texts)) - 1
+
+
+def test_a_raw_error_has_a_line_on_what_to_do_as_well():
+    report = findings.Report(0)
+    report.add('red', 'import', 'import torch failed: ImportError: no')
+    report.add('red', 'rendezvous', 'the rendezvous of one rank of each node failed: no')
+    report.add('red', 'collective', 'small messages pass', 'look at the MTU', 2)
+    check.look_there(report)
+    said = {finding.name: (finding.remedy, mask) for finding, mask in report.findings.items()}
+    assert said['collective'] == ('look at the MTU', 2)
+    assert said['import'] == ("python -c 'import torch' on one of these nodes shows all of it", 1)
+    assert 'vet finds the node' in said['rendezvous'][0]
 
 
 @pytest.mark.parametrize('other, remedy, firewall', [
@@ -134,9 +156,96 @@ def test_a_connection_without_answer_is_seen():
     with socket.socket() as own:
         own.setblocking(False)
         own.connect_ex(('192.0.2.1', 9))    # RFC 5737: nobody's
-        state = [entry['state'] for entry in network.connections()]
+        found = network.connections()
         refused = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    assert network.CONNECTING in state or refused
+    assert network.CONNECTING in [entry['state'] for entry in found] or refused
+    assert refused or network.state(found)['to'] == [9]
+
+
+STORE = 29500
+
+
+def entry(state=network.ESTABLISHED, again=0, here=STORE, there=0, underway=0, address='172.30.0.1'):
+    return {'state': state, 'again': again, 'here': (address, here), 'there': there, 'underway': underway,
+            'resent': again, 'sent': 9}
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Without its thread: look(seconds, sockets) is what it says so many seconds after the step began."""
+    monkeypatch.setattr(network.threading.Thread, 'start', lambda thread: None)
+
+    def made(name='the all_reduce of 64 kB', limit=network.STEP, factor=1):
+        one = network.Watch(None, factor, STORE)
+        one.enter(name, limit)
+        return lambda seconds, sockets: one.look(one.since + seconds, sockets)
+    return made
+
+
+ASKS = entry(network.CONNECTING, 2, 40000, 30000, 1)
+
+
+@pytest.mark.parametrize('seconds, sockets, ends', [
+    (4.9, [], False), (3.4, [ASKS], False), (3.6, [ASKS], True), (4.9, [{**ASKS, 'again': 1}], False),
+    (3, [entry(again=4, underway=1)], True), (3, [entry(again=4)], False), (4.9, [entry(again=3, underway=1)], False),
+])
+def test_a_step_that_can_hear_nothing_more_ends_at_once(watch, seconds, sockets, ends):
+    assert watch()(seconds, sockets) == ('the all_reduce of 64 kB did not end' if ends else '')
+
+
+def test_of_8_MB_it_is_told_how_slow_they_were(watch):
+    look = watch('the all_reduce of 8 MB')
+    assert look(4.9, [entry(again=4, underway=1)]) == ''
+    assert look(5, [entry(again=4, underway=1)]) == 'the all_reduce of 8 MB did not end within 5 s'
+
+
+def test_who_only_waits_for_others_waits_longer(watch):
+    assert [watch()(seconds, [entry()]) for seconds in (5, 8.9)] == ['', '']
+    assert watch()(9.1, [entry()]) == 'the all_reduce of 64 kB did not end within 5 s'
+    assert watch(factor=2)(17, [entry()]) == ''
+
+
+def test_who_has_given_up_is_not_waited_for(watch):
+    look, all_of_them = watch(), [entry(here=40000, there=STORE), entry(), entry()]
+    assert look(1, all_of_them) == ''
+    # one look may fall between two states, and an error of the node's own comes first
+    assert look(1.25, all_of_them[1:]) == '' == look(1.5, all_of_them)
+    assert [look(2, all_of_them[1:]) for _ in range(3)] == ['', '', 'the all_reduce of 64 kB did not end']
+    # connections of gloo come and go
+    look = watch()
+    assert [look(2, [entry(), *others]) for others in ([entry(here=40001, there=40002)], [], [], [])] == [''] * 4
+
+
+@pytest.mark.parametrize('right', [True, False])
+def test_a_process_that_is_through_keeps_its_connections_until_all_are(tmp_path, right):
+    (tmp_path / 'torch').mkdir()
+    (tmp_path / 'torch/__init__.py').write_text('''
+class version:
+    cuda = hip = None
+class cuda:
+    is_available = lambda: False
+class Tensor(list):
+    def __iadd__(self, number):
+        return self
+    def item(self):
+        return 1
+    def __getitem__(self, number):
+        return self
+zeros = lambda count, device: Tensor()
+''')
+    (tmp_path / 'torch/distributed.py').write_text(f'''
+TCPStore = init_process_group = lambda *words, **named: None
+def all_reduce(tensor):
+    assert {right}, "no network"
+''')
+    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 60)
+    assert probe.ready()
+    probe.go('go localhost 1 0 1 60')
+    result = probe.result()
+    assert result.get('error') == (None if right else 'the all_reduce of one float failed: AssertionError: no network')
+    assert (probe.process.poll() is None) == right
+    probe.end()
+    assert probe.process.poll() is not None
 
 
 @pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])
@@ -165,6 +274,24 @@ def test_a_program_that_answers_at_the_port_is_not_rank_0():
         threading.Thread(target=answer).start()
         with pytest.raises(wire.PeerLost, match='another program is at 127.0.0.1'):
             wire.call('127.0.0.1', server.getsockname()[1], 'key', 'words', 5)
+
+
+def test_a_caller_that_has_not_heard_the_answer_is_waited_for_again():
+    # a node whose answer came too late, as over a network with loss, calls at the next port
+    found = []
+    listener = wire.listen(0)
+    port = listener.getsockname()[1]
+    root = threading.Thread(target=lambda: found.extend(wire.accept([listener], 1, 'key', 10)))
+    root.start()
+    with socket.create_connection(('127.0.0.1', port)) as early:
+        early.sendall(b'key words\n')
+        assert early.recv(10) == b'+\n'
+    with wire.call('127.0.0.1', port, 'key', 'words', 10):
+        root.join(10)
+    listener.close()
+    [(connection, words)] = found
+    with connection:
+        assert words == 'words'
 
 
 def test_a_master_addr_that_is_each_node_itself_is_said():

@@ -44,7 +44,9 @@ def trials(build, tmp_path, monkeypatch):
                 node.lane and pairs and node.lane.tell({
                     'handles': words[1 - number].split(), 'bytes': 16 << 20, 'number': number, 'before': 1 - number})
             for node in nodes:
-                node.moved = node.lane.hear(plugin.time.time() + 10, 1) if pairs else None
+                if pairs:
+                    node.limit, node.asked = plugin.Limit(plugin.LIMIT + 2, node.lane.process.pid), True
+                node.result()
         finally:
             for node in nodes:
                 node.end()
@@ -104,10 +106,37 @@ def test_a_network_that_is_not_the_one_of_the_machine_is_named(trials, tmp_path,
     assert [says in finding.text for finding in report.having('yellow')] == [True], report.findings
 
 
+@pytest.mark.parametrize('passed, waited, left', [(3, 0, 5), (9, 0, -1), (9, 4, 3), (3, 4, 5), (25, 60, -1)])
+def test_a_busy_node_is_no_plugin_that_hangs(monkeypatch, passed, waited, left):
+    now, ready = [100.0], [7.0]
+    monkeypatch.setattr(plugin.time, 'time', lambda: now[0])
+    monkeypatch.setattr(plugin, 'starved', lambda process: ready[0])
+    limit = plugin.Limit(8)
+    now[0], ready[0] = 100.0 + passed, 7.0 + waited
+    assert limit.left() == left and limit.over() == (left <= 0)
+
+
+def test_the_kernel_says_how_long_a_process_had_no_processor():
+    before = plugin.starved()
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        with subprocess.Popen(['sh', '-c', 'while :; do :; done']) as other:
+            end = plugin.time.process_time() + 0.3
+            while plugin.time.process_time() < end:
+                pass
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert plugin.starved() > before + 0.05
+    assert plugin.starved(1 << 30) == 0
+
+
 def test_no_plugin_starts_nothing(tmp_path):
     trial = plugin.Trial(Machine({}, str(tmp_path)), 5)
     assert trial.lane is None and trial.handles() == ''
     trial.move('', 0, 0, 2)
+    trial.result()
     report = Report(0)
     plugin.check(report, trial, 'needed')
     assert not report.findings

@@ -478,8 +478,13 @@ def test_openmpi(job):
     assert identity(job.rank(ompi(3, 4))) == (3, 4, 3, 4)
 
 
-def test_openmpi_inside_a_slurm_step_of_its_daemons(job):
-    first = slurm(0, "1", "nid002", SLURM_JOB_NODELIST="nid[001-002]", SLURM_NODELIST="nid002")
+@pytest.mark.parametrize("lists", [
+    {"SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NODELIST": "nid002"},
+    {"SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NODELIST": "nid[001-002]"},  # Open MPI 4 and 5
+    {"SLURM_JOB_NODELIST": "nid002", "SLURM_NODELIST": "nid[001-002]"},  # Open MPI 6
+])
+def test_openmpi_inside_a_slurm_step_of_its_daemons(job, lists):
+    first = slurm(0, "1", "nid002", **lists)
     on_second = job.rank({**first, **ompi(2, 4, 0, 2)})
     batch = slurm(0, "4", "nid[001-002]", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
     on_first = job.rank({**batch, **ompi(0, 4, 0, 2)})

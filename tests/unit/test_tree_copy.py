@@ -114,13 +114,15 @@ def test_a_node_that_dies_takes_those_below_it_along(port, image, tmp_path):
         listener.bind(('', 0))
         listener.listen()
         node1 = connect(port)
-        node1.sendall(f'{KEY} {listener.getsockname()[1]}\n'.encode())
+        node1.sendall(f'{KEY} {listener.getsockname()[1]}\n+\n'.encode())
         nodes = [start(port, target, 'localhost') for target in targets]
         assert node1.makefile('rb').readlines(3) == [b'+\n', b'- 0 1 %d\n' % image.stat().st_size]
         below = listener.accept()[0]
-        assert below.makefile('rb').readline().startswith(KEY.encode())
+        words = below.makefile('rb')
+        assert words.readline().startswith(KEY.encode())
         below.sendall(b'+\nhalf')
-        for connection in (node1, below):
+        assert words.readline() == b'+\n'
+        for connection in (node1, words, below):
             connection.close()
     assert ends(root) == [(0, '')]
     failed = [err for status, err in ends(*nodes) if status]

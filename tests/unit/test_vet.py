@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from slingtorch.check import reference_options
-from slingtorch.job import exchange, vet
+from slingtorch.job import exchange, vet, wire
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -149,6 +151,19 @@ def test_after_some_pairs_that_failed_and_none_that_worked_nobody_is_waited_for(
         over.round(turn)
     assert len(turns) == vet.ENOUGH
     assert list(vet.judge_backend(['n'] * 8, over.states, over.speeds)[0]) == [4]
+
+
+@pytest.mark.parametrize('said, heard', [
+    (b'["10.0.0.1", 4000, {"hsn0": 25.0}]', ('10.0.0.1', 4000, {'hsn0': 25.0})), (b'["", 4000, {}]', ('', 4000, {})),
+    (b'["10.0.0.1", 4000]', ('', 0, {})), (b'["10.0.0.1", 4000, {}, 1]', ('', 0, {})), (b'7', ('', 0, {})),
+    (b'["10.0.0.1", "x", {}]', ('', 0, {})), (b'hello', ('', 0, {})), (None, ('', 0, {})),
+])
+def test_a_node_that_greets_in_another_way_did_not_answer(said, heard):
+    here, there = socket.socketpair()
+    with here, there:
+        if said is not None:
+            wire.send_message(there, said)
+        assert vet.greeting(here, time.time() + 0.3) == heard
 
 
 def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
