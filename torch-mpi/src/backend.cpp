@@ -127,6 +127,17 @@ class MPIBackend::Call {
     operation->stages.push_back(std::move(function));
   }
 
+  // The stage of MPI_Isend or MPI_Irecv, which other operations need not wait for.
+  template <typename Function>
+  void message(Function* function, const char* name, const at::Tensor& memory, int peer, int tag) {
+    operation->ordered = false;
+    const auto comm = group_.communicator_->comm;
+    stage([=](Requests& requests) {
+      const Bytes bytes(bytes_of(memory));
+      check(function(memory_of(memory), bytes.count, bytes.type, peer, tag, comm, &requests.emplace_back()), name);
+    });
+  }
+
   // The stage of MPI_Iallgather or MPI_Ialltoall: so many bytes from each rank, or to each. `in_place`: `to` has ours.
   using Exchange = int(const void*, int, MPI_Datatype, void*, int, MPI_Datatype, MPI_Comm, MPI_Request*);
   void exchange(
@@ -262,6 +273,10 @@ void need_numel(const char* name, const at::Tensor& tensor, int64_t numel) {
 
 void need_one(const char* name, const std::vector<at::Tensor>& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, name, ": ", tensors.size(), " tensors in place of one");
+}
+
+void need_tag(const char* name, int tag, int largest) {
+  TORCH_CHECK_VALUE(tag >= 0 && tag < largest, name, ": tag ", tag, " is not from 0 to ", largest - 1);
 }
 
 void need_lists(const char* name, size_t lists, size_t tensors, const std::vector<at::Tensor>* list, int size) {
@@ -820,34 +835,19 @@ MPIBackend::WorkPtr MPIBackend::barrier(const c10d::BarrierOptions& opts) {
 
 MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag) {
   need_one("send", tensors);
-  TORCH_CHECK_VALUE(tag >= 0 && tag < communicator_->largest_tag, "send: tag ", tag, " is not from 0 to ",
-                    communicator_->largest_tag - 1);
+  need_tag("send", tag, communicator_->largest_tag);
   Call call(*this, OpType::SEND, "slingmpi:send", tensors, {}, c10d::kUnsetTimeout);
-  call.operation->ordered = false;
-  const auto memory = call.in(tensors[0]);
-  const auto comm = communicator_->comm;
-  call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(memory));
-    requests.emplace_back();
-    check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, destination, tag, comm, &requests.back()), "MPI_Isend");
-  });
+  call.message(MPI_Isend, "MPI_Isend", call.in(tensors[0]), destination, tag);
   return call.go(false);
 }
 
 MPIBackend::WorkPtr MPIBackend::recv(Tensors& tensors, int source, int tag) {
   need_one("recv", tensors);
-  TORCH_CHECK_VALUE(tag >= 0 && tag < communicator_->largest_tag, "recv: tag ", tag, " is not from 0 to ",
-                    communicator_->largest_tag - 1);
+  need_tag("recv", tag, communicator_->largest_tag);
   Call call(*this, OpType::RECV, "slingmpi:recv", tensors, tensors, c10d::kUnsetTimeout);
-  call.operation->ordered = false;
   const auto memory = call.out(tensors[0]);
   call.operation->expected_bytes = bytes_of(memory);
-  const auto comm = communicator_->comm;
-  call.stage([=](Requests& requests) {
-    const Bytes bytes(bytes_of(memory));
-    requests.emplace_back();
-    check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, &requests.back()), "MPI_Irecv");
-  });
+  call.message(MPI_Irecv, "MPI_Irecv", memory, source, tag);
   return call.go(false);
 }
 
