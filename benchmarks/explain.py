@@ -14,6 +14,8 @@ partly       a later one matches
 nothing      there is no finding that names a cause, or only "perhaps" with another one
 wrong        the first finding is called a cause, and none matches
 false alarm  a sound log with a finding that is called a cause
+
+The last row leaves out the cases from threads that a rule names as its source: whoever wrote that rule had read them.
 """
 import argparse
 import collections
@@ -26,6 +28,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+RULES = HERE.parent / 'slingtorch/explain_rules.cfg'
 SEED = '27'     # the number of the issue; never changed, so a case stays in its half
 VERDICTS = ('right', 'partly', 'nothing', 'wrong', 'sound', 'false alarm')
 SYSTEMS = ('slingshot', 'rocm', 'other')
@@ -55,6 +58,12 @@ def read_case(path):
     if case['system'] not in SYSTEMS or (case['cause'] == 'sound') != (case['remedy'] == ''):
         raise CaseError(f'{path}: system is one of {", ".join(SYSTEMS)}; a sound log, and no other, has no remedy')
     return {'name': path.stem, 'half': half_of(path.stem), 'log': log, **case}
+
+
+def is_named(source, rules):
+    """Whether the text of the rules has one of the addresses of a case's source."""
+    addresses = re.findall(r'https?://([^\s)]*[^\s).,;])', source)
+    return any(re.search(re.escape(address) + r'(?![\w/])', rules, re.I) for address in addresses)
 
 
 def explained(log):
@@ -97,17 +106,19 @@ def main():
         parser.error("--list is for --half write: whoever has read the other half's answers cannot measure with it")
     cases = [case for case in cases if args.half in ('all', case['half'])]
     counts = {system: collections.Counter() for system in SYSTEMS}
+    unnamed, rules = collections.Counter(), RULES.read_text(encoding='utf-8')
     for case in cases:
         findings = explained(case['log'])
         case['verdict'] = judged(case, findings)
         counts[case['system']][case['verdict']] += 1
+        unnamed[case['verdict']] += not is_named(case['source'], rules)
         if args.list:
             first = f"{findings[0]['level']}: {findings[0]['cause']}" if findings else '-'
             print(f"{case['verdict']:<12}{case['name']}\n    true: {case['cause']}\n    said: {first}")
 
     print(f"{'half ' + args.half:<16}" + ''.join(f'{verdict:>13}' for verdict in VERDICTS) + f"{'right of faults':>19}")
     rows = [*counts.items(), ('slingshot, rocm', counts['slingshot'] + counts['rocm']),
-            ('all', sum(counts.values(), collections.Counter()))]
+            ('all', sum(counts.values(), collections.Counter())), ('no rule names', unnamed)]
     for name, count in rows:
         faults = sum(count[verdict] for verdict in VERDICTS[:4])
         share = f"{count['right']} of {faults}, {100 * count['right'] / faults:.0f} %" if faults else '-'

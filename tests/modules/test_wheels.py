@@ -179,7 +179,8 @@ def test_the_lock_file_itself_takes_no_stand_in(fresh):
     first = min(fresh.wheels, key=lambda wheel: wheel.name)
     real, = re.findall(r'^%s==.*\\\n((?:.*--hash.*\n)+)' % first.name.split('-')[0], shipped.read_text(), re.M)
     expected = re.findall(r'sha256:(\w+)', real)
-    assert done.returncode != 0 and first.name in said(done) and 'do not install it' in said(done)
+    assert done.returncode != 0, done.stdout
+    assert first.name in said(done) and 'do not install it' in said(done), done.stdout + done.stderr
     assert f'Expected sha256 {expected[0]} Expected or {expected[1]} ' in said(done)
     assert f'Got {wheels.sha256(first)}' in said(done)
     nothing_installed(fresh)

@@ -71,8 +71,9 @@ def test_ranks_and_the_node_of_rank_0(seen, case):
 @pytest.mark.parametrize('suite', debianroot.SUITES)
 def test_open_mpi_between_nodes_with_networks_of_their_own(suite):
     # elsewhere all nodes are one machine, on which mpirun starts its daemons by a step of all nodes
-    program = ("import os; print(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'MASTER_ADDR', "
-               "'SLURMD_NODENAME')), flush=True)")
+    # the line in one piece, so that no other rank's comes between
+    program = ("import os; os.write(1, b' '.join(os.environb[name] for name in (b'RANK', b'LOCAL_RANK', "
+               "b'MASTER_ADDR', b'SLURMD_NODENAME')) + bytes([10]))")
     cluster = launchers.cluster(suite, separate=True)
     try:
         batch = cluster.sbatch(
