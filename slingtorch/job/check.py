@@ -25,7 +25,7 @@ import time
 
 from . import limits, look, nccl, network, node, plugin, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
-from .machine import Machine, expand_hosts
+from .machine import Machine, expand_hosts, seconds_to_wait
 from .probe import scratch_file
 from .wire import PeerLost, receive_message, send_message, tell_all
 
@@ -413,7 +413,7 @@ class Rank:
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+        self.seconds = seconds_to_wait(self.environ)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.trial = None  # type: Any
         self.patience = star.patience(self.seconds, self.world // self.local_world)
