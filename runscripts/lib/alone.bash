@@ -25,29 +25,29 @@ _on_purpose="One process on its own is conda-python-simple; one rank on purpose:
 
 _count_hosts() {  # HOST... -> count: different ones
     local host
-    local -A seen=()
-    for host; do seen[$host]=1; done
-    count=${#seen[@]}
+    local -A different=()
+    for host; do different[$host]=1; done
+    count=${#different[@]}
 }
 
 _job_size() {  # NAME -> count: what this variable says
-    local line words=() hosts=() i
+    local line fields=() listed=() i
     count=0
     case $1 in
         *FILE)
             [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read here, so how many nodes the job has is" \
                 "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
                 "the container. $_on_purpose"
-            while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || hosts+=("$line"); done < "${!1}"
-            _count_hosts ${hosts[@]+"${hosts[@]}"} ;;
+            while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || listed+=("$line"); done < "${!1}"
+            _count_hosts ${listed[@]+"${listed[@]}"} ;;
         *HOSTS)
             set -f
             local IFS=$' \t\n'
             # shellcheck disable=SC2206  # split at blanks
-            words=(${!1})
+            fields=(${!1})
             set +f
-            for ((i = 0; i < ${#words[@]}; i += 2)); do hosts+=("${words[i]}"); done
-            _count_hosts "${hosts[@]}" ;;
+            for ((i = 0; i < ${#fields[@]}; i += 2)); do listed+=("${fields[i]}"); done
+            _count_hosts "${listed[@]}" ;;
         *)
             _need_number "$1" "${!1}"
             count=${!1} ;;
