@@ -26,7 +26,7 @@ VERSION, RECORD = 'lib/version', 'lib/installed.json'
 DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
-                                         'recorder', 'stage', 'torchrun']]
+                                         'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
                                            'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',

@@ -1655,6 +1655,43 @@ def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
     assert message in job.error(**torchrun(job, *args, env=env, cores=cores))
 
 
+@pytest.mark.parametrize("options", [
+    ("--rdzv_endpoint", "nid001:29500"), ("--rdzv-endpoint=nid001:29500",), ("--rdzv_backend=c10d",), ("--standalone",),
+    ("--max-restarts", "3", "--nnodes=2"), ("--nproc_per_node", "4"), ("--master_port=1",), ("--node_rank=0",),
+])
+def test_torchrun_sets_the_rendezvous_by_itself(job, options):
+    message = job.error(**torchrun(job, "--torchrun=2", *options, "train.py"), status=2)
+    assert "is set here, from what the scheduler says. Leave --" in message
+    argv = json.loads(job.start(**torchrun(job, "--torchrun=2", "--max-restarts", "3", "train.py", *options)).stdout)["argv"]
+    assert argv[-len(options):] == list(options), "the program's own"
+
+
+def test_torchrun_outlives_the_signal_before_the_end(job):
+    """Slurm's --signal reaches the agent and the workers."""
+    job.python(f"#!{sys.executable}\nimport json, os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+               "os.kill(os.getpid(), signal.SIGUSR2)\njson.dump({'env': {}, 'argv': sys.argv[1:]}, sys.stdout)\n")
+    assert job.start(**torchrun(job, "--torchrun=2", "train.py")).returncode == 0
+    assert job.start(slurm(1)).returncode == -signal.SIGUSR1
+
+
+@pytest.mark.parametrize("allowed, more, threads", [
+    ("0-127", {"SLURM_CPUS_ON_NODE": "128"}, "1"),
+    ("0-63", {"SLURM_CPUS_ON_NODE": "64"}, "1"),            # of a node that others use, too
+    ("0-63", {"SLURM_CPUS_ON_NODE": "128"}, None),           # bound
+    ("8-15,72-79", {"SLURM_CPUS_ON_NODE": "128"}, None),
+    ("0-127", {"_cores_online": "0-127"}, "1"),
+    ("0-31", {"_cores_online": "0-127"}, None),
+    ("0-127", {"SLURM_CPUS_ON_NODE": "128", "OMP_NUM_THREADS": "7"}, "7"),
+])
+def test_threads_of_ranks_that_nothing_binds(job, allowed, more, threads):
+    more = {**torchrun(job, cores=allowed)["env"], **slurm(1), **more}
+    if "_cores_online" in more:
+        (job.dir / "online").write_text(more["_cores_online"] + "\n")
+        more["_cores_online"] = job.dir / "online"
+    assert job.rank(more).get("OMP_NUM_THREADS") == threads
+    assert "OMP_NUM_THREADS" not in job.rank({**more, **slurm(0, "1"), "OMP_NUM_THREADS": None}), "one rank"
+
+
 # ---------------------------------------------------------------------------------------------------- becoming python
 
 
