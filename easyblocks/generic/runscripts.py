@@ -32,7 +32,9 @@ DEFAULT_RUNSCRIPTS = (
                                            'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
                                            'records', 'star', 'variables', 'vet', 'wire']]
 )
-GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
+# those of runscripts/lib/gpus.bash
+GPU_VISIBILITY_VARIABLES = ['ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
+                            'GPU_DEVICE_ORDINAL']
 
 
 class RunScripts(EasyBlock):

@@ -436,7 +436,8 @@ class Rank:
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
-                                        (limits.look_at_program, (self.report, self.program))):
+                                        (limits.look_at_program,
+                                         (self.report, self.program, details, self.environ))):
                 if not limits.in_time(function, *arguments):
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
                                     "HF_HOME, /dev/shm or the script" % limits.WAIT, "see df on this node")

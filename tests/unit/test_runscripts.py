@@ -1399,6 +1399,9 @@ def gpus(job, variable, env, tasks="4", ranks=4):
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),  # limited already
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),  # fewer than ranks
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),  # hidden by the user
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,-1,2,3,4,5"}, ["0,1,-1,2,3,4,5"] * 4),  # two are seen
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ["NoDevFiles"] * 4),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}, ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]),
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
         (
             "CUDA_VISIBLE_DEVICES",
@@ -1426,6 +1429,30 @@ def gpus(job, variable, env, tasks="4", ranks=4):
 )
 def test_gpu_shares(job, variable, env, expected):
     assert gpus(job, variable, env) == expected
+
+
+UUIDS = "GPU-11111111-2222,GPU-33333333-4444"
+
+
+@pytest.mark.parametrize("listed, seen", [
+    (UUIDS, UUIDS), ("GPU-33333333", "GPU-33333333"), ("0,1", "0,1"),
+    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
+])
+def test_identifiers_of_another_nodes_gpus(job, listed, seen):
+    """PBS exports those of the first node to all."""
+    for number, uuid in enumerate(UUIDS.split(",")):
+        (job.dir / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
+        (job.dir / f"gpus/0000:0{number}:00.0/information").write_text(f"Model: \t\t NVIDIA A100\nGPU UUID: \t {uuid}\n")
+    done = job.start({**slurm(0, "1(x2)"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": job.dir / "gpus"})
+    assert json.loads(done.stdout)["env"].get("CUDA_VISIBLE_DEVICES") == seen
+    assert ("which is no GPU of this node, and is unset here" in done.stderr) == (seen is None)
+
+
+def test_variables_of_gpus_are_those_of_the_easyblocks():
+    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
+    listed = re.search(r"^GPU_VISIBILITY_VARIABLES = \[([^]]*)\]", text, re.M).group(1)
+    bash = re.search(r"^_gpu_variables='(.*)'", (RUNSCRIPTS / "lib/gpus.bash").read_text(), re.M).group(1)
+    assert re.findall(r"'(\w+)'", listed) == bash.split()
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
@@ -1458,7 +1485,7 @@ def test_gpus_of_an_mpiexec(job):
     "name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES ", "ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL"]
 )
 def test_gpu_variable_must_be_one_of_five(job, name):
-    assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
+    assert "is none of ROCR_VISIBLE_DEVICES, CUDA" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
 
 OFI = {"SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}
@@ -1646,7 +1673,10 @@ def test_torchrun_binds_workers_where_pytorch_can(job):
 
 @pytest.mark.parametrize("args,env,cores,message", [
     (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "1", "8 workers of this node would share 1 core(s)"),
-    (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPUs only"),
+    (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPU(s) only"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "0-55", "hides all GPUs from this task"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, "0-55", "hides all GPUs"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "0-55", "this task sees 1 GPU(s) only"),
     (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "0"}, "0-55", "no number of workers"),
     (("--torchrun=many", "a.py"), {}, "0-55", "--torchrun='many': this is no number of workers"),
     (("--torchrun", "a.py"), {**slurm(1, "4(x2)"), "SLURM_GPUS_ON_NODE": "8"}, "0-55", "this node has 4 tasks already"),
