@@ -1843,6 +1843,13 @@ def test_hugging_face_off_the_home_directory(job):
     (scratch / "huggingface").mkdir()
     assert job.start(env).stderr == "" and job.start({**env, **slurm(1)}).stderr == ""
     assert job.rank({**env, "HF_HOME": "/mine"})["HF_HOME"] == "/mine"
+    if os.geteuid() == 0:
+        os.chown(str(scratch / "huggingface"), NOBODY, NOBODY)
+        for mode, used in ((0o775, True), (0o777, False)):
+            (scratch / "huggingface").chmod(mode)
+            done = job.start(env)
+            assert ("HF_HOME" in json.loads(done.stdout)["env"]) == used
+            assert ("belongs to somebody else and everybody may write there" in done.stderr) != used
     scratch.rename(job.dir / "elsewhere")
     assert "scratch/somebody cannot be written" in job.start(env).stderr
     for name in ("SLURM_JOB_ACCOUNT", "SLINGTORCH_HF_HOME"):

@@ -284,6 +284,28 @@ def test_directory_that_is_none(path):
         sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
 
 
+@pytest.mark.parametrize('mode, refused', [(0o775, False), (0o777, True)])
+@pytest.mark.parametrize('name', ['', 'mine.cfg'])
+def test_variable_that_leads_to_what_everybody_may_write(site_dir, name, mode, refused):
+    """A centre's group may."""
+    environ = site_dir(mine=SITE)
+    os.chmod(os.path.join(environ['SLINGTORCH_SITES_PATH'], name), mode)
+    if refused:
+        with pytest.raises(sites.SiteError, match='Everybody may write to .*chmod o-w'):
+            sites.load('mine', environ)
+    else:
+        assert sites.load('mine', environ).title == 'Test'
+
+
+def test_pipe_in_place_of_a_site(site_dir):
+    environ = site_dir(mine=SITE)
+    os.mkfifo(os.path.join(environ['SLINGTORCH_SITES_PATH'], 'pipe.cfg'))
+    with pytest.raises(sites.SiteError, match='pipe.cfg is not a file'):
+        sites.load('pipe', environ)
+    assert 'mine' in [site.name for site in sites.load_all(environ)]
+    assert sites.choose(environ, 'h').site.name
+
+
 @pytest.fixture
 def own(tmp_path):
     """The user's own directory, and the environment that leads to it."""
@@ -486,6 +508,8 @@ FAULTS = {
     'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
+    'section without a name': (SITE + '[ ]\n', r'unknown section: one of \[site\]'),
+    'BASH_ENV': (SITE + ENV.replace('NCCL_CROSS_NIC', 'BASH_ENV'), 'it runs code in every program'),
 }
 
 
