@@ -24,6 +24,7 @@ RUN_TIME = {
     'NCCL_CROSS_NIC': '1',
     'NCCL_SOCKET_IFNAME': 'hsn',
     'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+    'TORCH_DIST_USE_NCCL2': '0',
 }
 """What NCAR sets (benkirk/derecho-pytorch-mpi@1adc9e4 and later), with NCCL_NET left to the runscript."""
 
@@ -94,7 +95,7 @@ def test_robot_finds_the_whole_stack(site):
 def test_pytorch_module(modules, name):
     """It loads from a fresh login, brings the modules it was built with, and the run-time environment."""
     env = modules.load(module_name(name))
-    ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
+    ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH|TORCH_DIST)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
     found = {key: value for key, value in env.items() if ours.match(key)}
     # of the plugin's module
     assert found.pop('NCCL_NET_PLUGIN').startswith(str(modules.eb.prefix / 'software/aws-ofi-nccl'))

@@ -29,6 +29,7 @@ FRONTIER = {
     'NCCL_SOCKET_IFNAME': 'hsn0,hsn1,hsn2,hsn3',
     'PYTHONNOUSERSITE': '1',
     'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+    'TORCH_DIST_USE_NCCL2': '0',
 }
 
 

@@ -327,7 +327,7 @@ def test_values_are_added(parser):
     assert 'NCCL_NET' not in values and 'NCCL_NET_GDR_LEVEL' not in values
     lines = [line for line in out.splitlines() if 'slingtorch' in line]
     assert len(lines) == 1
-    assert re.match(r'^== slingtorch: site derecho: PyTorch-9\.9\.eb: 6 site values \(FI_MR_CACHE_MONITOR, .*\)$',
+    assert re.match(r'^== slingtorch: site derecho: PyTorch-9\.9\.eb: 7 site values \(FI_MR_CACHE_MONITOR, .*\)$',
                     lines[0])
 
 
