@@ -77,7 +77,7 @@ def modules(site):
 
 def test_there_is_every_version():
     versions = [name.split('-')[1] for name in PYTORCH]
-    assert set(versions) >= {'2.2.2', '2.3.1', '2.4.0', '2.4.1', '2.5.1', '2.6.0', '2.7.0', '2.8.0'}
+    assert set(versions) >= {'2.3.1', '2.4.0', '2.8.0', '2.13.0', '2.14.1'}
     for name in PYTORCH:
         text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
         assert re.findall(r"^    \('(\w+)', '[\d.]+', {$", text, re.M) == ['torchvision', 'mpi4py'], name
