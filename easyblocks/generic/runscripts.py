@@ -25,14 +25,16 @@ VERSION, RECORD = 'lib/version', 'lib/installed.json'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
-    + ['lib/%s.bash' % name for name in ['caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks', 'recorder',
-                                         'stage', 'torchrun']]
+    + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
+                                         'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
     + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
                                            'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
-                                           'records', 'star', 'tree_copy', 'variables', 'vet', 'wire']]
+                                           'records', 'star', 'variables', 'vet', 'wire']]
 )
-GPU_VISIBILITY_VARIABLES = ['CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES']
+# those of runscripts/lib/gpus.bash
+GPU_VISIBILITY_VARIABLES = ['ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
+                            'GPU_DEVICE_ORDINAL']
 
 
 class RunScripts(EasyBlock):

@@ -109,7 +109,8 @@ _find_port() {
     [[ $launcher != hydra ]] || _several_nodes || _find_hydra_proxy
     _first_set "$start_names"
     start=$value
-    if [[ $launcher == @(openmpi|pals|flux) ]]; then  # a text, or a number whose low digits are always the same
+    # a text, or a number whose low digits are always the same
+    if [[ $launcher == @(openmpi|pals|flux) ]] || ! _is_number "${value:-0}"; then
         start=${value:+0}
         for ((i = 0; i < ${#value}; i++)); do
             printf -v code '%d' "'${value:i:1}"

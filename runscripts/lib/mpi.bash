@@ -52,8 +52,12 @@ _check_mpi() {
     esac
 
     # What Python will use. A library of the host in the search path takes the place of one with the same ABI only.
-    IFS=: read -r -a searched <<< "${LD_LIBRARY_PATH-}"
-    IFS=: read -r -a system <<< "${_system_libraries:-/usr/local/lib:/usr/local/lib64:/usr/lib64:/usr/lib}"
+    local IFS=:
+    set -f
+    # shellcheck disable=SC2206  # split at colons
+    searched=(${LD_LIBRARY_PATH-}) system=(${_system_libraries:-/usr/local/lib:/usr/local/lib64:/usr/lib64:/usr/lib})
+    set +f
+    IFS=$' \t\n'
     [[ -n $_system_libraries ]] || system+=(/usr/lib/*-linux-gnu /opt/*/lib)
     _find_mpi ${searched[@]+"${searched[@]}"}
     bound=$mpi bound_dir=$mpi_dir

@@ -23,7 +23,7 @@ _read_apinfo() {  # FILE [RANKS] -> file, table, table_start, field of the calle
     first_host_error="$table cannot be read"
     [[ -f $file && -r $file ]] || return 1
     _ints_at 0 1024 || :  # all that is asked for, in jobs of up to 300 ranks
-    table_start=("${ints[@]}")
+    table_start=(${ints[@]+"${ints[@]}"})  # bash before 4.4 takes an empty one for unset
     first_host_error="$table ends within its header"
     ((${#table_start[@]} >= 28)) || return 1
     for i in 0 8 9 10 11 12 13; do field[i]=${table_start[2 * i]}; done

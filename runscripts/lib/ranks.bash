@@ -9,10 +9,11 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
     'openmpi OMPI_COMM_WORLD_RANK
         OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
-        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE PMIX_NAMESPACE,OMPI_MCA_ess_base_jobid'
+        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE,LSB_DJOB_HOSTFILE,PE_HOSTFILE
+        PMIX_NAMESPACE,OMPI_MCA_ess_base_jobid'
     'hydra PMI_RANK+MPI_LOCALRANKID+no_pals
         PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
-        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE hydra_proxy'
+        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE,LSB_DJOB_HOSTFILE,PE_HOSTFILE hydra_proxy'
     'flux FLUX_TASK_RANK+FLUX_JOB_SIZE+no_pals
         FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID flux_local_size
         flux_host flux_job'
@@ -25,7 +26,7 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
         PALS_APINFO,PBS_NODEFILE PALS_APID'
     'pmi PMI_RANK
         PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
-        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE -'
+        SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE,LSB_DJOB_HOSTFILE,PE_HOSTFILE -'
     'manual RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
 )
@@ -34,7 +35,8 @@ _row=()
 launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
 flux_job='' flux_host='' flux_local_size=''
 
-_is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,9})$ ]]; }
+# ASCII alone: [0-9] has other digits, too, in some locales, and what is no number would be run in (( )).
+_is_number() { [[ $1 =~ ^(0|[123456789][0123456789]{0,9})$ ]]; }
 
 _need_number() {  # NAME VALUE
     _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the" \
@@ -53,7 +55,9 @@ _flux_tasks() {  # -> flux_local_size, flux_host
     if ((nodes <= 1)); then
         flux_local_size=$world_size
     elif type -P flux > /dev/null && map=$(exec flux job taskmap --to=hosts "${FLUX_JOB_ID-}" 2>&1); then
-        while IFS= read -r line; do  # tuolumne1005: 0-3,8
+        IFS=$'\n'
+        for line in ${map:-''}; do  # tuolumne1005: 0-3,8
+            IFS=$' \t\n'
             host=${line%%: *} ids=${line#*: } count=0 here=''
             [[ $line =~ ^[A-Za-z0-9][A-Za-z0-9._-]*:\ [0-9]{1,9}([,-][0-9]{1,9})*$ ]] || _fail 1 "'flux job taskmap" \
                 "--to=hosts' printed '${line:0:60}', which is not HOST: TASKS. Export MASTER_ADDR, RANK, WORLD_SIZE," \
@@ -66,7 +70,8 @@ _flux_tasks() {  # -> flux_local_size, flux_host
                 ((first != 0)) || flux_host=$host
             done
             [[ -z $here ]] || flux_local_size=$count
-        done <<< "$map"
+        done
+        IFS=$' \t\n'
     elif ((world_size % nodes == 0)); then
         flux_local_size=$((world_size / nodes))
     else
@@ -180,7 +185,10 @@ _drop_leftovers() {
         _first_set "$3"
         other_rank=$value
         _is_number "$other_size" || continue
-        IFS=+ read -ra names <<< "${own[1]%+[a-z]*}"
+        IFS=+
+        # shellcheck disable=SC2206  # split there
+        names=(${own[1]%+[a-z]*})
+        IFS=$' \t\n'
         _depth_of "${names[${#names[@]} - 1]}"
         own_depth=$depth
         case $1 in
@@ -192,7 +200,10 @@ _drop_leftovers() {
             [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from" \
                 "an outer start, and not used: this is rank 0 of $other_size ($1)"
             printf -v value '%s,' "${own[@]:1:5}"
-            IFS=+, read -ra names <<< "$value"
+            IFS=+,
+            # shellcheck disable=SC2206
+            names=($value)
+            IFS=$' \t\n'
             for name in "${names[@]}"; do
                 # not those of the innermost one; srun's own PMI variables, if they agree with it
                 [[ $name == [!A-Z]* || " ${*//[+,]/ } " == *" $name "* || $name == PMI_* && -n $srun_task ]] ||
@@ -212,24 +223,6 @@ _drop_leftovers() {
             "$size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start:" \
             "unset its variables in the job script, such as ${names[0]}"
     done
-}
-
-_check_alone() {  # others that this one rank would wait for, or miss
-    local tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}}
-    if [[ -n ${SLURM_JOB_ID-} ]]; then
-        _need_number SLURM_NTASKS "$tasks"
-        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be" \
-            "one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on" \
-            "its own: conda-python-simple)"
-    elif [[ -n ${PMIX_RANK-} ]]; then
-        # prun and others. PMIx tells the size only to programs that are linked with it.
-        _fail 1 "a PMIx launcher set PMIX_RANK=$PMIX_RANK, but nothing says how many ranks there are. Export RANK," \
-            "WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun, mpirun or" \
-            "mpiexec"
-    fi
-    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the" \
-        "other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun," \
-        "mpirun or mpiexec"
 }
 
 _find_rank() {
@@ -267,7 +260,9 @@ _find_rank() {
     fi
 
     case $launcher in
-        none) _check_alone ;;
+        none)
+            source "$_here/lib/alone.bash" 2> /dev/null || _incomplete "$_"
+            _check_alone ;;
         torchrun | manual)
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
             [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set," \

@@ -20,6 +20,9 @@ _pause() {  # without a process: read from a pipe into which nobody writes
     read -rt 0.1 -u "$_never" || :
 }
 
+# Seconds since the node started: bash's own SECONDS follows the clock, which may be set while a job runs.
+_now() { IFS='. ' read -r now _ < /proc/uptime; }
+
 _is_alive() { kill -0 "$1" 2> /dev/null; }
 
 _ranks_alive() {  # DIRECTORY
@@ -160,8 +163,10 @@ _stage() {
 }
 
 _wait_for_stage() {  # -> staged
-    local base=${_node_dir%/*} result pid end=$((SECONDS + 2 * _stage_timeout)) begin=$SECONDS seen=''
-    while ((SECONDS <= end)); do
+    local base=${_node_dir%/*} result pid now begin seen=''
+    _now
+    begin=$now
+    while _now && ((now <= begin + 2 * _stage_timeout)); do
         if _is_mine; then
             seen=1
             for result in "$_node_dir"/result-*; do
@@ -173,7 +178,7 @@ _wait_for_stage() {  # -> staged
                 return
             done
         elif [[ -n $seen || -e $base && ! -O $base || ! -d ${base%/*} || ! -e $base && ! -w ${base%/*} ]] ||
-            ((SECONDS > begin + 60)); then
+            ((now > begin + 60)); then
             # it has said why not, or it was killed
             ((local_rank > 1)) || [[ -z $seen ]] || _say_node "not staged: the first rank of this node ended before" \
                 "it had finished. Its other ranks use the shared copy $shared"
@@ -186,7 +191,9 @@ _wait_for_stage() {  # -> staged
 }
 
 _stage_node() {  # -> staged
-    local sum='' found begin=$SECONDS
+    local sum='' found now begin
+    _now
+    begin=$now
     _make_node_dir || return 0
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
     # --fork: a child of init, which proctrack/linuxproc does not find (slurm.conf(5)) when it kills a step
@@ -205,7 +212,8 @@ _stage_node() {  # -> staged
     _open_image || return 0
     staged=$_node_dir/env
     _result env
-    ((rank)) || _say "staged $_image to $_node_dir in $((SECONDS - begin)) s"
+    _now
+    ((rank)) || _say "staged $_image to $_node_dir in $((now - begin)) s"
 }
 
 _make_node_dir() {
@@ -233,7 +241,7 @@ _is_mine() {
 
 # The image as $_node_dir/image, by sbcast from rank 0, or else copied by each node.
 _bring_image() {  # SHA256
-    local several=$((world_size > local_world_size)) status='' size free end=$((SECONDS + _stage_timeout))
+    local several=$((world_size > local_world_size)) status='' size free now end
     local -a sbcast=(sbcast --jobid="${SLURM_JOB_ID-}${_step:+.$_step}")
     _kept+=-$1
     [[ ! -f $_kept || ! -O $_kept ]] || ln -- "$_kept" "$_node_dir/image" 2> /dev/null || :
@@ -250,10 +258,12 @@ _bring_image() {  # SHA256
             printf '%s\n' "$status" > "$_node_dir/status"
             _long "${sbcast[@]}" "$_node_dir/status" "$_sent.$status" 2> /dev/null
         fi
+        _now
+        end=$((now + _stage_timeout))
         while [[ -z $status && ! -f $_node_dir/image ]]; do
             if [[ -O $_sent.ok ]]; then status=ok
             elif [[ -O $_sent.failed ]]; then status=failed
-            elif ((SECONDS > end)); then
+            elif _now && ((now > end)); then
                 _not_staged "no word from rank 0, which runs sbcast, in $_stage_timeout s (SLINGTORCH_STAGE_TIMEOUT)"
                 return
             fi
@@ -267,29 +277,7 @@ _bring_image() {  # SHA256
     free=$(($(stat -f -c '%a * %S' -- "$_node_dir")))
     ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has" \
         "$((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
-    ((several == 0)) || [[ -n $status ]] || ! _copy_by_tree "$1" || return 0
     _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (above is why)"
-}
-
-# Without sbcast (PBS, or inside a container): rank 0's node sends the image to some, and these to others.
-_copy_by_tree() {  # SHA256
-    local port=$((MASTER_PORT + 16)) words='' status nodes=$(((world_size + local_world_size - 1) / local_world_size))
-    # not MASTER_PORT, which ranks of finished nodes are trying by then, and not that of the job's next step
-    ((port <= 65535)) || port=$((MASTER_PORT - 16))
-    # who cannot read the image does not know the word $1-$key
-    local -a command=("$shared/bin/python" -I -S -B "$_here/lib/job" tree_copy
-        "$port" "$nodes" "$1-$key" "$_stage_timeout" "$_node_dir/image")
-    if ((rank == 0)); then
-        _long cp -- "$_image" "$_node_dir/image" || return
-    else
-        command+=("$MASTER_ADDR")
-    fi
-    _long "${command[@]}" 2> "$_node_dir/words"
-    status=$?
-    ((status)) || return 0
-    IFS= read -r words 2> /dev/null < "$_node_dir/words"
-    _say_node "handing on the image failed (${words:-status $status}): nodes copy it from the shared file system"
-    ((rank == 0))
 }
 
 # The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space

@@ -25,7 +25,7 @@ import time
 
 from . import limits, look, nccl, network, node, plugin, records, star, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
-from .machine import Machine, expand_hosts
+from .machine import Machine, expand_hosts, seconds_to_wait
 from .probe import scratch_file
 from .wire import PeerLost, receive_message, send_message, tell_all
 
@@ -413,7 +413,7 @@ class Rank:
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.seconds = float(self.environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+        self.seconds = seconds_to_wait(self.environ)
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.trial = None  # type: Any
         self.patience = star.patience(self.seconds, self.world // self.local_world)
@@ -436,7 +436,8 @@ class Rank:
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
-                                        (limits.look_at_program, (self.report, self.program))):
+                                        (limits.look_at_program,
+                                         (self.report, self.program, details, self.environ))):
                 if not limits.in_time(function, *arguments):
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
                                     "HF_HOME, /dev/shm or the script" % limits.WAIT, "see df on this node")

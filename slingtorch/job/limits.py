@@ -17,7 +17,7 @@ import threading
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable, Mapping, Optional
 
     from .findings import Report
     from .machine import Machine
@@ -262,8 +262,64 @@ def imports_of(text: bytes) -> list:
     return sorted({name.partition('.')[0] for name in names})
 
 
-def look_at_program(report: 'Report', words: list) -> None:
-    """Whether the script or module is there, and what it imports; what differs between nodes is found by rank 0."""
+def gpu_of_program(text: bytes) -> str:
+    """
+    Which GPU a script takes: 'local' for that with the number of its local rank ("cuda:{local_rank}", set_device), '0'
+    for the first one in all ranks, '' where it does not say so itself.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ''
+
+    def names_local_rank(node: 'ast.AST') -> bool:
+        """'LOCAL_RANK' or the like, and no arithmetic (local_rank % device_count())."""
+        parts = list(ast.walk(node))
+        words = [str(getattr(part, 'id', getattr(part, 'attr', getattr(part, 'value', getattr(part, 's', '')))))
+                 for part in parts]
+        return not any(isinstance(part, ast.BinOp) for part in parts) and any(
+            re.search('local_?rank|^gpu$', word, re.I) for word in words)
+
+    modulo = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and
+                 any(getattr(part, 'attr', '') == 'device_count' for part in ast.walk(node)) for node in nodes)
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr) and getattr(node.values[0] if node.values else None, 'value', '') == 'cuda:':
+            if names_local_rank(node) and not modulo:
+                return 'local'
+        if isinstance(node, ast.Call) and getattr(node.func, 'attr', '') == 'set_device' and node.args:
+            if names_local_rank(node.args[0]) and not modulo:
+                return 'local'
+    # frameworks choose the GPU by themselves
+    known = any(re.search(rb'%s' % word, text, re.I) for word in (
+        b'local_?rank', b'LOCALID', b'set_device', b'accelerate', b'lightning', b'deepspeed', b'transformers',
+        b'VISIBLE_DEVICES'))
+    alone = any(getattr(node, 'value', getattr(node, 's', '')) in ('cuda', 'cuda:0') for node in nodes
+                if isinstance(node, ast.Constant))
+    return '0' if alone and not known and b'init_process_group' in text else ''
+
+
+def check_layout(report: 'Report', text: bytes, gpus: 'Optional[list]', local_world: int) -> None:
+    """What the script takes for its GPU, against what the first rank of the node sees."""
+    takes = gpu_of_program(text)
+    if not gpus or local_world < 2 or not takes:
+        return
+    if takes == 'local' and local_world > len(gpus):
+        report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
+                   "ranks of this node sees %d ('invalid device ordinal')" % (local_world, len(gpus)),
+                   "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
+                   "SLINGTORCH_GPU_VISIBILITY")
+    if takes == '0' and len(gpus) > 1:
+        report.add('yellow', 'gpus', "the script takes GPU 0 in each rank, and the ranks of this node see the same %d"
+                   % len(gpus), "let each rank see one: srun --gpus-per-task=1; or torch.cuda.set_device(LOCAL_RANK)")
+
+
+def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
+    """
+    Whether the script or module is there, what it imports, and which GPU it takes; what differs between nodes is found
+    by rank 0.
+
+    :param details: of look.look(): the GPUs that this rank sees
+    """
     kind, name = program_of(words)
     if kind == 'module':
         found = True
@@ -287,6 +343,7 @@ def look_at_program(report: 'Report', words: list) -> None:
     if not text.strip():
         report.add('red', 'script', "the script %s is empty on this node" % name, "see which copy each node has")
         return
+    check_layout(report, text, details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
     report.fact('script ' + name, hashlib.sha256(text).hexdigest()[:12])
     sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
     try:

@@ -36,6 +36,15 @@ def by_srun(environ: 'Mapping[str, str]') -> bool:
     return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
 
 
+def seconds_to_wait(environ: 'Mapping[str, str]') -> float:
+    """SLINGTORCH_CHECK_SECONDS, 120 if it is not set; what is no whole number from 1 to 86400 ends the program."""
+    text = environ.get('SLINGTORCH_CHECK_SECONDS') or '120'
+    if not re.match(r'[1-9][0-9]{0,4}\Z', text) or int(text) > 86400:
+        raise SystemExit("SLINGTORCH_CHECK_SECONDS=%s is not a number of seconds. Write a whole number from 1 to 86400"
+                         % ascii(text[:60]) if environ.get('RANK', '0') == '0' else 1)
+    return float(text)
+
+
 def numbers_in(text: str) -> list:
     """The numbers of a list such as 08-11,20, as texts with its leading zeros; as many as can be read."""
     numbers = []
@@ -180,6 +189,11 @@ class Machine:
             if vendor:
                 found.append((device, sorted(cpus_of(self.read(where + 'local_cpulist'))), vendor))
         return found
+
+    def gpu_uuids(self) -> 'List[str]':
+        """Identifiers of NVIDIA's GPUs of the node, as its driver says them; empty where it does not."""
+        texts = ''.join(map(self.read, self.glob('proc/driver/nvidia/gpus/*/information')))
+        return re.findall(r'GPU UUID:\s*(GPU-[0-9a-f-]+)', texts)
 
     def open_gpus(self) -> 'List[int]':
         """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""

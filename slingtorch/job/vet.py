@@ -26,7 +26,7 @@ import threading
 import time
 
 from . import look, node, star, wire
-from .machine import Machine, expand_hosts
+from .machine import Machine, expand_hosts, seconds_to_wait
 from .probe import scratch_file
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -425,7 +425,7 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
         references: dict) -> int:
     """As run(), with this node's processes of exchange.py."""
     environ, begin = machine.environ, time.time()
-    seconds = float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120)
+    seconds = seconds_to_wait(environ)
     wanted = environ.get('NCCL_SOCKET_IFNAME', '')
     found = [] if wanted.startswith('^') else [name for name in interfaces_of(wanted) if address_of(name)]
     interface, own = (found[0], address_of(found[0])) if found else ('', '')

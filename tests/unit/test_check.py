@@ -681,6 +681,23 @@ def test_a_container_without_its_gpus(job):
         assert 'sees no GPU of the 4' in only(job.run()[2], 'gpus', 'yellow')[0]
 
 
+@pytest.mark.parametrize('listed, sees, level', [
+    ('GPU-11111111-2222', ['GPU-11111111-2222'], ''), ('GPU-1111', ['GPU-1111'], ''),
+    ('GPU-aaaa,GPU-11111111-2222', [], 'red'), ('MIG-a,MIG-b', ['MIG-a'], ''), ('void', [], ''),
+])
+def test_identifiers_of_gpus(tmp_path, listed, sees, level):
+    """PBS may export those of the first node's GPUs to all nodes; a process sees one slice."""
+    files = {**gpu_files(4), 'proc/driver/nvidia/gpus/0/information': 'GPU UUID: \t GPU-11111111-2222\n'}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    machine, report, details = Machine({'CUDA_VISIBLE_DEVICES': listed}, str(tmp_path)), findings.Report(0), {}
+    look.look_at_gpus(machine, report, details)
+    assert details['gpus'] == sees
+    red = [finding.text for finding in report.having(name='gpus') if finding.level == 'red']
+    assert bool([text for text in red if 'which is no GPU of this node' in text]) == (level == 'red')
+
+
 # --- planted faults: caches and packages
 
 
@@ -1070,3 +1087,9 @@ def test_the_check_has_the_launchers_local_rank_and_the_training_the_users(tmp_p
                           stdout=subprocess.PIPE, env=env)
     seen = done.stdout.splitlines()
     assert seen[0].endswith('/lib/job 3/4') and seen[1:] == ([' 0/4'] if args else [])
+
+
+@pytest.mark.parametrize('text', ['abc', 'nan', '1e400', '-1', '0', '99999999', '\u0663'])
+def test_seconds_that_are_none(text):
+    with pytest.raises(SystemExit, match='is not a number of seconds. Write a whole number'):
+        check.seconds_to_wait({'SLINGTORCH_CHECK_SECONDS': text})

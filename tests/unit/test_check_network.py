@@ -451,7 +451,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
         if text is not None:
             script.write_text(text)
         report = findings.Report(number)
-        limits.look_at_program(report, [str(script)])
+        limits.look_at_program(report, [str(script)], {}, {})
         reports.append(report)
     assert 'is empty' in of_level(reports[2], 'red', 'script')[0]
     assert 'cannot be read' in of_level(reports[3], 'red', 'script')[0]
@@ -460,6 +460,25 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     limits.compare_programs(whole)
     assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
     assert ['imports no_such_package' in text for text in of_level(whole, 'yellow', 'script')] == [True]
+
+
+@pytest.mark.parametrize('line, sees, words', [
+    ("device = f'cuda:{local_rank}'", 1, "'invalid device ordinal'"),
+    ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))", 1, "'invalid device ordinal'"),
+    ("torch.cuda.set_device(args.local_rank)", 4, None),
+    ("torch.cuda.set_device(local_rank % torch.cuda.device_count())", 1, None),
+    ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
+    ("device = torch.device('cuda')", 4, 'takes GPU 0 in each rank'),
+    ("device = torch.device('cuda:0')", 1, None),
+    ("import lightning\ndevice = 'cuda'", 4, None),
+    ("if True: x =", 1, None),
+])
+def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
+    report = findings.Report(0)
+    text = ('import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line).encode()
+    limits.check_layout(report, text, ['gpu'] * sees, 4)
+    said = of_level(report, 'yellow', 'gpus')
+    assert (said == []) if words is None else (words in said[0])
 
 
 def test_a_module_that_some_nodes_lack_is_red():

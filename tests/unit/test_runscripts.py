@@ -52,7 +52,7 @@ class Job:
 
     def start(self, env=(), args=("train.py",), script="conda-python-distributed", prefix=(), where=RUNSCRIPTS, **more):
         """Start a script; names in `env` that begin with _ are what it reads of the machine (`_proc_status`, ...)."""
-        machine = {key: value for key, value in dict(env).items() if key.startswith("_")}
+        machine = {key: value for key, value in dict(env).items() if re.match("_[a-z]", key)}
         if machine:
             where = self.dir / f"machine-{len(list(self.dir.iterdir()))}"
             testbed.runscripts_of_another_machine(RUNSCRIPTS, where, machine)
@@ -302,7 +302,7 @@ def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
-@pytest.mark.parametrize("missing", (*NAMES[1:], *LIBRARY, "lib/job/tree_copy.py", "lib/job/bench.py"))
+@pytest.mark.parametrize("missing", (*NAMES[1:], *LIBRARY, "lib/job/bench.py"))
 def test_incomplete_copy_is_said(job, tmp_path, missing):
     where = tmp_path / "half"
     shutil.copytree(str(RUNSCRIPTS), str(where))
@@ -1400,6 +1400,9 @@ def gpus(job, variable, env, tasks="4", ranks=4):
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),  # limited already
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),  # fewer than ranks
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),  # hidden by the user
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,-1,2,3,4,5"}, ["0,1,-1,2,3,4,5"] * 4),  # two are seen
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ["NoDevFiles"] * 4),
+        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}, ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]),
         ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
         (
             "CUDA_VISIBLE_DEVICES",
@@ -1427,6 +1430,30 @@ def gpus(job, variable, env, tasks="4", ranks=4):
 )
 def test_gpu_shares(job, variable, env, expected):
     assert gpus(job, variable, env) == expected
+
+
+UUIDS = "GPU-11111111-2222,GPU-33333333-4444"
+
+
+@pytest.mark.parametrize("listed, seen", [
+    (UUIDS, UUIDS), ("GPU-33333333", "GPU-33333333"), ("0,1", "0,1"),
+    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
+])
+def test_identifiers_of_another_nodes_gpus(job, listed, seen):
+    """PBS exports those of the first node to all."""
+    for number, uuid in enumerate(UUIDS.split(",")):
+        (job.dir / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
+        (job.dir / f"gpus/0000:0{number}:00.0/information").write_text(f"Model: \t\t NVIDIA A100\nGPU UUID: \t {uuid}\n")
+    done = job.start({**slurm(0, "1(x2)"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": job.dir / "gpus"})
+    assert json.loads(done.stdout)["env"].get("CUDA_VISIBLE_DEVICES") == seen
+    assert ("which is no GPU of this node, and is unset here" in done.stderr) == (seen is None)
+
+
+def test_variables_of_gpus_are_those_of_the_easyblocks():
+    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
+    listed = re.search(r"^GPU_VISIBILITY_VARIABLES = \[([^]]*)\]", text, re.M).group(1)
+    bash = re.search(r"^_gpu_variables='(.*)'", (RUNSCRIPTS / "lib/gpus.bash").read_text(), re.M).group(1)
+    assert re.findall(r"'(\w+)'", listed) == bash.split()
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
@@ -1459,7 +1486,7 @@ def test_gpus_of_an_mpiexec(job):
     "name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES ", "ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL"]
 )
 def test_gpu_variable_must_be_one_of_five(job, name):
-    assert "is none of CUDA_VISIBLE_DEVICES" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
+    assert "is none of ROCR_VISIBLE_DEVICES, CUDA" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
 
 OFI = {"SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}
@@ -1647,13 +1674,53 @@ def test_torchrun_binds_workers_where_pytorch_can(job):
 
 @pytest.mark.parametrize("args,env,cores,message", [
     (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "1", "8 workers of this node would share 1 core(s)"),
-    (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPUs only"),
+    (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPU(s) only"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "0-55", "hides all GPUs from this task"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, "0-55", "hides all GPUs"),
+    (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "0-55", "this task sees 1 GPU(s) only"),
     (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "0"}, "0-55", "no number of workers"),
     (("--torchrun=many", "a.py"), {}, "0-55", "--torchrun='many': this is no number of workers"),
     (("--torchrun", "a.py"), {**slurm(1, "4(x2)"), "SLURM_GPUS_ON_NODE": "8"}, "0-55", "this node has 4 tasks already"),
 ])
 def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
     assert message in job.error(**torchrun(job, *args, env=env, cores=cores))
+
+
+@pytest.mark.parametrize("options", [
+    ("--rdzv_endpoint", "nid001:29500"), ("--rdzv-endpoint=nid001:29500",), ("--rdzv_backend=c10d",), ("--standalone",),
+    ("--max-restarts", "3", "--nnodes=2"), ("--nproc_per_node", "4"), ("--master_port=1",), ("--node_rank=0",),
+])
+def test_torchrun_sets_the_rendezvous_by_itself(job, options):
+    message = job.error(**torchrun(job, "--torchrun=2", *options, "train.py"), status=2)
+    assert "is set here, from what the scheduler says. Leave --" in message
+    argv = json.loads(job.start(**torchrun(job, "--torchrun=2", "--max-restarts", "3", "train.py", *options)).stdout)["argv"]
+    assert argv[-len(options):] == list(options), "the program's own"
+
+
+def test_torchrun_outlives_the_signal_before_the_end(job):
+    """Slurm's --signal reaches the agent and the workers."""
+    job.python(f"#!{sys.executable}\nimport json, os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+               "os.kill(os.getpid(), signal.SIGUSR2)\njson.dump({'env': {}, 'argv': sys.argv[1:]}, sys.stdout)\n")
+    assert job.start(**torchrun(job, "--torchrun=2", "train.py")).returncode == 0
+    assert job.start(slurm(1)).returncode == -signal.SIGUSR1
+
+
+@pytest.mark.parametrize("allowed, more, threads", [
+    ("0-127", {"SLURM_CPUS_ON_NODE": "128"}, "1"),
+    ("0-63", {"SLURM_CPUS_ON_NODE": "64"}, "1"),            # of a node that others use, too
+    ("0-63", {"SLURM_CPUS_ON_NODE": "128"}, None),           # bound
+    ("8-15,72-79", {"SLURM_CPUS_ON_NODE": "128"}, None),
+    ("0-127", {"_cores_online": "0-127"}, "1"),
+    ("0-31", {"_cores_online": "0-127"}, None),
+    ("0-127", {"SLURM_CPUS_ON_NODE": "128", "OMP_NUM_THREADS": "7"}, "7"),
+])
+def test_threads_of_ranks_that_nothing_binds(job, allowed, more, threads):
+    more = {**torchrun(job, cores=allowed)["env"], **slurm(1), **more}
+    if "_cores_online" in more:
+        (job.dir / "online").write_text(more["_cores_online"] + "\n")
+        more["_cores_online"] = job.dir / "online"
+    assert job.rank(more).get("OMP_NUM_THREADS") == threads
+    assert "OMP_NUM_THREADS" not in job.rank({**more, **slurm(0, "1"), "OMP_NUM_THREADS": None}), "one rank"
 
 
 # ---------------------------------------------------------------------------------------------------- becoming python
@@ -1996,3 +2063,101 @@ def test_one_word_about_the_mpi_for_each_node(job):
     done = job.start(slurm(rank=1, SLINGTORCH_MPI="openmpi"))
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     assert "none of auto, openmpi, mpich" in job.error({"SLINGTORCH_MPI": "yes"})
+
+
+# ------------------------------------------------------------------------ several nodes, and nobody who starts the ranks
+
+BATCH = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+
+
+@pytest.mark.parametrize("options", [(), ("--torchrun=2",), ("--check",)], ids=["", "torchrun", "check"])
+@pytest.mark.parametrize("env, starter", [
+    ({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "srun"),
+    ({**BATCH, "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_1": "4"}, "srun"),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE"}, "mpiexec"),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "/nonexistent"}, "mpiexec"),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec"),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec"),
+    ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec"),
+    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun"),
+    ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun"),
+    ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),
+    ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun"),
+    ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun"),
+    ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun"),
+    ({"FLUX_URI": "local:///run/flux/local"}, "flux run"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
+def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, options):
+    (job.dir / "hosts").write_text("a09n03 4 all.q UNDEFINED\na09n03\n\na10n04 4 all.q UNDEFINED\n")
+    job.python("#!/bin/sh\n[ \"$*\" = 'getattr size' ] && echo 2\n", "flux")
+    env = {name: str(job.dir / "hosts") if value == "FILE" else value for name, value in env.items()}
+    done = job.start(env, args=(*options, "train.py"))
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert starter in done.stderr and "RANK=0 WORLD_SIZE=1" in done.stderr
+    # on purpose
+    by_hand = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert identity(job.rank({**env, **by_hand})) == (0, 1, 0, 1)
+    assert identity(job.rank({**env, **ompi(0, 1)})) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("env", [
+    {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"},
+    {"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NUM_NODES": "1"},
+    {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "a09n03 4", "LSB_DJOB_HOSTFILE": "FILE"},
+    {"PE_HOSTFILE": "FILE", "NHOSTS": "1", "NSLOTS": "8"},
+    {"NHOSTS": "5"},
+    {"FLUX_URI": "local:///run/flux/local"},
+], ids=lambda value: "-".join(value))
+def test_one_node_without_a_launcher_is_one_rank(job, env):
+    (job.dir / "hosts").write_text("a09n03\na09n03\n")
+    job.python("#!/bin/sh\necho 1\n", "flux")
+    env = {name: str(job.dir / "hosts") if value == "FILE" else value for name, value in env.items()}
+    assert identity(job.rank(env)) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK", "PMI_ID"])
+def test_launcher_that_says_the_rank_alone(job, name):
+    assert f"{name}=1, but nothing says how many ranks" in job.error({name: "1"})
+
+
+@pytest.mark.parametrize("name, file", [("LSB_DJOB_HOSTFILE", "batch3\na01n06\na01n06\na01n07\n"),
+                                        ("PE_HOSTFILE", "a01n06 2 all.q@a01n06 UNDEFINED\na01n07 2 all.q UNDEFINED\n")])
+def test_host_of_rank_0_of_other_batch_systems(job, name, file):
+    (job.dir / "hosts").write_text(file)
+    env = job.rank({name: str(job.dir / "hosts"), **ompi(3, 4, 1, 2)})
+    assert (env["MASTER_ADDR"], env["RANK"]) == ("a01n06", "3")
+    done = job.start({name: str(job.dir / "hosts")}, args=(), script="get-master")
+    assert (done.stdout, done.stderr) == ("a01n06\n", "")
+
+
+# ------------------------------------------------------------------------------------------- what others put into numbers
+
+EVIL = "low[$(touch {never})0]"
+
+
+@pytest.mark.parametrize("names", [
+    ("SLURM_STEP_ID", "SLURM_STEPID"), ("SLURM_JOB_ID", "SLURM_JOBID"), ("SLURM_PROCID",), ("SLURM_LOCALID",),
+    ("SLURM_NODEID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_TASKS_PER_NODE",), ("MASTER_PORT",),
+    ("SLURM_GPUS_ON_NODE",), ("SLURM_RESTART_COUNT",), ("SLINGTORCH_STAGE_NODES",), ("SLINGTORCH_STAGE_TIMEOUT",),
+    ("LOCAL_RANK",),
+], ids=lambda names: names[0])
+def test_numbers_are_no_programs(job, names):
+    """bash evaluates what is in a variable that it calculates with, and runs commands in a subscript."""
+    never = job.dir / "never"
+    more = {"SLINGTORCH_GPU_VISIBILITY": "CUDA_VISIBLE_DEVICES", "SLINGTORCH_STAGE_NODES": "1"}
+    job.start({**slurm(1), **more, **dict.fromkeys(names, EVIL.format(never=never))})
+    for launcher in (hydra(1, 2), ompi(1, 2), pals(1, 8, 1, 4)):
+        job.start({**launcher, **more, **dict.fromkeys(names, EVIL.format(never=never))})
+    assert not never.exists()
+
+
+def test_digits_of_other_scripts_are_no_numbers(job):
+    assert "is not a whole number" in job.error({"RANK": "\u0663", "WORLD_SIZE": "4", "LC_ALL": "C.UTF-8"})
+
+
+def test_no_here_strings():
+    """bash writes them to a file in TMPDIR, and goes on without it where the disk is full."""
+    for path in RUNSCRIPTS.rglob("*"):
+        if path.is_file() and path.suffix in ("", ".bash"):
+            code = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+            assert not [line for line in code if "<<<" in line and "'# <<<" not in line], path

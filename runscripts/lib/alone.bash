@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# No launcher has started this process: is it the only one on purpose? Sourced by ranks.bash, where it found none.
+
+# What batch systems say of the size of a job. Fields: a variable that their jobs have | how to start ranks | variables:
+# a number of nodes or tasks, or (*FILE) a file with a host a line, or (*HOSTS) hosts and slots in turn.
+# Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference, environment variables;
+# sge_pe(5) and qsub(1) of Grid Engine; oarsub(1); HTCondor's manual, parallel universe; AWS Batch's guide, multi-node
+# jobs; Fujitsu's job operation manual (PJM_NODE).
+_batch_systems=(
+    'SLURM_JOB_ID srun SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE'
+    'PBS_JOBID mpiexec PBS_NODEFILE,PBS_NUM_NODES'
+    'LSB_JOBID mpirun LSB_DJOB_HOSTFILE,LSB_MCPU_HOSTS'
+    'PE_HOSTFILE mpirun PE_HOSTFILE,NHOSTS'
+    'OAR_JOB_ID mpirun OAR_NODEFILE'
+    'COBALT_JOBID mpiexec COBALT_NODEFILE'
+    '_CONDOR_NPROCS mpirun _CONDOR_NPROCS'
+    'AWS_BATCH_JOB_ID mpirun AWS_BATCH_JOB_NUM_NODES'
+    'PJM_JOBID mpiexec PJM_NODE'
+)
+# ranks of launchers that do not say here how many there are, or in words that are not known: PMIx (prun), jsrun, aprun,
+# MVAPICH2's mpirun_rsh, Intel's and Platform's older ones
+_unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPIRUN_RANK,PMI_ID,MPI_RANKID
+
+_on_purpose="One process on its own is conda-python-simple; one rank on purpose: export RANK=0 WORLD_SIZE=1"
+
+_count_hosts() {  # HOST... -> count: different ones
+    local host
+    local -A different=()
+    for host; do different[$host]=1; done
+    count=${#different[@]}
+}
+
+_job_size() {  # NAME -> count: what this variable says
+    local line fields=() listed=() i
+    count=0
+    case $1 in
+        *FILE)
+            [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read here, so how many nodes the job has is" \
+                "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
+                "the container. $_on_purpose"
+            while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || listed+=("$line"); done < "${!1}"
+            _count_hosts ${listed[@]+"${listed[@]}"} ;;
+        *HOSTS)
+            set -f
+            local IFS=$' \t\n'
+            # shellcheck disable=SC2206  # split at blanks
+            fields=(${!1})
+            set +f
+            for ((i = 0; i < ${#fields[@]}; i += 2)); do listed+=("${fields[i]}"); done
+            _count_hosts "${listed[@]}" ;;
+        *)
+            _need_number "$1" "${!1}"
+            count=${!1} ;;
+    esac
+}
+
+_refuse_several() {  # WORDS
+    _fail 1 "$1, but no $starter started this process, so it would be a training of one rank that knows of no other." \
+        "Put $starter in front${_torchrun:+, with one task per node}: $starter ... ${0##*/} ${_torchrun:+--torchrun}" \
+        "... $_on_purpose"
+}
+
+_check_alone() {  # others that this one rank would wait for, or miss
+    local row name starter names count tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
+    if [[ -n ${SLURM_JOB_ID-} ]]; then
+        _need_number SLURM_NTASKS "$tasks"
+        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be" \
+            "one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on" \
+            "its own: conda-python-simple)"
+    fi
+    for name in ${_unknown_ranks//,/ }; do
+        # PMIx tells the size only to programs that are linked with it.
+        [[ -z ${!name-} ]] || _fail 1 "a launcher set $name=${!name}, but nothing says how many ranks there are." \
+            "Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun," \
+            "mpirun or mpiexec"
+    done
+    # pbsdsh starts a process on each node, and tells it which (pbsdsh(1B)); the job's own script is task 1 of node 0
+    # (seen in public outputs: 1 in the script, 146 below pbsdsh). Hexadecimal in some versions.
+    starter=mpiexec
+    [[ -z ${PBS_JOBID-} || ${PBS_NODENUM:-0} =~ ^0*$ && ${PBS_TASKNUM:-1} =~ ^0*1?$ ]] ||
+        _refuse_several "pbsdsh or the like started this process on node ${PBS_NODENUM-} of the job"
+    for row in "${_batch_systems[@]}"; do
+        # shellcheck disable=SC2086  # split at blanks
+        set -- $row
+        [[ -n ${!1-} ]] || continue
+        starter=$2 names=${3//,/ }
+        for name in $names; do
+            [[ -n ${!name-} ]] || continue
+            _job_size "$name"
+            ((count <= 1)) || _refuse_several "this job has several nodes ($name: $count)"
+        done
+    done
+    # the script of flux batch has none of the variables of a job: its instance says how many brokers it has, one a node
+    if [[ -n ${FLUX_URI-} ]] && type -P flux > /dev/null; then
+        starter='flux run'
+        count=$(flux getattr size 2> /dev/null)
+        ! _is_number "$count" || ((count <= 1)) || _refuse_several "this Flux instance has $count nodes"
+    fi
+    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the" \
+        "other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun," \
+        "mpirun or mpiexec"
+}

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Threads of the ranks of one node. Sourced by conda-python-distributed, after ranks.bash.
+
+_count_cores() {  # -> cores: CPUs that this task may use
+    local line entry IFS=,
+    cores=0
+    while IFS= read -r line; do
+        [[ $line == Cpus_allowed_list:* ]] || continue
+        for entry in ${line##*[[:space:]]}; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done
+    done < "$_proc_status"
+}
+
+# Where nothing binds the ranks, each would start as many threads as there are cores: one, as torchrun has it for
+# several workers (torch/distributed/run.py, "Setting OMP_NUM_THREADS environment variable for each process to be 1").
+_set_threads() {
+    local cores on_node=${SLURM_CPUS_ON_NODE-} line
+    ((local_world_size > 1)) && [[ -z ${OMP_NUM_THREADS-} ]] || return 0
+    if ! _is_number "$on_node"; then
+        IFS= read -r line 2> /dev/null < "$_cores_online" || return 0
+        [[ $line =~ ^0-([0123456789]{1,5})$ ]] || return 0
+        on_node=$((BASH_REMATCH[1] + 1))
+    fi
+    _count_cores
+    ((cores * local_world_size <= on_node)) || export OMP_NUM_THREADS=1
+}
