@@ -68,8 +68,8 @@ SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'net
 # source says. processor: as uname -m has it, x86_64 if it is not there
 ABOUT_KEYS = ('processor', 'pytorch', 'evidence', 'missing')
 # what the modules of a site are for, in the order in which they are loaded
-ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'conda', 'python', 'nccl',
-         'nccl_plugin')
+ROLES = ('modules_first', 'compiler', 'cpe', 'mpi', 'gpu', 'accelerator', 'libfabric', 'cudnn', 'blas', 'cmake',
+         'conda', 'python', 'nccl', 'nccl_plugin')
 # what a role's value may be: a module that is not needed at run time, software that --robot installs, EasyBuild's name
 # (and version) for a module, its prefix (a path, or the variable that the module sets)
 PROVIDED = re.compile(r'(?P<build>build )?(?P<eb>eb (?=[^\s/]+/\S))?(?P<module>[^\s/]+(/\S+)?)'
