@@ -508,7 +508,8 @@ def directories(environ: Env) -> List[str]:
         for name in [path] + [os.path.join(path, name) for name in names]:
             if os.path.exists(name) and os.stat(name).st_mode & stat.S_IWOTH:
                 raise SiteError("Everybody may write to %s, from where $%s reads sites: their values reach every "
-                                "module. Look at what is in it, then close it: chmod o-w '%s'" % (name, PATH_VARIABLE, name))
+                                "module. Look at what is in it, then close it: chmod o-w '%s'"
+                                % (name, PATH_VARIABLE, name))
     own = user_directory(environ)
     # a home directory that a compute node does not have is no error
     if own and os.path.isdir(own):
