@@ -1857,6 +1857,29 @@ def test_hugging_face_off_the_home_directory(job):
         assert "HF_HOME" not in job.rank({**env, name: None})
 
 
+@pytest.mark.parametrize("library, env, words", [
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "4"}, "is for processors: they will not be used"),
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "0"}, None),
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, None),
+    ("libtorch_hip.so", {"SLURM_GPUS_ON_NODE": "4"}, None),
+    ("libtorch_cpu.so", {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0"}, "not that of the module (/apps/PyTorch/2.15.0)"),
+    ("libtorch_cpu.so", {"EBROOTPYTORCH": "OWN"}, None),
+    (None, {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0", "SLURM_GPUS_ON_NODE": "4"}, None),     # an environment on top
+])
+def test_pytorch_that_will_be_taken(job, library, env, words):
+    """One of another environment than the module's, or one for processors in a job with GPUs, is not taken in silence."""
+    if library:
+        lib = job.dir / "lib/python3.11/site-packages/torch/lib"
+        lib.mkdir(parents=True)
+        for name in {library, "libtorch_cpu.so"}:
+            (lib / name).touch()
+    env = {**slurm(0), **{name: str(job.dir) if value == "OWN" else value for name, value in env.items()}}
+    done = job.start(env)
+    assert done.returncode == 0
+    assert words in done.stderr and done.stderr.count("\n") == 1 if words else done.stderr == ""
+    assert job.start({**env, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).stderr == "", "rank 0 alone says it"
+
+
 WHERE_IS_TORCH = "import importlib.util, os; print(os.path.realpath(importlib.util.find_spec('torch').origin))"
 
 
