@@ -538,7 +538,8 @@ def make_parser() -> argparse.ArgumentParser:
     new = actions.add_parser('new', help="look at this machine", description="""
         Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
         its reason, and what could not be seen is said. It overwrites nothing. A login node does not show everything:
-        'srun slingtorch site new --complete NAME' adds the rest, and leaves alone what you have edited.""")
+        'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest, and leaves alone what you have
+        edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
     new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
