@@ -12,7 +12,7 @@ _is_gpu() { [[ $1 =~ ^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z
 # PBS may hand the identifiers of the first node's GPUs to all nodes (openpbs#1164, #2633), and CUDA finds no GPU then.
 _forget_foreign_gpus() {
     local file line known=' ' entry IFS=$' \t,'
-    [[ ${CUDA_VISIBLE_DEVICES-} == GPU-* ]] || return 0
+    [[ ${CUDA_VISIBLE_DEVICES-} == *GPU-* ]] || return 0
     for file in "$_nvidia_gpus"/*/information; do
         while read -r line; do
             [[ $line != 'GPU UUID:'* ]] || known+="${line##*[[:space:]]} "

@@ -47,22 +47,17 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
     for variable in VISIBLE[1:2] if nvidia else ('ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
         if variable not in machine.environ:
             continue
-        chosen, own = [], machine.gpu_uuids()
+        chosen = []
         for word in machine.environ[variable].split(','):
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
-            elif not GPU.match(word) or word.isdigit() or own and word.startswith('GPU-') and not own_gpu(word, own):
+            elif not GPU.match(word) or word.isdigit():
                 break       # the libraries end the list at the first one that is not there
             else:
                 chosen.append(word)
         # a process sees one slice of a GPU (NVIDIA's MIG guide, "Device enumeration")
         return chosen[:1] if chosen and chosen[0].startswith('MIG-') else chosen
     return names
-
-
-def own_gpu(word: str, own: list) -> bool:
-    """Whether this identifier, which may be cut short, is that of a GPU of this node."""
-    return any(uuid.startswith(word) for uuid in own)
 
 
 def uses_gpus(machine: 'Machine') -> bool:
@@ -79,11 +74,6 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('untested', 'gpus', "no GPU on the node%s" % (
             ", although %s is set" % ' and '.join(name.partition('=')[0] for name in variables) if variables else ''))
         return
-    own, listed = machine.gpu_uuids(), machine.environ.get('CUDA_VISIBLE_DEVICES', '')
-    foreign = [word for word in listed.split(',') if word.startswith('GPU-') and own and not own_gpu(word, own)]
-    if foreign:
-        report.add('red', 'gpus', "CUDA_VISIBLE_DEVICES names %s, which is no GPU of this node: CUDA will see none"
-                   % foreign[0], "unset it in the job script; PBS may give all nodes the names of the first one's GPUs")
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:

@@ -1450,7 +1450,7 @@ def test_a_number_beyond_the_nodes_gpus_ends_the_list(job):
 
 @pytest.mark.parametrize("listed, seen", [
     (UUIDS, UUIDS), ("GPU-33333333", "GPU-33333333"), ("0,1", "0,1"),
-    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
+    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("0,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
 ])
 def test_identifiers_of_another_nodes_gpus(job, listed, seen):
     """PBS exports those of the first node to all."""
