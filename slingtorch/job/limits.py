@@ -293,16 +293,16 @@ def takes_local(text: bytes) -> bool:
             for part in ast.walk(node))
 
     def local(node: 'ast.AST') -> bool:
-        return not modulo(node) and any(word in named or word not in spared and re.search('local_?(rank|id$)', word, re.I)
-                                        for word in words(node))
+        return not modulo(node) and any(
+            word in named or word not in spared and re.search('local_?(rank|id$)', word, re.I) for word in words(node))
 
     named, spared = set(), set()    # type: set, set
-    for node in sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno):
-        targets = {getattr(target, 'id', getattr(target, 'attr', '')) for target in node.targets} - {''}
-        if modulo(node.value):
+    for assigned in sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno):
+        targets = {getattr(target, 'id', getattr(target, 'attr', '')) for target in assigned.targets} - {''}
+        if modulo(assigned.value):
             spared |= targets
-        elif local(node.value) and not any(isinstance(part, (ast.keyword, ast.Dict, ast.DictComp))
-                                           for part in ast.walk(node.value)):    # those hold it among others
+        elif local(assigned.value) and not any(isinstance(part, (ast.keyword, ast.Dict, ast.DictComp))
+                                               for part in ast.walk(assigned.value)):   # those hold it among others
             named |= targets
     spared -= named
     for node in nodes:
@@ -322,8 +322,8 @@ def takes_local(text: bytes) -> bool:
 
 def gpu_of_program(texts: list) -> str:
     """
-    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks, ''
-    where it does not say so itself: frameworks choose the GPU.
+    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
+    '' where it does not say so itself: frameworks choose the GPU.
 
     :param texts: of the script first, then of its own modules
     """

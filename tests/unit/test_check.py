@@ -682,8 +682,8 @@ def test_a_container_without_its_gpus(job):
 
 
 @pytest.mark.parametrize('listed, sees, level', [
-    ('GPU-1111', ['GPU-1111'], ''), ('MIG-a,MIG-b', ['MIG-a'], ''), ('void', [], 'yellow'), ('NoDevFiles', [], 'yellow'),
-    ('9', [], 'red'),
+    ('GPU-1111', ['GPU-1111'], ''), ('MIG-a,MIG-b', ['MIG-a'], ''), ('void', [], 'yellow'),
+    ('NoDevFiles', [], 'yellow'), ('9', [], 'red'),
 ])
 def test_identifiers_of_gpus(tmp_path, listed, sees, level):
     """A process sees one slice; a word for none is somebody's wish."""
