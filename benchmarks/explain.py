@@ -16,8 +16,8 @@ A case is a text file NAME.txt in UTF-8, of a head of four lines, a line of thre
     ---
     the log, as whole as it can be had, unchanged
 
-`remedy` matches what names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|disk (is )?full|
-quota`, not `disk`. It never matches words that stand in the log as they are unless they name the cause.
+`remedy` matches what names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|quota`, not
+`disk`. It never matches words that stand in the log as they are unless they name the cause.
 Whoever collects cases does not look at the rules; whoever writes rules looks at the half `write` alone.
 
 Judged is what a hurried reader takes from an answer: the first 40 words of its cause and its first remedy.
