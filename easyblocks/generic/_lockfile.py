@@ -110,8 +110,10 @@ def uv_environment(kept=()):
 
 def pip_settings(python):
     """What the pip of a Python is configured with, by files and variables: {name of an option: value}."""
-    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
+    # with a 'user = true', pip would list the user's own file alone
+    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          universal_newlines=True)
     settings = {}
     for section in ('global', 'download', ':env:'):
         for name, value in re.findall(r"^%s\.([\w-]+)=(['\"].*['\"])$" % section, done.stdout, re.M):

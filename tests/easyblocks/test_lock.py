@@ -325,6 +325,19 @@ def test_index_that_answers_with_another_file(tiny):
     assert tiny.lock_file.read_text() == 'as before\n' and not list(tiny.store.glob('beta*'))
 
 
+@pytest.mark.parametrize('where', ['file', 'variable'])
+def test_index_of_the_centre_where_the_user_has_pip_install_to_the_home_directory(tiny, where):
+    """With 'user = true' pip lists the settings of the user's own file alone, unless it is told otherwise."""
+    for name, text in [('centre', f'index-url = {tiny.address}'), ('own', 'user = true' if where == 'file' else '')]:
+        (tiny.dir / name / 'pip').mkdir(parents=True)
+        (tiny.dir / name / 'pip/pip.conf').write_text(f'[global]\n{text}\n')
+    tiny.pip_env.update(SLINGTORCH_UV=str(BIN / 'uv'), XDG_CONFIG_DIRS=str(tiny.dir / 'centre'), PIP_INDEX_URL=None,
+                        XDG_CONFIG_HOME=str(tiny.dir / 'own'), PIP_CONFIG_FILE=None, https_proxy='http://127.0.0.1:9',
+                        PIP_USER='1' if where == 'variable' else None, no_proxy='')
+    tiny.lock()
+    assert 'alpha==1.0' in tiny.text()
+
+
 def test_index_of_the_easyconfig_does_not_answer(tiny, program):
     """pip alone would go on without, and take what another index has under that name."""
     tiny.write(options="index_urls = ['http://127.0.0.1:9/whl']")
