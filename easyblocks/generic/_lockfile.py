@@ -404,6 +404,8 @@ def lock(recipe, file_name, lock_file, python, store, say):
     try:
         with open(lock_file + '.new', 'w') as stream:
             stream.write(lock_text(file_name, recipe, found))
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(lock_file + '.new', lock_file)
     finally:
         if os.path.exists(lock_file + '.new'):
