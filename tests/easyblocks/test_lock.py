@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """`slingtorch lock`: real uv and pip against indexes of tiny wheels; `eb` that locks by itself, or refuses a lock file."""
+import contextlib
+import functools
+import http.server
 import os
 import re
 import shutil
 import sys
+import threading
 
 import pytest
 
@@ -309,6 +313,39 @@ def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):
     done = eb_env(tiny.easyconfig.name, amend, '--fetch', env=tiny.pip_env, cwd=tiny.dir)
     assert 'pinned' not in said(done) and f'no checksum for {tiny.lock_file}' in said(done)
     assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*'))) == 2
+
+
+@contextlib.contextmanager
+def flat_page(tiny, with_hash):
+    """Address of a page with the first wheel of an index, as --find-links takes it; all others lie beside it."""
+    name, digest = tiny.wheels[0].name, wheels.sha256(tiny.wheels[0])
+    (tiny.files / 'page.html').write_text(f'<a href="{name}{"#sha256=" + digest if with_hash else ""}">{name}</a>')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tiny.files)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        tiny.pip_env.update(PIP_NO_INDEX='1', PIP_FIND_LINKS=f'http://127.0.0.1:{server.server_port}/page.html')
+        try:
+            yield f'http://127.0.0.1:{server.server_port}'
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize('with_hash', [True, False])
+def test_wheels_of_a_flat_page_and_of_an_address(tiny, program, eb_env, with_hash):
+    """Elsewhere pip is not configured for that page, and the lock file names it."""
+    with flat_page(tiny, with_hash) as address:
+        link = f'{address}/{tiny.wheels[1].name}'
+        tiny.write(packages=f"['alpha==1.0', 'beta @ {link}#sha256={wheels.sha256(tiny.wheels[1])}']")
+        tiny.lock()
+        locked = [line for line in tiny.text().splitlines() if line != '--only-binary :all:']
+        assert locked[:2] == sorted([f'--find-links {link}', f'--find-links {address}/page.html'])
+        alpha, beta = (f'--hash=sha256:{wheels.sha256(wheel)}' for wheel in tiny.wheels)
+        assert [line.strip(' \\') for line in locked[2:]] == ['alpha==1.0', alpha, 'beta==1.5', beta]
+        eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+    eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+    assert list(eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/beta.py'))
 
 
 # --- bad input
