@@ -156,10 +156,11 @@ def check_destination(options: Any, syntax: str) -> None:
     # eb would end in a traceback
     software = options.installpath_software or os.path.join(options.installpath, options.subdir_software)
     if len(os.fsencode(software)) > LONGEST_PATH:
-        raise CliError("EasyBuild would install into %s, which is too long: it makes files that have this path as their "
-                       "name. Use a directory with %d bytes at most: export EASYBUILD_PREFIX=DIRECTORY"
+        raise CliError("EasyBuild would install into %s, which is too long: it makes files that have this path as "
+                       "their name. Use a directory with %d bytes at most: export EASYBUILD_PREFIX=DIRECTORY"
                        % (software, LONGEST_PATH))
-    paths = [software, modules_directory(options), options.buildpath] + options.sourcepath.split(':') + options.repositorypath[:1]
+    paths = [software, modules_directory(options), options.buildpath]
+    paths += options.sourcepath.split(':') + options.repositorypath[:1]
     for path in filter(None, paths):
         closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
         try:
@@ -346,7 +347,7 @@ def run_env(args: argparse.Namespace) -> int:
             note("nothing has changed in your shell; to change it: %s" % use)
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
-                 "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes one of its own")
+                 "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
         fitting = gpu_note(choice.site)
         if fitting:
             note(fitting)

@@ -24,7 +24,8 @@ KINDS = {
 UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
 NAMES, LINES, COUNT, FIGURE = {str: str}, [str], range(1, 2 ** 31), float
 FORM = {'complete': bool, 'date': str, 'environment': NAMES, 'line_rates': {str: FIGURE}, 'nodes': COUNT,
-        'not_measured': LINES, 'notes': LINES, 'providers': {str: {'name': (str, None), 'evidence': (str, None)}}, 'ranks': COUNT,
+        'not_measured': LINES, 'notes': LINES, 'ranks': COUNT,
+        'providers': {str: {'name': (str, None), 'evidence': (str, None)}},
         'ranks_per_node': COUNT, 'site': (str, None), 'versions': {'torch': str, str: str},
         'results': [{'kind': str, 'operation': str, 'size': range(2 ** 60), 'bytes': range(2 ** 60), 'seconds': FIGURE,
                      'algorithm_bandwidth': FIGURE, 'bus_bandwidth': FIGURE, 'wrong': range(2 ** 60),
