@@ -266,7 +266,7 @@ class Root:
         called = {}
 
         def weight(words):
-            called[words] = Node(words, self.clock())
+            called[words] = Node(words, time.monotonic())
             return called[words].ranks
 
         try:

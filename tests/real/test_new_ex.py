@@ -31,7 +31,7 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
     tree, env = machine
     login = run(['slingtorch', 'site', 'new', 'newex'], env=slurm.environ(env)).stdout
     node = {**env, 'PATH': f'{tree.commands}:{env["PATH"]}'}
-    options, = re.findall('srun (.*) slingtorch site new --complete newex', login)
+    *_, options = re.findall('srun (.*) slingtorch site new --complete newex', login)
     done = slurm.srun('-N1', '-n1', 'slingtorch', 'site', 'new', '--complete', 'newex', env=node).stdout
     path = tmp_path / '.config/slingtorch/sites/newex.cfg'
     text = path.read_text()

@@ -50,15 +50,19 @@ def loss(train):
 
 @pytest.mark.parametrize('options,variables,ranks', [
     (['--ntasks-per-node=1'], {'LAUNCHER': 'torchrun', 'MASTER_ADDR': 'nid000001:29401'}, 1),
-    # as many as there are GPUs
-    (['--ntasks-per-node=1', '--cpus-per-task=2', '--gpus-per-node=2'],
-     {'LAUNCHER': 'mpirun', 'MODULE': 'PyTorch/2.13.0-local-cpu'}, 2),
+    (['--ntasks-per-node=2'], {'LAUNCHER': 'mpirun', 'MODULE': 'PyTorch/2.13.0-local-cpu'}, 2),
 ])
 def test_every_launcher_gives_the_same_loss(train, loss, options, variables, ranks):
     job = train(*options, **variables)
     assert final_loss(job) == loss
     assert f', {ranks} ranks and ' in job.output
     assert ("MASTER_ADDR='nid000001:29401' is taken apart" in job.output) == ('MASTER_ADDR' in variables)
+
+
+def test_pytorch_for_processors_on_gpus_is_refused(train):
+    job = train('--ntasks-per-node=2', '--gpus-per-node=2', MODULE='PyTorch/2.13.0-local-cpu')
+    assert job.returncode == 1 and 'epoch' not in job.output
+    assert 'is for processors, and this job has 2 GPUs on each node: MODULE=NAME of another one' in job.output
 
 
 def test_container_gives_the_same_loss(train, loss, lmod):
