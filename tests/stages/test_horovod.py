@@ -61,16 +61,17 @@ def horovod(lmod, tmp_path_factory):
     return installation
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture
 def train(tmp_path_factory):
-    """Arguments of Python: train, and save there."""
+    """Arguments of Python: train, and save in a new directory."""
     return [TRAIN, '--epochs', str(EPOCHS), '--output-dir', tmp_path_factory.mktemp('model')]
 
 
 @pytest.fixture(scope='module')
-def one_rank(horovod, train):
+def one_rank(horovod, tmp_path_factory):
     """What one rank without a launcher prints."""
-    printed = run([horovod.python, *train], env=horovod.env, timeout=300).stdout
+    printed = run([horovod.python, TRAIN, '--epochs', str(EPOCHS), '--output-dir', tmp_path_factory.mktemp('model')],
+                  env=horovod.env, timeout=300).stdout
     losses = [float(loss) for loss in re.findall(r'^epoch \d loss ([\d.]+)$', printed, re.M)]
     assert len(losses) == EPOCHS and losses[-1] < losses[0]
     return printed
