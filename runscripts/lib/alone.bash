@@ -143,9 +143,27 @@ _check_alone() {  # others that this one rank would wait for, or miss
     [[ -z ${RANK-}${WORLD_SIZE-} && ${LOCAL_WORLD_SIZE:-1} == 1 ]] || _fail 1 "RANK='${RANK-}' and" \
         "WORLD_SIZE='${WORLD_SIZE-}' (LOCAL_WORLD_SIZE='${LOCAL_WORLD_SIZE-}'): one without the other, and no" \
         "launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
+    [[ -z $known ]] || return 0
     # pdsh, clush and loops over ssh leave no more than this; a login has SSH_TTY (ssh(1))
-    [[ -n $known || -z ${SSH_CONNECTION-} || -n ${SSH_TTY-} ]] || by='ssh (pdsh, clush)'
-    [[ -z ${JOB_COMPLETION_INDEX-} ]] || by="Kubernetes, as pod $JOB_COMPLETION_INDEX of an indexed Job"
-    [[ -z $by ]] || _say "one rank that knows of no other: $by started this process, and no launcher. For one" \
-        "training of several, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
+    [[ -z ${SSH_CONNECTION-} || -n ${SSH_TTY-} ]] || by='ssh (pdsh, clush) started this process'
+    [[ -z ${JOB_COMPLETION_INDEX-} ]] || by="this is pod $JOB_COMPLETION_INDEX of an indexed Job of Kubernetes"
+    _find_lost_job
+    [[ -z $by ]] || _say "one rank that knows of no other: $by, and no launcher says more. For one training of" \
+        "several, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
+}
+
+# The kernel knows the job of a process that has lost all variables: a container with --cleanenv, env -i, an ssh that
+# the job adopts. Slurm's cgroup.conf(5) and pam_slurm_adopt, PBS's cgroups hook; as public exporters parse them
+# (.../job_211/step_0/user/task_1, /slurm/uid_7/job_211/step_extern, /pbs_jobs.service/jobid/12.server).
+_find_lost_job() {  # -> by
+    local line found='' task=''
+    local form='/(slurm.*/step_([a-z]+|[0-9]+)(/user)?(/task_([0-9]{1,6}))?|pbs_jobs\.service/job(s|id)/[^/]+)'
+    while IFS= read -r line; do
+        [[ $line =~ $form ]] || continue
+        found=${BASH_REMATCH:0:80} task=${BASH_REMATCH[2]}/${BASH_REMATCH[5]}
+    done 2> /dev/null < "$_proc_cgroup"
+    [[ -n $found ]] || return 0
+    by="the kernel has this process in $found, and the variables of that job are not here (--cleanenv, env -i, ssh)"
+    [[ $task != [0-9]*/*[1-9]* ]] || _fail 1 "one of several ranks, which does not know it: $by. Pass them on." \
+        "$_on_purpose"
 }

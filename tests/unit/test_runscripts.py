@@ -2209,7 +2209,8 @@ def test_half_of_what_a_launcher_sets(job, env, message):
     assert message in job.error(env)
 
 
-@pytest.mark.parametrize("launcher", [slurm(1), hydra(0, 2), ompi(0, 2), pals(0, 8, 0, 4)], ids=["slurm", "hydra", "ompi", "pals"])
+@pytest.mark.parametrize("launcher", [slurm(1), hydra(0, 2), ompi(0, 2), pals(0, 8, 0, 4)],
+                         ids=["slurm", "hydra", "ompi", "pals"])
 def test_ranks_that_have_lost_their_variables(job, launcher):
     """A container with --cleanenv, env -i: each of them was rank 0 of 1."""
     clean = 'env -i PATH="$PATH" SLINGTORCH_CACHE_ROOT="$SLINGTORCH_CACHE_ROOT" $more "$0" "$@"; exit $?'
@@ -2225,12 +2226,30 @@ def test_horovodrun(job):
     assert identity(job.rank({**slurm(3), **env})) == (3, 4, 1, 2), "set for Horovod in a task of several"
 
 
-@pytest.mark.parametrize("env, by", [({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}, "ssh (pdsh, clush)"),
-                                     ({"JOB_COMPLETION_INDEX": "3"}, "Kubernetes, as pod 3 of an indexed Job")])
-def test_one_rank_that_may_be_one_of_several_is_said(job, env, by):
+STEP = "0::/system.slice/slurmstepd.scope/job_4711/step_"
+
+
+@pytest.mark.parametrize("env, cgroup, by", [
+    ({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}, "0::/user.slice", "ssh (pdsh, clush) started this process"),
+    ({"JOB_COMPLETION_INDEX": "3"}, "0::/", "this is pod 3 of an indexed Job of Kubernetes"),
+    ({}, STEP + "0/user/task_0", "job_4711/step_0/user/task_0, and the variables of that job are not here"),
+    ({}, STEP + "extern/user/task_1", "job_4711/step_extern/user/task_1, and"),
+    ({}, "4:cpuset:/\n3:memory:/slurm/uid_7/job_4711/step_batch/task_0", "slurm/uid_7/job_4711/step_batch/task_0, and"),
+    ({}, "9:memory:/pbs_jobs.service/jobid/12.server", "pbs_jobs.service/jobid/12.server, and"),
+], ids=["ssh", "pod", "task", "adopted", "batch", "pbs"])
+def test_one_rank_that_may_be_one_of_several_is_said(job, env, cgroup, by):
+    (job.dir / "cgroup").write_text(cgroup + "\n")
+    env = {**env, "_proc_cgroup": job.dir / "cgroup"}
     done = job.start(env)
     assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
-    assert f"one rank that knows of no other: {by} started this process" in done.stderr
+    assert "one rank that knows of no other: " in done.stderr and by in done.stderr
+    job.rank({**env, "SLURM_JOB_ID": "4711", "SLURM_NNODES": "1"})
+    job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})
+
+
+def test_a_task_that_is_not_the_first_and_has_lost_all_variables(job):
+    (job.dir / "cgroup").write_text(STEP + "0/user/task_1\n")
+    assert "one of several ranks, which does not know it" in job.error({"_proc_cgroup": job.dir / "cgroup"})
 
 
 @pytest.mark.parametrize("name, file", [("LSB_DJOB_HOSTFILE", "batch3\na01n06\na01n06\na01n07\n"),
