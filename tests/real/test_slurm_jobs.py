@@ -159,6 +159,10 @@ def test_plain_job(slurm, image_env, lmod, tmp_path, options, variables):
     assert done.returncode == 0, done.output
     assert sorted(re.findall(r'^(\d)\|(\S+?)\|', done.output, re.M)) == [(str(rank), module) for rank in range(4)]
     assert done.output.count("['a b']") == 4
+    (tmp_path / 'train.py').write_text('import os, time\nif os.environ["RANK"] == "3":\n    raise ValueError("nan")\n'
+                                       'time.sleep(600)\n')
+    done = slurm.sbatch(JOBS / 'train.sbatch', *options, arguments=['train.py'], env=env, cwd=tmp_path)
+    assert done.returncode != 0 and 'ValueError: nan' in done.output.splitlines()[-5:], done.output
     done = slurm.sbatch(JOBS / 'train.sbatch', *options, env=env, cwd=tmp_path)
     assert done.returncode != 0 and 'name your training script: sbatch train.sbatch train.py' in done.output
 
