@@ -104,11 +104,6 @@ class RunScripts(EasyBlock):
         return ((build_option('module_only') or self.cfg['module_only']) and not self.dry_run
                 and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)))
 
-    def remove_module_file(self):
-        """Leave the module where it is until the new one takes its place: jobs load it meanwhile."""
-        if not self.renews:
-            super().remove_module_file()
-
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts beside what is installed, and then its module."""
         if fake or not self.renews or self.cfg['stop']:  # which --fetch is, too
@@ -120,12 +115,7 @@ class RunScripts(EasyBlock):
         except PermissionError as err:
             print_warning("Only the module is made, and the runscripts stay as they are: %s. Who owns %s renews them "
                           "by the same command", err, self.installdir, log=self.log)
-        path = self.mod_filepath
-        self.mod_filepath = os.path.join(os.path.dirname(path), '.%s.new' % os.path.basename(path))
-        modpath = super().make_module_step(fake=fake)
-        os.rename(self.mod_filepath, path)
-        self.mod_filepath = path
-        return modpath
+        return super().make_module_step(fake=fake)
 
     def write_scripts(self, directory):
         """Write the scripts, and a record for slingtorch/status.py, to a directory in place of the installation's."""

@@ -694,6 +694,52 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     assert '1.0' in alpha.read_text() and len(list(alpha.parent.glob('many/m*.py'))) == 1000
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
+def test_failed_rebuild_leaves_the_working_one(tiny, tmp_path, lmod):
+    """Environment and module, whatever fails and where; what was killed is put back by the next `eb`."""
+    eb = EasyBuild(tmp_path / 'eb', lmod)
+    tiny.have(eb)
+    many = wheels.make_wheel(tmp_path, 'many', '1.0', files={f'many/m{number}.py': '' for number in range(1000)})
+    big = wheels.make_wheel(tmp_path, 'big', '1.0', files={'big.py': '#' + 'x' * 90_000_000})
+    with small_disk(eb.prefix / 'software', '80m') as software:
+        eb(tiny.easyconfig, env=tiny.pip_env)
+        root = software / 'PyTorch/0.1-tiny'
+        made = root.stat().st_ino
+
+        def fails(words, *options, path=None, more=(), **how):
+            tiny.write(lock=wheels.lock_text([*tiny.wheels, *more]), **how)
+            for wheel in more:
+                shutil.copy(wheel, tiny.index)
+            done = eb(tiny.easyconfig, '--rebuild', *options, env={**tiny.pip_env, 'PATH': path or os.environ['PATH']}, check=False)
+            assert done.returncode != 0 and words in output(done), output(done)
+            works()
+
+        def works():
+            env = lmod.load('PyTorch/0.1-tiny', modulepath=[eb.modulepath])
+            assert run(['python', '-c', 'import alpha; print(alpha.__file__)'], env=env).stdout.startswith(str(root))
+            assert root.stat().st_ino == made and os.listdir(root.parent) == ['0.1-tiny']
+            assert os.listdir(eb.modulepath / 'PyTorch') == ['0.1-tiny.lua']
+
+        hidden = tmp_path / 'bin'
+        hidden.mkdir()
+        for name in {name for path in ('/usr/bin', '/bin', str(BIN)) for name in os.listdir(path)} - {'mksquashfs'}:
+            (hidden / name).symlink_to(shutil.which(name, path=f'{BIN}:/usr/bin:/bin') or '/nowhere')
+        fails('needs the command mksquashfs', path=str(hidden), options='environment_image = True')
+        fails('No space left on device', more=[big])
+        fails('alpha is 1.0, not 2.0', options="sanity_check_packages = {'alpha': '2.0'}")
+
+        tiny.wheels.append(many)
+        shutil.copy(many, tiny.index)
+        tiny.write()
+        process = start_installation(tiny, eb, '--rebuild')
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not list((eb.modulepath / 'PyTorch').glob('0.1*'))
+        (tiny.index / many.name).unlink()
+        shutil.rmtree(eb.prefix / 'sources/p/PyTorch/wheels')
+        fails('No matching distribution')
+
+
 def test_no_modules_tool(tiny, eb_env):
     env = {**tiny.pip_env, 'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'}
     done = eb_env(tiny.easyconfig, env=env, check=False)
