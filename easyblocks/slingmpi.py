@@ -13,7 +13,6 @@ from easybuild.easyblocks.generic._dependencies import check_types, dependency_r
 from easybuild.easyblocks.generic._pytorchprocess import (
     MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
     mpi_library, probe_pytorch)
-from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.tools import LooseVersion
@@ -41,7 +40,7 @@ sys.exit(0 if right else "%d ranks of 2, and a sum of %s in place of 3" % (size,
 """
 
 
-class EB_slingmpi(KeepsPrevious, PythonPackage):
+class EB_slingmpi(PythonPackage):
     """
     Builds the MPI backend of this bundle for one PyTorch and one MPI.
 

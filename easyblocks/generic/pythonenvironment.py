@@ -9,8 +9,8 @@ import tempfile
 from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import wheel_dir
-from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
-from easybuild.easyblocks.generic.runscripts import wants_checksums_only
+from easybuild.easyblocks.generic.runscripts import aside, wants_checksums_only
+from easybuild.framework.easyblock import EasyBlock
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
@@ -24,7 +24,7 @@ CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
 FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
-class PythonEnvironment(KeepsPrevious):
+class PythonEnvironment(EasyBlock):
     """Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
     one directory. To be inherited from in front of an easyblock derived from PythonPackage.
 
@@ -36,7 +36,7 @@ class PythonEnvironment(KeepsPrevious):
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the environment."""
-        return with_parameters(KeepsPrevious.extra_options(extra_vars), {
+        return with_parameters(EasyBlock.extra_options(extra_vars), {
             'python_packages': [[], "Packages of the Python environment, as pip or conda takes them"],
             'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
             'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
@@ -189,7 +189,7 @@ class PythonEnvironment(KeepsPrevious):
         try:
             super().extensions_step(*args, **kwargs)
         except (EasyBuildError, RunShellCmdError):
-            if not os.path.exists(self.previous()[0]):
+            if not os.path.lexists(aside(self.mod_filepath)):  # else what worked before is put back
                 print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on "
                               "with the extensions, and with --rebuild from nothing", self.name, self.installdir,
                               log=self.log)

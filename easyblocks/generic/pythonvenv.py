@@ -20,7 +20,6 @@ from easybuild.easyblocks.generic._lockfile import (
     uv_environment, wheel_dir)
 from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
 from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
-from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -84,7 +83,7 @@ PIP_PROBLEMS = [
 ]
 
 
-class PythonVenv(KeepsPrevious, RunScripts):
+class PythonVenv(RunScripts):
     """Installs a Python virtual environment whose packages come from a lock file with hashes.
 
     The first source is the lock file: a requirements file as 'pip install --require-hashes' takes it, every package
@@ -226,7 +225,7 @@ class PythonVenv(KeepsPrevious, RunScripts):
 
     @property
     def renews(self):
-        """Also what is kept gets the runscripts of today."""
+        """Also what is kept has its module until the new one takes its place: a failure takes nothing away."""
         return self.is_kept or super().renews
 
     def make_installdir(self, *args, **kwargs):

@@ -14,7 +14,6 @@ from easybuild.easyblocks.generic._singularity_image import (
 from easybuild.easyblocks.generic._singularity_module import module_text
 from easybuild.easyblocks.generic._singularity_runtime import (
     HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory, verify_signature)
-from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths, update_build_option
@@ -50,7 +49,7 @@ Packages: list-packages; pip install (where the module has an environment for yo
 The image itself is $SIF: singularity exec $SIF COMMAND. Scripts for jobs: /runscripts inside, $RUNSCRIPTS outside."""
 
 
-class Singularity(KeepsPrevious, RunScripts):
+class Singularity(RunScripts):
     """
     Installs a container image (SIF) behind a module: from the source path, from a registry, or built from a definition.
 
@@ -62,6 +61,9 @@ class Singularity(KeepsPrevious, RunScripts):
     directory user-software for packages of the user, which is /user-software inside and outlives a rebuild.
     Where a container runtime is there the installation is checked inside the container.
     """
+
+    # packages of the user stay in the directory, and its image is replaced when the new one is whole
+    sets_aside = False
 
     @staticmethod
     def extra_options(extra_vars=None):
@@ -361,11 +363,6 @@ class Singularity(KeepsPrevious, RunScripts):
 
     # --- steps
 
-    @property
-    def moved_along(self):
-        """Packages of the user, and new images."""
-        return USER_SOFTWARE + ['.%s.part-*' % glob.escape(self.image_name)]
-
     def extract_step(self):
         """Nothing is unpacked, and no copy goes to the build directory but what a definition file needs."""
         if self.first_source.endswith('.def'):
@@ -386,7 +383,6 @@ class Singularity(KeepsPrevious, RunScripts):
         if untouched or not os.path.isdir(self.installdir):
             super().make_installdir(dontcreate=dontcreate)
             return
-        self.set_aside()
         for name in os.listdir(self.installdir):
             path = os.path.join(self.installdir, name)
             if name in ['user-software', 'user-software.squashfs']:
