@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What is installed stays until its successor is whole: the base of all easyblocks that install software of their own."""
+"""What is installed stays until its successor is whole: a base of the easyblocks that install software of their own."""
 import os
 import stat
 
