@@ -20,16 +20,15 @@ PAGE = (ROOT / 'docs/launchers.md').read_text()
 def frameworks(installed_pytorch, lmod, tmp_path_factory):
     """Environment (dictionary) of a shell that has activated a user's environment with the frameworks."""
     home = testbed.DIR / 'frameworks'
-    venv = home / hashlib.sha256(LOCK.read_bytes() + str(installed_pytorch.python.resolve()).encode()).hexdigest()[:12]
+    venv = home / hashlib.sha256(LOCK.read_bytes() + f'{installed_pytorch.root}{installed_pytorch.python.resolve()}'.encode()).hexdigest()[:12]
     with testbed.locked('frameworks'):
         for earlier in home.glob('*'):
             if earlier != venv:
                 shutil.rmtree(earlier)
-        # the installation below may be another one than at the last time
-        extend = '' if venv.exists() else f'python -m venv --system-site-packages --without-pip {venv}\n'
-        lmod.bash(f'set -e\nmodule load {installed_pytorch.module}\n{extend}extend-venv-activate {venv}',
-                  modulepath=[installed_pytorch.modulepath])
         if not (venv / 'whole').exists():
+            shutil.rmtree(venv, ignore_errors=True)
+            lmod.bash(f'set -e\nmodule load {installed_pytorch.module}\npython -m venv --system-site-packages --without-pip {venv}\n'
+                      f'extend-venv-activate {venv}', modulepath=[installed_pytorch.modulepath])
             run([installed_pytorch.python, '-m', 'pip', '--python', venv / 'bin/python', 'install', '--quiet', '--no-deps',
                  '--require-hashes', '--requirement', LOCK], timeout=400)
             (venv / 'whole').touch()
