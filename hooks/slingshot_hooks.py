@@ -341,8 +341,9 @@ def fail_hook(error: EasyBuildError) -> None:
     for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
         line = chosen_site().role_of(module)
         if line and line not in error.msg:
-            print_warning("slingtorch: the module %s is named in %s. If this machine has it no more ('module spider "
-                          "%s'), correct that line, or take another generation (export %s=NAME)", module, line,
+            print_warning("slingtorch: the module %s is named in %s. A login node may lack it: run eb in a job. If the "
+                          "machine has it no more ('module spider %s'), correct that line, or take another generation "
+                          "(export %s=NAME)", module, line,
                           module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
 
 

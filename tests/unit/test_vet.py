@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -163,7 +164,7 @@ def test_a_node_that_greets_in_another_way_did_not_answer(said, heard):
     with here, there:
         if said is not None:
             wire.send_message(there, said)
-        assert vet.greeting(here, time.time() + 0.3) == heard
+        assert vet.greeting(here, time.monotonic() + 0.3) == heard
 
 
 def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
@@ -197,7 +198,7 @@ def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
         (tmp_path / 'torch.py').write_text(code)
     lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
     try:
-        assert lane.hear(vet.time.time() + 60) == found
+        assert lane.hear(vet.time.monotonic() + 60) == found
     finally:
         lane.end()
 
@@ -206,7 +207,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
     (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
     lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
     try:
-        assert lane.hear(vet.time.time() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
+        assert lane.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
     finally:
         lane.end()
 
@@ -228,6 +229,19 @@ def test_the_network_card_beside_a_gpu(tmp_path, address, card):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(sys_ / 'devices' / where)
     assert exchange.nearest_card(Machine({}, str(tmp_path)), address) == card
+
+
+def test_lists_are_written_whole_or_not_at_all(tmp_path):
+    """Also the one that has room where the other has none: they belong together."""
+    vet.write_lists(f'{tmp_path}/vet', ['n1'], ['n2'])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as a full disk, in the middle of a file
+    try:
+        with pytest.raises(OSError):
+            vet.write_lists(f'{tmp_path}/vet', ['n3'], ['n%d' % number for number in range(10, 100)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {'vet.vetted': 'n1\n', 'vet.cordon': 'n2\n'}
 
 
 # --- with-spares under PBS
@@ -276,6 +290,7 @@ def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
     (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: how many nodes'),
     (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, 'leave none of the 3'),
     (['1', 'mpiexec', '-ppn', '4', 'train.py'], {'PBS_NODEFILE': '/nowhere'}, 1, 'cannot be read'),
+    (['--help'], {}, 0, 'with-spares N srun [OPTIONS] PROGRAM'),
     (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, 3 are needed. Bad ones: b.hsn.'),
 ])
 def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
