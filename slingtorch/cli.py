@@ -493,6 +493,33 @@ def run_explain(args: argparse.Namespace) -> int:
     return explain.run(args.logs, args.json, network)
 
 
+def run_examples(args: argparse.Namespace) -> int:
+    """slingtorch examples"""
+    top = os.path.join(bundle_root(), 'examples')
+
+    def below(room):
+        return sorted(name for name in os.listdir(os.path.join(top, room)) if name[0] not in '._')
+
+    if not args.name:
+        print(table([(room, ' '.join(below(room))) for room in below('') if '.' not in room]), end='')
+        note("'slingtorch examples slurm' copies these of a directory into the working directory, 'slingtorch examples "
+             "slurm/ddp_pytorch.job' one. The pages that messages call docs/NAME.md are in %s"
+             % os.path.join(bundle_root(), 'docs'))
+        return 0
+    source = os.path.normpath(os.path.join(top, args.name))
+    if not source.startswith(top + '/') or not os.path.exists(source):
+        raise CliError("There is no example '%s': 'slingtorch examples' lists what there is" % args.name)
+    room, names = (source, below(source)) if os.path.isdir(source) else (os.path.dirname(source), [args.name])
+    there = [name for name in names if os.path.lexists(os.path.join(args.directory, os.path.basename(name)))]
+    if there:
+        raise CliError("In %s there is %s already, which stays as it is. Name another directory: slingtorch examples "
+                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(map(os.path.basename, there)), args.name))
+    os.makedirs(args.directory, exist_ok=True)
+    for name in map(os.path.basename, names):
+        print(shutil.copy(os.path.join(room, name), args.directory))
+    return 0
+
+
 def run_status(args: argparse.Namespace) -> int:
     """slingtorch status"""
     with contextlib.redirect_stdout(sys.stderr):
@@ -548,6 +575,11 @@ def make_parser() -> argparse.ArgumentParser:
     explaining.add_argument('logs', nargs='+', metavar='LOG',
                             help="output of a job (also gzipped), - for standard input, or a directory with such files "
                                  "or those of PyTorch's flight recorder")
+    examples = command('examples', run_examples, "list job scripts and training programs, or copy them", """
+        Lists the job scripts and training programs that come with slingtorch, or copies those of a directory, or one
+        of them. It replaces no file.""")
+    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory of them, or DIRECTORY/FILE")
+    examples.add_argument('directory', nargs='?', metavar='DIR', default='.', help="where to copy to (default: here)")
     command('status', run_status, "show what is installed, and whether it is as the bundle has it", """
         Lists what is installed in the modules of EasyBuild's configuration: with which runscripts and which site
         values. Prints the command that renews what is not as the bundle has it. Status 0: all is; 3: not all.""",

@@ -27,7 +27,7 @@ from slingtorch import bundle_module, gpus  # noqa: E402
 
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
-EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
+EXAMPLE = os.path.join(BUNDLE, 'examples', 'training', 'ddp_training.py')
 # the versions that the lock files cover, and the order in which commands are tried
 PYTHON_VERSIONS = ('3.11', '3.12', '3.13', '3.14')
 PYTHON_COMMANDS = ('python3', 'python3.13', 'python3.12', 'python3.11', 'python3.14', '/usr/bin/python3')

@@ -47,6 +47,6 @@ def test_from_login_node_to_training(slurm, lmod, installed_pytorch, tmp_path):
     done = lmod.bash(script, env={**slurm.environ(env), 'http_proxy': None}, cwd=tmp_path)
     loaded = parse_env0(done.stdout)
     assert loaded['SLINGTORCH_SITE'] == 'here' and loaded['http_proxy'] == PROXY
-    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/digits/train_digits.py']
+    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/training/ddp_training.py']
     job = slurm.srun('-N2', '--ntasks-per-node=1', *train, '--epochs', '1', '--backend', 'gloo', env=loaded).stdout
     assert '2 ranks' in job, job

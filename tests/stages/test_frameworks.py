@@ -80,24 +80,3 @@ def test_four_ranks(start, framework, steps):
 def test_accelerate_by_srun_alone(start):
     """What the page warns of."""
     assert start('accelerate', 'srun -N2 --ntasks-per-node=2 python accelerate_program.py') == ['rank 0 of 1: 32 steps'] * 4
-
-
-def test_directory_of_images(frameworks, tmp_path):
-    """Reading images needs Pillow, which the module does not have."""
-    code = f'''
-import sys
-sys.path.insert(0, {str(ROOT / 'examples/training')!r})
-import common
-from PIL import Image
-for label, name in enumerate(['cats/a.png', 'dogs/more/b.jpg']):
-    Image.new('RGB', (20, 30), (255, 255 * label, 0)).save(name)
-data = common.load_data('.')
-images, labels = data[[1, 0]]
-assert len(data) == data.classes == 2 and labels.tolist() == [1, 0] and images.shape == (2, 3, 64, 64)
-assert images[1, :, 5, 5].tolist() == [2, -2, -2]
-assert data[[]][0].shape == (0, 3, 64, 64)
-common.make_network(data, 1)(images)
-'''
-    for directory in ('cats', 'dogs/more'):
-        (tmp_path / directory).mkdir(parents=True)
-    run(['python', '-c', code], env=frameworks, cwd=tmp_path)

@@ -567,3 +567,19 @@ def test_sites_with_contradiction(environ):
 def test_no_command(environ):
     done = run([], environ)
     assert done.returncode == 2 and 'name a command' in done.stderr
+
+
+def test_examples(environ, tmp_path):
+    """They are listed, and copied where no file of the same name is."""
+    done = run(['examples'], environ)
+    assert re.search(r'^slurm .* ddp_pytorch\.job', done.stdout, re.M) and done.stderr.endswith(' are in %s/docs\n' % ROOT)
+    assert run(['examples', 'slurm/ddp_pytorch.job', str(tmp_path / 'new')], environ).returncode == 0
+    job = tmp_path / 'new/ddp_pytorch.job'
+    assert job.read_text() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_text()
+    job.write_text('mine')
+    done = run(['examples', 'slurm', str(job.parent)], environ)
+    assert done.returncode == 1 and 'there is ddp_pytorch.job already, which stays as it is' in done.stderr
+    assert [path.name for path in job.parent.iterdir()] == ['ddp_pytorch.job'] and job.read_text() == 'mine'
+    for name in ('nowhere', '../hooks', '/etc'):
+        done = run(['examples', name, str(tmp_path)], environ)
+        assert done.returncode == 1 and "There is no example '%s'" % name in done.stderr

@@ -172,7 +172,7 @@ READERS = {
     'cores': (probe(machine.cpus_of), [b'0-7,16-23', b'0']),
     'mounts': (probe(machine.read_mounts), [b'/dev/sda1 / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,size=1k 0 0\n']),
     'program': (lambda data, path: (limits.imports_of(data), limits.gpu_of_program([data])),
-                [(ROOT / 'examples/training/common.py').read_bytes()]),
+                [(ROOT / 'examples/training/ddp_training.py').read_bytes()]),
 }
 
 
