@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The commands of LUMI's PyTorch documentation, as they are written there, on a LUMI that is emulated."""
 
-import json
 import pathlib
 import re
 import shutil
