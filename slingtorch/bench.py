@@ -159,7 +159,10 @@ def draw(records: List[dict], names: list, path: str) -> None:
     figure.suptitle(title if len(records) == 1 else ' / '.join(names))
     figure.legend(handles.values(), handles.keys(), loc='lower center', ncols=min(4, len(handles)), frameon=False)
     figure.tight_layout(rect=(0, 0.25 * (1 + -(-len(handles) // 4)) / figure.get_figheight(), 1, 1))
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as err:  # the name's ending is none that matplotlib draws
+        raise BenchError("--plot %s: %s" % (path, err))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -209,7 +209,7 @@ def find_python(wanted: Optional[str]) -> Optional[Described]:
         found = describe_python(shutil.which(command))
         if found and found['version'] in PYTHON_VERSIONS:
             return found
-        if found or wanted:
+        if found or wanted is not None:
             seen.append("%s is %s" % (command, found['version'] if found else "no Python that starts"))
     if seen:
         raise QuickstartError("PyTorch is installed for Python %s, and %s"
