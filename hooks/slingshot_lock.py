@@ -54,8 +54,9 @@ def take_lock(easyblock: Any) -> None:
         os.getpid(), os.environ.get('USER', os.getuid()), time.strftime('%F %T'), host)
     # EasyBuild goes back to the second one before extensions and the sanity check (EasyBlock.load_module)
     os.environ[MARK] = easyblock.initial_environ[MARK] = holder
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, holder.encode(), 0)
+    with contextlib.suppress(OSError):  # a disk that is full: the lock holds all the same
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, holder.encode(), 0)
 
 
 def left_behind(holder: str) -> List[str]:

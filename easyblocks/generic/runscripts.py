@@ -113,7 +113,8 @@ class RunScripts(KeepsPrevious):
             self.renew_scripts()
         elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
             print_warning("Nothing is installed in %s, so this module loads nothing that works. To install it run eb "
-                          "without --module-only; if it is elsewhere, see EASYBUILD_PREFIX", self.installdir, log=self.log)
+                          "without --module-only; if it is elsewhere, see EASYBUILD_PREFIX", self.installdir,
+                          log=self.log)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
