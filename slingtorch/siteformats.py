@@ -41,7 +41,8 @@ def env_file(site: Any, names: Names) -> List[str]:
             own.append(value.name)
         else:
             lines += comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
-    return lines + (comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else [])
+    left_out = comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
+    return lines + left_out
 
 
 def cell(text: str) -> str:
