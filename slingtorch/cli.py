@@ -589,7 +589,6 @@ def make_parser() -> argparse.ArgumentParser:
         edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
-    new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
     bench.add_parser(commands)
     check.add_parsers(commands)
