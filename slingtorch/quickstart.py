@@ -274,7 +274,7 @@ def set_up_packages(wanted: Optional[str], lock: int, log: str) -> Tuple[Describ
 def pip_environment(python: str) -> Dict[str, str]:
     """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration."""
     try:
-        settings = bundle_module('easyblocks/generic/_lockfile.py').pip_settings(python, 'install')
+        settings = bundle_module('easyblocks/generic/_lockfile.py').pip_settings(python, 'install', '-sE')
     except RuntimeError as err:
         raise QuickstartError(str(err))
     return dict({'PIP_CONFIG_FILE': os.devnull}, **{

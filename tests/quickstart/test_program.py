@@ -287,6 +287,7 @@ def test_index_out_of_reach(tmp_path, monkeypatch, lock):
 
 
 def test_pip_keeps_the_network_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv('PYTHONHOME', '/nonexistent')    # of a module: its Python does not start with another's files
     config = tmp_path / 'pip.conf'
     config.write_text('[global]\nindex-url = https://centre/simple\nuser = true\n'
                       '[install]\ntarget = /elsewhere\nextra-index-url =\n    https://one\n    https://two\n')
