@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""until-done: jobs of real Slurms that are signalled, requeued and lose ranks and nodes; launchers of two MPIs."""
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+import testbed
+from testbed import NODES, ROOT, debianroot, launchers, slurm as slurm_
+from testbed.slurm import wait
+
+pytestmark = pytest.mark.real
+
+UNTIL_DONE = ROOT / 'runscripts/until-done'
+MACHINE = {'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'}
+
+# 20 epochs; a file `at-EPOCH` says that a rank waits there: for the signal, or for its end
+TRAIN = '''
+import os, pathlib, signal, sys, time
+
+came = []
+signal.signal(signal.SIGUSR1, lambda *_: came.append(True))
+rank = int(os.environ.get('SLURM_PROCID') or os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])
+saved = pathlib.Path('ckpt/epoch')
+epoch = int(saved.read_text()) if saved.exists() else 0
+
+def save():
+    if rank == 0:
+        saved.parent.mkdir(exist_ok=True)
+        saved.with_suffix('.part').write_text(str(epoch))
+        saved.with_suffix('.part').rename(saved)
+    while not saved.exists() or int(saved.read_text()) < epoch:
+        time.sleep(0.01)
+
+def hold():
+    pathlib.Path(f'at-{epoch}-{rank}').touch()
+    while not came:
+        time.sleep(0.01)
+'''
+FLOW = TRAIN + '''
+while epoch < 20:
+    epoch += 1
+    save()
+    if epoch in (6, 12, 15, 18) and not pathlib.Path(f'at-{epoch}-{rank}').exists():
+        hold()
+        sys.exit(85)
+    if epoch == 9 and rank == 1 and not pathlib.Path('killed').exists():
+        pathlib.Path('killed').touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+class Job:
+    """A job of Slurm that may be requeued, in a directory of its own; `output()` of all its runs."""
+
+    def __init__(self, cluster, directory, command, *options, env=None, program=FLOW):
+        self.cluster, self.dir = cluster, directory
+        directory.mkdir(exist_ok=True)
+        (directory / 'train.py').write_text(program)
+        (directory / 'job').write_text(f'#!/bin/bash\n{command}\n')
+        options = ['-N2', '--ntasks-per-node=1', '--requeue', '--open-mode=append', f'--output={directory}/out', *options]
+        self.id = cluster.run('sbatch', '--parsable', *options, directory / 'job', cwd=directory, env=env).stdout.strip()
+
+    def output(self):
+        return (self.dir / 'out').read_text() if (self.dir / 'out').exists() else ''
+
+    def state(self):
+        """State, and in another word the exit status."""
+        text = self.cluster.run('scontrol', '--oneliner', 'show', 'job', self.id).stdout
+        return re.search(r' JobState=(\S+)', text).group(1), re.search(r' ExitCode=(\d+):', text).group(1)
+
+    def wait(self, condition, problem):
+        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here it does not."""
+        def now():
+            if self.state()[0] == 'PENDING':
+                self.cluster.run('scontrol', 'update', f'JobId={self.id}', 'StartTime=now', check=False)
+            return condition()
+        try:
+            wait(now, 240, problem)
+        except RuntimeError as error:
+            pytest.fail(f'{error}\n{self.output()}', pytrace=False)
+
+    def wait_at(self, epoch, ranks=2):
+        self.wait(lambda: len(list(self.dir.glob(f'at-{epoch}-*'))) == ranks, f'epoch {epoch} is not there')
+
+    def signal(self):
+        """What --signal=B:USR1 sends."""
+        self.cluster.run('scancel', '--batch', '--signal=USR1', self.id)
+
+    def end(self):
+        self.wait(lambda: self.state()[0] not in ('PENDING', 'CONFIGURING', 'RUNNING', 'COMPLETING', 'REQUEUED'), 'no end')
+        return self.state()
+
+
+def lines(output):
+    """What until-done said, without numbers of jobs and seconds."""
+    said = re.findall(r'^until-done: (.*)', output, re.M)
+    return [re.sub(r'job \d+', 'job N', re.sub(r'ran \d+ s', 'ran N s', line)) for line in said]
+
+
+@contextlib.contextmanager
+def down(cluster, node):
+    cluster.run('scontrol', 'update', f'NodeName={node}', 'State=DOWN', 'Reason=test')
+    try:
+        yield
+    finally:
+        cluster.run('scontrol', 'update', f'NodeName={node}', 'State=RESUME')
+
+
+@pytest.fixture(params=['/', *debianroot.SUITES])
+def nodes(request):
+    """Two nodes with the Slurm of this Debian."""
+    testbed.only_root('mounts file systems, for the Slurms of newer Debians')
+    slurm_.clean_up_killed_runs()
+    root = request.param if request.param == '/' else debianroot.roots()[request.param]
+    cluster = slurm_.Cluster(root, launchers.NODES[:2], separate=True)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
+    python = f'PATH={os.path.dirname(testbed.sys.executable)}:$PATH'
+    job = Job(nodes, nodes.shared / 'flow', f'{python} exec {UNTIL_DONE} --checkpoint ckpt srun python train.py')
+    for epoch in (6, 12):
+        job.wait_at(epoch)
+        job.signal()
+    job.wait_at(15)
+    with down(nodes, launchers.NODES[1]):
+        job.wait(lambda: job.state()[0] == 'PENDING', 'Slurm does not requeue it')
+    job.wait_at(18)
+    job.signal()
+    assert job.end() == ('COMPLETED', '0'), job.output()
+    again = 'job N goes back to the queue: '
+    assert lines(job.output()) == [
+        'start 1, job N, from no checkpoint',
+        again + (first := 'start 1 ran N s, status 85 after SIGUSR1, saved epoch'),
+        f'start 2, job N, from epoch; {first}',
+        'start 3, job N, from epoch; start 2 ran N s, status 137, saved epoch',
+        again + (third := 'start 3 ran N s, status 85 after SIGUSR1, saved epoch'),
+        f'start 4, job N, from epoch; {third}',
+        'start 5, job N, from epoch; start 4 ended without a word (a node went down, or the batch system ended the job)',
+        again + (fifth := 'start 5 ran N s, status 85 after SIGUSR1, saved epoch'),
+        f'start 6, job N, from epoch; {fifth}',
+        'done: start 6 ran N s, status 0, saved epoch']
+    assert not (job.dir / 'ckpt.starts').exists()
