@@ -117,6 +117,18 @@ def down(cluster, node):
         cluster.run('scontrol', 'update', f'NodeName={node}', 'State=RESUME', check=False)   # it may have come back by itself
 
 
+def go(job, node):
+    """Through four allocations: the signal at epoch 6 and 12, the node down at 15, the signal at 18."""
+    for epoch in (6, 12):
+        job.wait_at(epoch)
+        job.signal()
+    job.wait_at(15)
+    with down(job.cluster, node):
+        job.wait(lambda: job.state()[0] == 'PENDING', 'Slurm does not requeue it')
+    job.wait_at(18)
+    job.signal()
+
+
 @pytest.fixture(params=['/', *debianroot.SUITES])
 def nodes(request):
     """Two nodes with the Slurm of this Debian."""
@@ -130,17 +142,57 @@ def nodes(request):
         cluster.stop()
 
 
+# examples/training/resume_training.py, held where FLOW is
+HELD = f'''
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {str(ROOT / 'examples/training')!r})
+import resume_training as program
+
+came, real, save, rank = [], signal.signal, program.save, os.environ['RANK']
+signal.signal = lambda number, handler: real(number, lambda *args: (came.append(True), handler(*args)))
+
+def held(args, model, optimizer, place):
+    save(args, model, optimizer, place)
+    epoch = place[0] - 1
+    mark = pathlib.Path('at-%d-%s' % (epoch, rank))
+    if place[1] == 0 and epoch in (6, 12, 15, 18) and not mark.exists():
+        mark.touch()
+        while not came:
+            time.sleep(0.01)
+    if place[1] == 0 and epoch == 9 and rank == '1' and not os.path.exists('killed'):
+        pathlib.Path('killed').touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+program.save = held
+program.main()
+'''
+
+
+def test_training_has_the_losses_of_one_that_was_not_interrupted(separate_nodes, installed_pytorch):
+    """To all digits, printed or not; each signal comes in the middle of an epoch, which is not begun again."""
+    where = separate_nodes.shared / 'training'
+    env = {**installed_pytorch.env, **MACHINE, 'GLOO_SOCKET_IFNAME': 'eth0', 'SLINGTORCH_CACHE_ROOT': separate_nodes.shared}
+    start = installed_pytorch.runscripts / 'conda-python-distributed'
+    job = Job(separate_nodes, where, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} train.py --checkpoints ckpt '
+              '--json resumed.json', env=env, program=HELD)
+    go(job, NODES[1])
+    assert job.end() == ('COMPLETED', '0'), job.output()
+    assert lines(job.output())[-1] == 'done: start 6 ran N s, status 0, saved epoch-0021-step-000000', job.output()
+    assert re.findall(r'^from ckpt/(.*)', job.output(), re.M) == [
+        f'epoch-{epoch:04}-step-{step:06}' for epoch, step in ((7, 5), (10, 0), (13, 5), (16, 0), (19, 5))]
+    assert sorted(os.listdir(where / 'ckpt')) == ['epoch-0020-step-000000', 'epoch-0021-step-000000']
+    whole = separate_nodes.srun('-N2', '--ntasks-per-node=1', start, ROOT / 'examples/training/resume_training.py',
+                                '--checkpoints', 'whole', '--json', 'whole.json', env=env, cwd=where)
+    epochs = re.findall(r'^epoch .*', whole.stdout, re.M)
+    assert len(epochs) == 20 and re.findall(r'^epoch .*', job.output(), re.M) == epochs
+    found = [json.loads((where / f'{name}.json').read_text()) for name in ('resumed', 'whole')]
+    assert found[0]['losses'] == found[1]['losses'] and found[0]['accuracy'] == found[1]['accuracy']
+
+
 def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
     python = f'PATH={os.path.dirname(testbed.sys.executable)}:$PATH'
     job = Job(nodes, nodes.shared / 'flow', f'{python} exec {UNTIL_DONE} --checkpoint ckpt srun python train.py')
-    for epoch in (6, 12):
-        job.wait_at(epoch)
-        job.signal()
-    job.wait_at(15)
-    with down(nodes, launchers.NODES[1]):
-        job.wait(lambda: job.state()[0] == 'PENDING', 'Slurm does not requeue it')
-    job.wait_at(18)
-    job.signal()
+    go(job, launchers.NODES[1])
     assert job.end() == ('COMPLETED', '0'), job.output()
     again = 'job N goes back to the queue: '
     # what it may still say, and has to say, where a node goes down
