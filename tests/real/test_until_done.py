@@ -210,3 +210,151 @@ def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
         f'start 6, job N, from epoch; {fifth}',
         'done: start 6 ran N s, status 0, saved epoch']
     assert not (job.dir / 'ckpt.starts').exists()
+
+
+# --- without waiting for Slurm: PBS's variables and the launchers of two MPIs
+
+HOLDS = TRAIN + 'epoch += 1\nsave()\nhold()\nsys.exit(85)\n'
+
+
+@pytest.fixture
+def begin(mpich, tmp_path):
+    """Start until-done with a program and MPICH's mpiexec on two ranks; the Popen."""
+    started = []
+
+    def popen(program, *options, launcher=mpich, **env):
+        (tmp_path / 'train.py').write_text(program)
+        command = [UNTIL_DONE, '--checkpoint', 'ckpt', *options, *launcher.command(2, testbed.sys.executable, 'train.py')]
+        env = {**testbed.clean_environ(), 'PBS_JOBID': '77', **env}
+        started.append(subprocess.Popen([str(word) for word in command], env=env, cwd=tmp_path, text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        return started[-1]
+    yield popen
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+
+
+def ended(process):
+    """Its exit status and what until-done said."""
+    output = process.communicate(timeout=120)[0]
+    return process.returncode, lines(output), output
+
+
+@pytest.mark.parametrize('launcher', ['mpich', 'openmpi'])
+def test_every_rank_has_the_signal_and_the_next_job_is_submitted(begin, request, launcher, tmp_path):
+    process = begin(HOLDS, '--submit', 'echo $PBS_JOBID > next', launcher=request.getfixturevalue(launcher))
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert said[0] == 'start 1, job N, from no checkpoint', output
+    assert re.fullmatch(r'job N goes back to the queue: start 1 ran N s, status \d+ after SIGUSR1, saved epoch.*', said[1])
+    assert (tmp_path / 'next').read_text() == '77\n'
+
+
+def test_minutes_are_counted_where_the_batch_system_sends_nothing(begin, tmp_path):
+    status, said, output = ended(begin(HOLDS, '--minutes=0', '--grace=1', '--submit=touch next'))
+    assert said[-1].startswith('job N goes back to the queue: ') and (tmp_path / 'next').exists(), output
+
+
+def test_signal_before_the_program_has_a_handler(begin, tmp_path):
+    """Nothing is lost; but two jobs in a row that save nothing are the last ones."""
+    program = 'import os, pathlib, signal\npathlib.Path("in-" + os.environ["PMI_RANK"]).touch()\nsignal.pause()\n'
+    for number, end in ((1, 'job N goes back to the queue: start 1 ran N s, status N after SIGUSR1, saved nothing'),
+                        (2, 'two starts in a row changed nothing in ckpt, so there is no third one. Start 2 ran N s, '
+                            'status N after SIGUSR1, saved nothing')):
+        process = begin(program, '--submit=touch next')
+        wait(lambda: len(list(tmp_path.glob('in-*'))) == 2, 60, 'the ranks do not start')
+        process.send_signal(signal.SIGUSR1)
+        _, said, output = ended(process)
+        said = [re.sub(r'status (10|0) (.*nothing).*', r'status N \2', line) for line in said]   # hydra loses some
+        assert said[0].startswith(f'start {number}, job N, from no checkpoint'), output
+        assert said[1] == end and (tmp_path / 'next').exists() == (number == 1), output
+        for path in tmp_path.glob('[in]*'):
+            path.unlink()
+    assert not (tmp_path / 'ckpt.starts').exists()
+
+
+def test_program_that_ignores_the_signal_is_ended_in_time(begin, tmp_path):
+    program = HOLDS.replace('hold()\n', 'signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nhold()\n')
+    process = begin(program, '--grace=1', '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert ' after SIGUSR1, saved epoch' in said[-1] and (tmp_path / 'next').exists(), output
+
+
+def test_status_0_after_the_signal_may_mean_that_it_has_only_saved(begin, tmp_path):
+    """The next start tells: it ends at once where nothing is left to do."""
+    program = HOLDS.replace('epoch += 1', 'if epoch: sys.exit()\nepoch += 1').replace('exit(85)', 'exit()')
+    process = begin(program, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    _, said, output = ended(process)
+    assert said[1].startswith('job N goes back to the queue: start 1 ran N s, status 0 after SIGUSR1, saved epoch'), output
+    (tmp_path / 'next').unlink()
+    status, said, output = ended(begin(program, '--submit=touch next'))
+    assert status == 0 and said[1] == 'done: start 2 ran N s, status 0, saved nothing', output
+    assert not (tmp_path / 'next').exists()
+
+
+def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
+    """qdel and scancel send SIGTERM: the program may save, and the job is over."""
+    process = begin(HOLDS, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGTERM)
+    status, said, output = ended(process)
+    assert status and said[1].startswith('the batch system ends job N (SIGTERM): start 1 ran'), output
+    assert not (tmp_path / 'next').exists()
+
+
+def test_starts_in_vain_and_too_many_starts(begin, tmp_path):
+    status, said, output = ended(begin('import sys; sys.exit("no data")'))
+    assert status == 1 and len(said) == 3 and said[2].startswith('two starts in a row changed nothing in ckpt'), output
+    (tmp_path / 'ckpt.starts').write_text('what is this\n')
+    status, said, output = ended(begin(TRAIN + 'epoch += 1\nsave()\nsys.exit(3)\n', '--restarts=2'))
+    assert status == 3 and len(said) == 4, output
+    assert said[3] == 'start 3 ran N s, status 3, saved epoch. That was the last of --restarts=2'
+
+
+def test_program_that_cannot_be_requeued_says_so(begin, tmp_path):
+    process = begin(HOLDS)      # there is no qrerun here
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert status == 1 and said[-1].startswith('job N could not be requeued, status 127. Submit the job script'), output
+
+
+def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
+    (tmp_path / 'ckpt.starts').mkdir()
+    status, said, output = ended(begin('raise SystemExit'))
+    assert status == 1 and 'ckpt.starts cannot be written' in said[-1] and 'Traceback' not in output
+
+
+@pytest.mark.parametrize('words, env, says', [
+    (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'this is no job: neither SLURM_JOB_ID, '),
+    (['srun', 'train'], {'PBS_JOBID': '1'}, 'say where the program saves'),
+    (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
+    (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
+    (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint: its value is missing'),
+    (['--checkpoint='], {'PBS_JOBID': '1'}, '--checkpoint: its value is empty'),
+    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is no number"),
+    (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'there is no option --requeue'),
+    (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory is not there'),
+    (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),
+    (['--checkpoint=ckpt', 'flux', 'run'], {'FLUX_JOB_ID': 'f1'}, 'Flux cannot requeue a job that runs'),
+])
+def test_wrong_use(words, env, says, tmp_path):
+    done = testbed.run([UNTIL_DONE, *words], env={**testbed.clean_environ(), **env}, cwd=tmp_path, check=False)
+    assert done.returncode in (1, 2) and done.stderr.startswith(f'until-done: {says}'), done.stderr
+    assert done.stderr.count('\n') == 1 and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('start, options, says', [
+    ('', ['--requeue'], 'Let the script become this: exec until-done ...'),
+    ('exec', ['--no-requeue'], "may not be requeued. Add '#SBATCH --requeue'"),
+])
+def test_job_that_could_not_go_on_does_not_begin(slurm, tmp_path, start, options, says):
+    job = slurm.sbatch(f'#!/bin/bash\n{start} {UNTIL_DONE} --checkpoint {tmp_path}/ckpt srun touch {tmp_path}/begun\n'
+                       'exit $?\n', *options)
+    assert job.returncode and says in job.output and not os.listdir(tmp_path), job.output
