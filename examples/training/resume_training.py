@@ -27,7 +27,7 @@ SAVED = 85                  # exit status: saved, and not done
 
 
 def state(model, optimizer, place):
-    """What a checkpoint holds; `place`: epoch, its steps that are done, the sum of their losses, losses of epochs."""
+    """What a checkpoint holds; `place`: epoch, its steps that are done, the sum of their losses, those of epochs."""
     weights, moments = get_state_dict(model, optimizer)
     return {'model': weights, 'optimizer': moments, 'place': json.dumps(place)}
 
@@ -107,7 +107,7 @@ def main():
         sampler.set_epoch(epoch)        # another order in each epoch, the same one when it is resumed
         total = torch.zeros((), device=device, dtype=torch.float64)
         if dist.get_rank() == 0:
-            total += before
+            total += before * dist.get_world_size()
         for step, (images, labels) in enumerate(loader, 1):
             if step <= done:
                 continue
@@ -121,7 +121,7 @@ def main():
                 dist.all_reduce(signalled)
                 if signalled:
                     dist.all_reduce(total)
-                    save(args, model, optimizer, [epoch, step, total.item(), losses])
+                    save(args, model, optimizer, [epoch, step, total.item() / dist.get_world_size(), losses])
                     dist.destroy_process_group()
                     os._exit(SAVED)
         dist.all_reduce(total)
