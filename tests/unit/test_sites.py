@@ -311,7 +311,7 @@ def test_variable_that_leads_to_what_everybody_may_write(site_dir, name, mode, r
         assert sites.load('mine', environ).title == 'Test'
 
 
-def test_directory_that_cannot_be_read(site_dir, monkeypatch):
+def test_directory_whose_files_cannot_be_listed(site_dir, monkeypatch):
     environ = site_dir(mine=SITE)
 
     def listdir(path):
