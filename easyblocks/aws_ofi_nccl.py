@@ -9,8 +9,6 @@ import os
 import re
 from collections import namedtuple
 
-from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
-from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools import LooseVersion
@@ -21,6 +19,8 @@ from easybuild.tools.filetools import read_file, symlink, which, write_file
 from easybuild.tools.modules import get_software_root_env_var_name, get_software_version
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
+from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
 
 # since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
 # lib: name under which the library is installed (%s is nccl or rccl).

@@ -8,12 +8,6 @@ import re
 import shlex
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE
-from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
-from easybuild.easyblocks.generic._pytorchprocess import (
-    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
-    probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -23,6 +17,12 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.environment_image import IMAGE
+from slingtorch.install.nccl import PLUGIN_NAMES
+from slingtorch.install.process import (
+    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
+    probe_pytorch)
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']

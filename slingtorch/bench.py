@@ -5,7 +5,7 @@ import argparse
 import sys
 from typing import Any, List
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
 
@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
         print("drawn: %s" % args.plot)
     status = 1 if any(wrong_values(record) or not record['complete'] for record in records) else 0
     if not args.compare:
-        sites, chosen = slingshot_sites(), None
+        chosen = None
         try:
             # of a job's own site, if it is a system by itself that is known here
             name = args.site or records[0]['site']

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (easyblocks/generic/_lockfile.py)."""
+"""'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (slingtorch/lockfile.py)."""
 import glob
 import os
 import shlex
 import sys
 from typing import Callable, Optional
 
-from slingtorch import bundle_module
-
-lockfile = bundle_module('easyblocks/generic/_lockfile.py')
+from slingtorch import lockfile
 
 
 def find_easyconfig(name: str, root: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The lock file of an easyconfig of PythonVenv, written and read: for `eb`, which makes one where there is none yet, and
-for 'slingtorch lock', which loads this file without EasyBuild.
+for 'slingtorch lock'.
 
 With uv: it resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone,
 and takes the hashes of all files from the pages of the indexes. Without uv: pip downloads for the Python and the

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # started as a file
 sys.path.insert(0, BUNDLE)
-from slingtorch import bundle_module, gpus  # noqa: E402
+from slingtorch import gpus, lockfile  # noqa: E402
 
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
@@ -274,7 +274,7 @@ def set_up_packages(wanted: Optional[str], lock: int, log: str) -> Tuple[Describ
 def pip_environment(python: str) -> Dict[str, str]:
     """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration."""
     try:
-        settings = bundle_module('easyblocks/generic/_lockfile.py').pip_settings(python, 'install')
+        settings = lockfile.pip_settings(python, 'install')
     except RuntimeError as err:
         raise QuickstartError(str(err))
     return dict({'PIP_CONFIG_FILE': os.devnull}, **{

@@ -16,7 +16,7 @@ FORMATS = ('sbatch', 'pbs', 'flux', 'edf', 'env', 'markdown')
 # of job scripts, by the site's scheduler
 OF_SCHEDULER = {'slurm': 'sbatch', 'pbs': 'pbs', 'flux': 'flux'}
 
-Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
+Names = Sequence[str]   # of opt-in groups; a site is a Site of slingtorch/sites
 
 # what the runscript makes of this one, others need too
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'

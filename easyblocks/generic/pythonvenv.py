@@ -13,13 +13,6 @@ import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
-from easybuild.easyblocks.generic._lockfile import (
-    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
-    uv_environment, wheel_dir)
-from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
-from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -28,6 +21,13 @@ from easybuild.tools.filetools import (
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
+from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
+from slingtorch.install.nccl import PLUGIN_NAMES
+from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch, replace_nccl
+from slingtorch.lockfile import (
+    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
+    uv_environment, wheel_dir)
 
 # lines of a requirements file that name a package index, and those that send pip to any address
 INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)

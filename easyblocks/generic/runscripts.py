@@ -9,12 +9,12 @@ import stat
 import tempfile
 import time
 
-from easybuild.easyblocks.generic._dependencies import with_parameters
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
     adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
+from slingtorch.install.dependencies import with_parameters
 
 # a link into one of the directories in COPIES_DIR: a job that started with another one keeps that
 RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import tempfile
 
-from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import last_lines
 
 # what a runtime prints -> what it means and what to do: with any image, with registries, with hosts
 FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR (else "

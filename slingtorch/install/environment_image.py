@@ -6,12 +6,12 @@ import re
 import shlex
 import shutil
 
-from easybuild.easyblocks.generic._dependencies import last_lines
-from easybuild.easyblocks.generic._pytorchprocess import dynamic_entries
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import last_lines
+from slingtorch.install.process import dynamic_entries
 
 IMAGE = 'environment.squashfs'
 

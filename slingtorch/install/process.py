@@ -11,10 +11,10 @@ import re
 import shlex
 import tempfile
 
-from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
 
 # file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
 MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')

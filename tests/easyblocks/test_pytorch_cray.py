@@ -258,7 +258,7 @@ CHECK = """
 import json, os, sys
 from easybuild.tools.options import set_up_configuration
 set_up_configuration(args=sys.argv[1:], silent=True)
-from easybuild.easyblocks.generic._pytorchprocess import check_linkage
+from slingtorch.install.process import check_linkage
 for line in sys.stdin:
     process, expected, os.environ['LD_LIBRARY_PATH'] = json.loads(line)
     print(json.dumps(check_linkage(process, expected)), flush=True)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from testbed import ROOT, derecho, path_without, run, smallimage
 from testbed.easybuild import EasyBuild
 
@@ -52,7 +52,7 @@ class Site:
         for old, new in replace:
             assert old in text
             text = text.replace(old, new)
-        roles = set(drop).intersection(slingshot_sites().ROLES)
+        roles = set(drop).intersection(sites.ROLES)
         for role in roles:
             text = re.sub(r", '%s\??'" % role, '', text)
         kept = [line for line in text.splitlines() if not any(word in line for word in set(drop) - roles)]

@@ -13,8 +13,7 @@ import types
 import pytest
 
 import test_runscripts_get_master
-import test_sites
-from slingtorch import explain, site_draft, site_probe, sitefile
+from slingtorch import explain, site_draft, site_probe, sitefile, sites
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
 from test_runscripts import Job, hydra, identity, slurm
@@ -200,9 +199,9 @@ def site_file(record, tmp_path, capsys, **texts):
     evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False, partition=None)
-    sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
+    sitefile.run_new(args, environ, evidence, 'n1')
     capsys.readouterr()
-    return test_sites.sites.load('mine', environ)
+    return sites.load('mine', environ)
 
 
 @each('fi_info')

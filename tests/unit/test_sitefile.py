@@ -15,12 +15,11 @@ import time
 import pytest
 
 import test_sites
-from slingtorch import cli, site_probe, sitefile
+from slingtorch import cli, site_probe, sitefile, sites
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBES = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'loads', 'mounts', 'runtimes', 'environment']
-sites = test_sites.sites
 ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
 
 
@@ -50,7 +49,7 @@ class Person:
         """What is printed."""
         environ = dict(self.environ, **environ)
         args = argparse.Namespace(name=name, complete=complete, partition=partition)
-        sitefile.run_new(args, sites, environ, evidence, host)
+        sitefile.run_new(args, environ, evidence, host)
         return self.capsys.readouterr().out
 
     def complete(self, evidence, **keys):

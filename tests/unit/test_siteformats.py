@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from slingtorch import siteformats, slingshot_sites
+from slingtorch import siteformats, sites as SITES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SITES = slingshot_sites()
 ALL = list(SITES.find_files(SITES.SITE, {}))
 GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce'],
           'alps': ['alt_read', 'hook'], 'isambard_ai': ['alt_read', 'gdrcopy'], 'olivia': ['alt_read'], 'polaris': ['gdr', 'proxy'],
