@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
@@ -40,12 +41,12 @@ HOST_PROBLEMS = [
 ]
 
 
-def meaning(output, problems):
+def meaning(output: str, problems: Any) -> Any:
     """What the end of an output means and what to do; None if it is none of the problems."""
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 
-def runtime_error(doing, output, status, problems, directories):
+def runtime_error(doing: str, output: str, status: int, problems: Any, directories: Any) -> Any:
     """What the runtime printed as an EasyBuildError that says what to do."""
     known = meaning(output, problems)
     if known == FULL[1]:
@@ -58,7 +59,7 @@ def runtime_error(doing, output, status, problems, directories):
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind, wanted):
+def runtime_directory(kind: str, wanted: Any) -> Any:
     """Directory that the runtime takes as CACHEDIR or TMPDIR, made and found writable; None if its default counts.
 
     :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
@@ -76,7 +77,7 @@ def runtime_directory(kind, wanted):
         if not origin.startswith('$') and os.stat(path).st_uid != os.getuid():
             problem = "it belongs to somebody else"
     except OSError as err:
-        problem = err.strerror
+        problem = err.strerror  # type: ignore
     if problem:
         raise EasyBuildError("The container runtime cannot use %s (%s): %s. Name a directory of yours with room for "
                              "some images: export APPTAINER_%s=DIRECTORY", path, origin, problem, kind)
@@ -84,7 +85,7 @@ def runtime_directory(kind, wanted):
 
 
 @contextlib.contextmanager
-def runtime_for(doing, directories=None):
+def runtime_for(doing: str, directories: Any = None) -> Any:
     """The runtime's command, without the user's bind mounts, which must not get into an image; directories: it uses."""
     saved = dict(os.environ)
     for kind, path in (directories or {}).items():
@@ -97,7 +98,7 @@ def runtime_for(doing, directories=None):
         try:
             if not shutil.which('singularity') and shutil.which('apptainer'):
                 # spython knows one name only
-                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))
+                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))  # type: ignore
                 os.environ['PATH'] += os.pathsep + directory
             command = shutil.which('singularity')
             if not command:
@@ -109,7 +110,7 @@ def runtime_for(doing, directories=None):
             os.environ.update(saved)
 
 
-def spython_client(doing):
+def spython_client(doing: str) -> Any:
     """Client of spython; EasyBuildError if that is not installed."""
     try:
         from spython.main import get_client
@@ -119,7 +120,7 @@ def spython_client(doing):
     return get_client()
 
 
-def pull_image(address, path, directories, log):
+def pull_image(address: str, path: str, directories: Any, log: Any) -> None:
     """Pull an image from a registry to a file; the runtime verifies the digest that the address ends in."""
     lines, doing = [], "pulling %s" % address
     with runtime_for(doing, directories):
@@ -132,7 +133,7 @@ def pull_image(address, path, directories, log):
             raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS, directories)
 
 
-def build_image(definition, options, path, directory, directories):
+def build_image(definition: str, options: Any, path: str, directory: str, directories: Any) -> None:
     """Build an image to a path from a definition file in a directory, where what it names is too."""
     # not through spython, whose build call reads one of two pipes: it waits for ever when the other one is full
     with runtime_for("building an image from %s" % definition, directories) as runtime:
@@ -143,14 +144,14 @@ def build_image(definition, options, path, directory, directories):
                             [FULL], directories)
 
 
-def definition_of(image):
+def definition_of(image: str) -> Any:
     """The definition that an image holds, or None; ValueError if the runtime cannot read it."""
     doing = "reading the definition that the image holds"
     with runtime_for(doing):
         return spython_client(doing).inspect(image=image).get('attributes', {}).get('deffile')
 
 
-def verify_signature(path, key, find_file):
+def verify_signature(path: str, key: str, find_file: Any) -> None:
     """Have the runtime verify who signed an image: a fingerprint in its keyring, or a file with a public key (.pem)."""
     fingerprint = re.sub(r'\s|^0x', '', key).upper()
     is_file = not re.match('^[0-9A-F]{40,64}$', fingerprint)
@@ -169,7 +170,7 @@ def verify_signature(path, key, find_file):
                          "known ('apptainer key list', 'key import', 'key pull'). The runtime says:\n%s", key, problem)
 
 
-def signers(output):
+def signers(output: str) -> Any:
     """Who signed the file systems in an image, by 'verify --json': fingerprints of PGP keys, or 'nobody'."""
     try:
         keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]

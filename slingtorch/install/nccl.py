@@ -4,6 +4,7 @@ import platform
 import re
 import shlex
 from collections import namedtuple
+from typing import Any, List, Set
 
 from easybuild.tools import LooseVersion
 from easybuild.tools.run import run_shell_cmd
@@ -33,19 +34,19 @@ KNOWN_PROBLEMS = [
 ]
 
 
-def accepted_apis(version):
+def accepted_apis(version: Any) -> Any:
     """Oldest and newest ncclNetPlugin_v* (numbers) that a release of NCCL or RCCL accepts; None if not known."""
     windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
     return windows[-1] if windows else None
 
 
-def exported_apis(path):
+def exported_apis(path: str) -> Set[int]:
     """Numbers of the ncclNetPlugin_v* that a plugin exports, as a set."""
     res = run_shell_cmd('readelf --dyn-syms --wide %s' % shlex.quote(path), hidden=True)
     return {int(api) for api in re.findall(r'^(?!.* UND ).*\bncclNetPlugin_v(\d+)\s*$', res.output, re.M)}
 
 
-def known_problems(versions):
+def known_problems(versions: Any) -> List[str]:
     """Sentences, each with its source, on what is wrong with releases: {name: version, or None}."""
     texts = []
     for problem in KNOWN_PROBLEMS:

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import tempfile
+from typing import Any, List, Optional, Tuple
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import remove_file, symlink, write_file
@@ -63,7 +64,7 @@ print("PROBE " + json.dumps({
 """
 
 
-def probe_pytorch(python, modules=()):
+def probe_pytorch(python: str, modules: Any = ()) -> Any:
     """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
     # not where the sources are, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
@@ -73,7 +74,7 @@ def probe_pytorch(python, modules=()):
         "PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:]))
 
 
-def describe_libraries(process):
+def describe_libraries(process: Any) -> str:
     """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
     texts = ["PyTorch %s" % process['version']]
     for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
@@ -83,7 +84,7 @@ def describe_libraries(process):
     return ', '.join(texts)
 
 
-def check_linkage(process, expected):
+def check_linkage(process: Any, expected: Any) -> List[str]:
     """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
 
     :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
@@ -152,7 +153,7 @@ def check_linkage(process, expected):
     return wrong
 
 
-def find_plugin(nccls):
+def find_plugin(nccls: Any) -> Optional[str]:
     """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
     named = os.environ.get('NCCL_NET_PLUGIN', '')
     names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
@@ -161,7 +162,7 @@ def find_plugin(nccls):
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def check_wheel(process, plugin_wanted, versions):
+def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
     """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
@@ -202,7 +203,7 @@ def check_wheel(process, plugin_wanted, versions):
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
 
 
-def replace_nccl(installdir, root):
+def replace_nccl(installdir: str, root: str) -> None:
     """Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own.
 
     PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
@@ -222,7 +223,7 @@ def replace_nccl(installdir, root):
         symlink(others[0], path)
 
 
-def check_mpi(python, mpicc, name, code):
+def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
     """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
@@ -241,7 +242,7 @@ def check_mpi(python, mpicc, name, code):
     return ''
 
 
-def launcher_name(compiler):
+def launcher_name(compiler: str) -> Optional[str]:
     """
     Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
 
@@ -252,7 +253,7 @@ def launcher_name(compiler):
     return os.path.join(directory, launcher) if launcher != name else None
 
 
-def mpi_launcher(compiler):
+def mpi_launcher(compiler: str) -> Optional[str]:
     """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
     name = launcher_name(compiler)
     # hydra looks for its helpers beside itself, and would look beside a link
@@ -260,7 +261,7 @@ def mpi_launcher(compiler):
     return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
 
 
-def gtl_library(kind, directory, archs):
+def gtl_library(kind: str, directory: str, archs: Any) -> Optional[str]:
     """
     Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
     and its mpicc does not link it.
@@ -292,7 +293,7 @@ def gtl_library(kind, directory, archs):
     return library
 
 
-def gtl_flags(gtl, cuda):
+def gtl_flags(gtl: str, cuda: Any) -> List[str]:
     """
     Flags that bring the GPU Transport Layer into every library.
 
@@ -310,12 +311,12 @@ def gtl_flags(gtl, cuda):
     return flags
 
 
-def needed_libraries(path):
+def needed_libraries(path: str) -> List[str]:
     """Names of the libraries that a library or program says it needs."""
     return dynamic_entries(path, 'NEEDED')
 
 
-def mpi_library(mpicc):
+def mpi_library(mpicc: str) -> Optional[str]:
     """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
@@ -336,12 +337,12 @@ def mpi_library(mpicc):
     return next((path for path in sorted(linked) if library_name(path) in needed), None)
 
 
-def library_name(path):
+def library_name(path: str) -> str:
     """The name by which a shared library is asked for."""
     return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
 
 
-def dynamic_entries(path, kind):
+def dynamic_entries(path: str, kind: str) -> List[str]:
     """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
     return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

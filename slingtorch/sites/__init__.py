@@ -154,7 +154,7 @@ class Site:
         self.name = name
         self.path = path
         self.rules: List[Tuple[str, str]] = []
-        self.references: List[Reference] = []
+        self.references: List[Any] = []
         self.groups: Dict[str, Group] = {}
         self.generations: Dict[str, Dict[str, str]] = {}
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
