@@ -2,9 +2,6 @@
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
 # Sourced by conda-python-distributed, after ranks.bash.
 
-# The variables that limit a process to some GPUs. slingtorch/job/look.py and the easyblocks have the same.
-_gpu_variables='ROCR_VISIBLE_DEVICES,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ZE_AFFINITY_MASK,GPU_DEVICE_ORDINAL'
-
 # A list ends at the first entry that is no GPU (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of
 # Slurm and PBS, none, void. So an empty list is none.
 _is_gpu() { [[ $1 =~ ^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z0-9/-]+)$ ]]; }
@@ -66,6 +63,7 @@ _share_gpus() {
     local -a gpus=() mine=()
     _forget_foreign_gpus
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
+    source "$_here/lib/facts.bash" 2> /dev/null || _incomplete "$_"
     [[ ",$_gpu_variables," == *",$variable,"* && $variable != *,* ]] || _fail 1 \
         "SLINGTORCH_GPU_VISIBILITY='$variable' is none of ${_gpu_variables//,/, }. Set it to one of them, or unset" \
         "it to leave the GPUs alone"

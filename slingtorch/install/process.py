@@ -16,10 +16,8 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
-
-# file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
-MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-
+from slingtorch.job.machine import MPI_LIBRARY, Machine
+from slingtorch.job.nccl import plugin_files
 
 # Open MPI refuses to start as root, and more ranks than cores
 OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
@@ -77,7 +75,7 @@ def probe_pytorch(python: str, modules: Any = ()) -> Any:
 def describe_libraries(process: Any) -> str:
     """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
     texts = ["PyTorch %s" % process['version']]
-    for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
+    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', re.compile('libmpi_gtl')),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
         paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
         texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
@@ -111,7 +109,7 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
 
     if not process['mpi']:
         wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
-    mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
+    mapped = sorted({path for path in real.values() if MPI_LIBRARY.match(os.path.basename(path))})
     if not expected['mpi']:
         wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
     elif expected['mpi'] not in mapped:
@@ -126,7 +124,7 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
                          % (path, ' and '.join(users) or 'no library of the process'))
     torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
     needed = sum((needed_libraries(path) for path in torch_libraries), [])
-    if not any(MPI_LIBRARY_REGEX.match(name) for name in needed):
+    if not any(MPI_LIBRARY.match(name) for name in needed):
         wrong.append("No library of PyTorch says that it needs MPI")
 
     if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
@@ -155,11 +153,8 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
 
 def find_plugin(nccls: Any) -> Optional[str]:
     """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
-    named = os.environ.get('NCCL_NET_PLUGIN', '')
-    names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
-    places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
-    paths = [named] * ('/' in named) + [os.path.join(place, name) for place in places if place for name in names]
-    return next((path for path in paths if os.path.exists(path)), None)
+    places = [os.environ.get('LD_LIBRARY_PATH', '')] + [os.path.dirname(path) for path in nccls]
+    return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
 
 
 def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
@@ -235,7 +230,7 @@ def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
         return "It cannot be told which MPI %s should be linked with: %s" % (
             name, "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
     mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
-              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+              if MPI_LIBRARY.match(os.path.basename(path))}
     if mapped != {expected}:
         return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
             name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
@@ -331,7 +326,7 @@ def mpi_library(mpicc: str) -> Optional[str]:
     if res.exit_code != EasyBuildExit.SUCCESS:
         return None
     linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
-              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+              if MPI_LIBRARY.match(os.path.basename(path))}
     # of those that the linker opened, the one that is really used
     needed = needed_libraries(library)
     return next((path for path in sorted(linked) if library_name(path) in needed), None)
