@@ -85,6 +85,14 @@ def check_recipe(recipe: Recipe, file_name: str) -> None:
             raise RuntimeError("%s: index_urls has %r, which is no address (https://...)" % (file_name, address))
 
 
+def recipe_of(values: Any) -> Recipe:
+    """What an easyconfig's parameters say of its packages."""
+    platforms = values['wheel_platform']
+    return {'wanted': list(values['python_packages']) + list(values['extra_packages']),
+            'index_urls': list(values['index_urls']), 'python_versions': list(values['python_versions']),
+            'platforms': platforms if isinstance(platforms, list) else [platforms]}
+
+
 def normalised(name: str) -> str:
     """Name of a package as lock files have it (PEP 503)."""
     return re.sub('[-_.]+', '-', name).lower()
@@ -418,6 +426,21 @@ def target_at_hand(python: str, recipe: Recipe, file_name: str) -> Target:
     return Target(version, 'manylinux_2_%s_%s' % (minor, machine))
 
 
+def replace_file(path: str, text: str) -> None:
+    """Write a file beside it first: a full disk leaves what was there."""
+    try:
+        with open(path + '.new', 'w') as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, path + '.new')
+        os.replace(path + '.new', path)
+    finally:
+        if os.path.exists(path + '.new'):
+            os.remove(path + '.new')
+
+
 def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any, say: Say) -> None:
     """Write a lock file; RuntimeError if the packages cannot be had.
 
@@ -447,14 +470,5 @@ def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any
         os.makedirs(directory, exist_ok=True)
         say("pip chooses packages for Python %s on %s, and downloads them to %s" % (target + (directory,)))
         found[target] = resolve_with_pip(python, recipe['wanted'], recipe['index_urls'], target, directory)
-    # beside it first: a full disk leaves what was there
-    try:
-        with open(lock_file + '.new', 'w') as stream:
-            stream.write(lock_text(file_name, recipe, found))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(lock_file + '.new', lock_file)
-    finally:
-        if os.path.exists(lock_file + '.new'):
-            os.remove(lock_file + '.new')
+    replace_file(lock_file, lock_text(file_name, recipe, found))
     say("%s: %d packages" % (lock_file, len({package[:2] for chosen in found.values() for package in chosen})))

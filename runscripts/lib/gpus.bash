@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
-# Sourced by conda-python-distributed, after ranks.bash.
+# Sourced by conda-python-distributed, after ranks.bash and facts.bash.
 
 # A list ends at the first entry that is no GPU (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of
 # Slurm and PBS, none, void. So an empty list is none.
@@ -63,7 +63,6 @@ _share_gpus() {
     local -a gpus=() mine=()
     _forget_foreign_gpus
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
-    source "$_here/lib/facts.bash" 2> /dev/null || _incomplete "$_"
     [[ ",$_gpu_variables," == *",$variable,"* && $variable != *,* ]] || _fail 1 \
         "SLINGTORCH_GPU_VISIBILITY='$variable' is none of ${_gpu_variables//,/, }. Set it to one of them, or unset" \
         "it to leave the GPUs alone"
