@@ -206,6 +206,9 @@ def write_new(path: str, text: str) -> None:
     except FileExistsError:
         raise RuntimeError("%s is there already, and is not overwritten: remove it, or name another file: slingtorch "
                            "report --output FILE" % path)
+    except FileNotFoundError:
+        os.getcwd()     # where that is gone, its own error says so
+        raise
     try:
         with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
             stream.write(text)

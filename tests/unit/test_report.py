@@ -229,6 +229,15 @@ def test_without_site_module_and_easybuild(job, tmp_path):
     assert 'No module of PyTorch' in text
 
 
+def test_directory_that_is_gone(tmp_path):
+    gone = tmp_path / 'gone'
+    gone.mkdir()
+    done = subprocess.run(['bash', '-c', 'rmdir "$PWD"; "$0" -m slingtorch report', sys.executable], cwd=str(gone),
+                          env={'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT)}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.returncode == 1 and 'this directory does not exist any more: cd to one that does' in done.stdout
+
+
 def test_long_file_is_cut_at_ends_of_lines(tmp_path):
     path = tmp_path / 'long.log'
     line = 'HF_TOKEN=%s\n' % SECRET
