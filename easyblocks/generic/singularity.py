@@ -13,7 +13,6 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, 
 from easybuild.tools.config import build_option, source_paths, update_build_option
 from easybuild.tools.filetools import (
     adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
-from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
 from slingtorch.install.container_image import (
     check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
@@ -557,7 +556,7 @@ class Singularity(RunScripts):
             txt += self.module_generator.comment('%(file)s: %(size)d bytes, sha256 %(sha256)s'
                                                  % json.loads(read_file(record)))
         return txt + module_text(self.container(), self.installdir, 'SIF' + convert_name(self.name, upper=True),
-                                 lua=isinstance(self.module_generator, ModuleGeneratorLua))
+                                 self.full_mod_name, self.module_generator)
 
     def make_module_step(self, fake=False):
         """Make the module also when there is no image yet."""
