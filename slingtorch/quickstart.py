@@ -20,10 +20,9 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from slingtorch import gpus, lockfile
+
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-# started as a file
-sys.path.insert(0, BUNDLE)
-from slingtorch import gpus, lockfile  # noqa: E402
 
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
@@ -522,7 +521,3 @@ def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
         lines = ["interrupted; run the same command again to go on, or rm -r %s to remove it" % args.prefix]
     sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
     return 130 if lines[0].startswith("interrupted") else 1
-
-
-if __name__ == '__main__':
-    sys.exit(main())
