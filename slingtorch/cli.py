@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows;
-other commands are in the files of their names ('site new': sitefile.py, 'vet': check.py).
+other commands are in commands/ and explain/, 'vet' in check.py, 'site new' in sites/write.py.
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -16,9 +16,10 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
-                        siteformats, sites, status, table, wrapped)
+from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
+from slingtorch.commands import bench, check, lock, report, status
 from slingtorch.job.machine import Machine
+from slingtorch.sites import formats, write
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -424,7 +425,7 @@ def site_text() -> str:
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
     if args.form == 'markdown' and not (args.name or args.group):
-        sys.stdout.write(siteformats.overview(sites.load_all()))
+        sys.stdout.write(formats.overview(sites.load_all()))
         return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
@@ -432,7 +433,7 @@ def run_sites(args: argparse.Namespace) -> int:
         site = sites.load(args.name)
         if args.form:
             try:
-                sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
+                sys.stdout.write(formats.render(site, args.form, sites.split_list(args.group)))
             except ValueError as err:
                 raise CliError(str(err))
         elif args.json:
@@ -551,7 +552,7 @@ def make_parser() -> argparse.ArgumentParser:
                       "Shows the sites, or everything about one.", as_json=True)
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     showing.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
-    showing.add_argument('--format', choices=siteformats.FORMATS, dest='form',
+    showing.add_argument('--format', choices=formats.FORMATS, dest='form',
                          help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
                               "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
                               "documentation (markdown; without NAME a table of all sites)")
@@ -591,7 +592,7 @@ def make_parser() -> argparse.ArgumentParser:
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
     new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
-    new.set_defaults(function=lambda args: sitefile.run_new(args))
+    new.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)
     report.add_parser(commands, site_text)

@@ -118,7 +118,7 @@ class RunScripts(KeepsPrevious):
                           "by the same command", err, self.installdir, log=self.log)
 
     def write_scripts(self, directory):
-        """Write the scripts, and a record for slingtorch/status.py, to a directory in place of the installation's."""
+        """Write the scripts, and a record for `slingtorch status`, to a directory in place of the installation's."""
         for target, path in self.script_paths.items():
             copy_file(path, os.path.join(directory, target))
             adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from slingtorch import lock
+from slingtorch.commands import lock
 from testbed import ROOT, run, wheels
 from testbed.easybuild import BIN
 

@@ -18,7 +18,8 @@ from reframe.core.exceptions import ConfigError
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 
-from slingtorch import bench, sites  # noqa: E402
+from slingtorch import sites  # noqa: E402
+from slingtorch.commands import bench  # noqa: E402
 from slingtorch.job import records  # noqa: E402
 
 CONTAINER = 'slingtorch_container'

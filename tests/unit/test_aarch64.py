@@ -28,11 +28,11 @@ RIGHT = {
     'slingtorch/explain/faults.txt': "a remedy that names both",
     'slingtorch/explain/messages.txt': "lines of logs",
     'slingtorch/gpus.py': "the default of wheel_platform",
-    'slingtorch/site_draft.py': "names of a system's directories",
-    'slingtorch/siteformats.py': "tables name a processor that is another one",
-    'slingtorch/site_probe.py': "lib64 and lib; types of GPUs as administrators write them",
+    'slingtorch/sites/draft.py': "names of a system's directories",
+    'slingtorch/sites/formats.py': "tables name a processor that is another one",
+    'slingtorch/sites/probe.py': "lib64 and lib; types of GPUs as administrators write them",
     'slingtorch/job/machine.py': "a line of a driver, of any processor",
-    'slingtorch/lock.py': "the default of wheel_platform",
+    'slingtorch/commands/lock.py': "the default of wheel_platform",
 }
 
 

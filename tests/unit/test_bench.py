@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from slingtorch import bench, cli, sites
+from slingtorch import cli, sites
+from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
 from slingtorch.job import nccl, records
 from slingtorch.job.machine import Machine

@@ -15,7 +15,9 @@ import subprocess
 import pytest
 
 import test_bench
-from slingtorch import bench, lockfile, site_probe, sites as SITES, status
+from slingtorch import lockfile, sites as SITES
+from slingtorch.commands import bench, status
+from slingtorch.sites import probe as site_probe
 from slingtorch.job import elf, limits, machine, records
 from testbed import ROOT
 

@@ -13,9 +13,10 @@ import types
 import pytest
 
 import test_runscripts_get_master
-from slingtorch import explain, site_draft, site_probe, sitefile, sites
+from slingtorch import explain, sites
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
+from slingtorch.sites import draft as site_draft, probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'

@@ -15,7 +15,8 @@ import time
 import pytest
 
 import test_sites
-from slingtorch import cli, site_probe, sitefile, sites
+from slingtorch import cli, sites
+from slingtorch.sites import probe as site_probe, write as sitefile
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]

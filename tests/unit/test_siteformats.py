@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from slingtorch import siteformats, sites as SITES
+from slingtorch import sites as SITES
+from slingtorch.sites import formats as siteformats
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALL = list(SITES.find_files(SITES.SITE, {}))

@@ -3,9 +3,9 @@
 import re
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
-from slingtorch import site_probe
 from slingtorch.job import machine
-from slingtorch.site_probe import Gpus, Partitions, Place, Port, SiteFileError, Text, one_line
+from slingtorch.sites import probe
+from slingtorch.sites.probe import Gpus, Partitions, Place, Port, SiteFileError, Text, one_line
 
 MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|psmpi|parastationmpi|(hpe-)?mpt)', re.I)
 LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
@@ -71,7 +71,7 @@ class Draft:
         self.here = 'on %s' % place.host
         self.site = self.add('site', title=place.cluster or name, centre='(write its name here)',
                              url='(write the address of its pages here)',
-                             scheduler=site_probe.find_scheduler(evidence, environ))
+                             scheduler=probe.find_scheduler(evidence, environ))
         self.site['gpu'], self.site['gpus_per_node'] = self.gpus(partition)
         self.site['network'] = self.network()
         if self.site['network'] == 'slingshot11' and self.site['gpu'] in ('cuda', 'rocm'):
@@ -100,8 +100,8 @@ class Draft:
 
     def gpus(self, wanted: Optional[str]) -> Tuple[str, str]:
         """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
-        own = site_probe.node_gpus(self.evidence) if self.in_job else None
-        partitions, default = site_probe.read_sinfo(self.text['sinfo'])
+        own = probe.node_gpus(self.evidence) if self.in_job else None
+        partitions, default = probe.read_sinfo(self.text['sinfo'])
         slurm = self.site['scheduler'] == 'slurm'
         if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
@@ -120,7 +120,7 @@ class Draft:
             if len(kinds) > 1:
                 self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s. For "
                                                    "another partition: --partition NAME" % (chosen, gpu_words(gpus)))
-            vendor, by = site_probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
+            vendor, by = probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
             if own and not vendor:
                 vendor, by = own[0], '; %s by %s' % (own[0], own[2])
             self.gpus_of_job = sum(count for _, count in gpus)
@@ -144,9 +144,9 @@ class Draft:
 
     def network(self) -> str:
         """network of the site; keeps the RDMA ports of a compute node. A login node only shows its own."""
-        ports = site_probe.read_rdma(self.text['rdma'])
-        providers = site_probe.read_providers(self.text['fi_info'])
-        cards = sorted(set(site_probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
+        ports = probe.read_rdma(self.text['rdma'])
+        providers = probe.read_providers(self.text['fi_info'])
+        cards = sorted(set(probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
         if not ports and 'efa' in providers:
             ports = [Port(domain, '1', 'EFA', 0, set(), set()) for domain in providers['efa']]
         main = max(ports, key=lambda port: (port.rate, port.kind == 'InfiniBand'), default=None)
@@ -163,7 +163,7 @@ class Draft:
                 return 'slingshot11'
             self.unseen['network'] = ("a compute node shows it, with interfaces, adapters and storage: %s slingtorch "
                                       "site new --complete %s. This login node has %s"
-                                      % (site_probe.LAUNCHERS[self.site['scheduler']], self.name, words))
+                                      % (probe.LAUNCHERS[self.site['scheduler']], self.name, words))
             return 'any'
         if main:
             kind = main.kind, main.rate
@@ -190,7 +190,7 @@ class Draft:
 
     def interfaces(self) -> None:
         """The interface over which processes find each other, where there are several."""
-        interfaces = site_probe.read_interfaces(self.text['net'], self.text['addresses'])
+        interfaces = probe.read_interfaces(self.text['net'], self.text['addresses'])
         self.note('interfaces',
                   ', '.join(name + (' at %g Gb/s' % speed if speed else '') for name, speed in interfaces),
                   self.evidence['addresses'].problem or "none is up and has an address")
@@ -205,7 +205,7 @@ class Draft:
         pool = fast or next((pool for pool in [
             [item for item in interfaces if not any(item.name in port.interfaces for port in ports)]
             for ports in (roce, rails)] if pool), interfaces)
-        routes = [entry.get('dev') for entry in site_probe.read_json(self.text['routes'])]
+        routes = [entry.get('dev') for entry in probe.read_json(self.text['routes'])]
         best = max(pool, key=lambda item: (item.speed, item.name in routes)).name
         why = "of %s it is " % ', '.join(names) + (
             "the one of the fast network" if fast else "the fastest" if len({item.speed for item in pool}) > 1 else
@@ -293,16 +293,16 @@ class Draft:
 
     def software(self) -> None:
         """Container runtime and MPI modules: for the person, the site file has no place for them."""
-        modules = site_probe.read_modules(self.text['modules'])
+        modules = probe.read_modules(self.text['modules'])
         for what, found, problem in (
-                ('container runtime', self.text['runtimes'].split(), "none of " + ', '.join(site_probe.RUNTIMES)),
+                ('container runtime', self.text['runtimes'].split(), "none of " + ', '.join(probe.RUNTIMES)),
                 ('MPI modules', list(filter(MPI.search, modules)),
                  self.evidence['modules'].problem or "none of %d modules looks like one" % len(modules))):
             self.note(what, ', '.join(found[:12]) + ', ...' * (len(found) > 12), problem)
 
     def provides(self) -> None:
         """The machine's modules by their roles: those that load, and what is installed where there is none."""
-        loads = site_probe.read_loads(self.text.get('loads', ''))
+        loads = probe.read_loads(self.text.get('loads', ''))
         if self.site['network'] == 'any' and not self.in_job:
             self.unseen['modules by role'] = "which are needed follows from the network, and a compute node shows that"
             return
@@ -326,7 +326,7 @@ class Draft:
         if 'python' not in roles and 'conda' in roles:
             roles['python'] = 'build eb ' + CONDA_PYTHON
             self.seen['python'] = "installed by conda: there is no module of Python %d.%d or newer" % (
-                site_probe.OLDEST_PYTHON)
+                probe.OLDEST_PYTHON)
         if self.site['gpu'] == 'rocm' and 'gpu' in roles:
             roles['nccl'] = 'gpu'
         if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
@@ -339,7 +339,7 @@ class Draft:
                                                  "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
         if self.site['gpu'] in ('cuda', 'rocm') and 'gpu' not in roles:
             self.unseen.setdefault('gpu', "no module of %s was found" % self.site['gpu'])
-        for role in {'gpu', *(role for role, _, _ in site_probe.ROLE_MODULES)}.intersection(self.unseen):
+        for role in {'gpu', *(role for role, _, _ in probe.ROLE_MODULES)}.intersection(self.unseen):
             self.unseen[role] += '' if self.in_job else ". A login node may lack what compute nodes have"
         if roles:
             gpu = loads.get(self.site['gpu'])
@@ -353,7 +353,7 @@ class Draft:
         proxies: Dict[str, str] = {}
         left_out = []
         for variable, _, value in (line.partition('=') for line in self.text['environment'].splitlines()):
-            if variable.lower() not in site_probe.PROXIES:
+            if variable.lower() not in probe.PROXIES:
                 continue
             # a file is shown to others; and Python's httpx refuses socks://
             if re.search(r'@|%\(|^socks://', value):

@@ -14,8 +14,8 @@ import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
 from slingtorch import sites
-from slingtorch.site_draft import Draft
-from slingtorch.site_probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
+from slingtorch.sites.draft import Draft
+from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
                                    one_line)
 
 UNSEEN = '#   not seen: '
