@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from slingtorch import sites
 from slingtorch.sites.draft import Draft
 from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
-                                   one_line)
+                                    one_line)
 
 UNSEEN = '#   not seen: '
 
