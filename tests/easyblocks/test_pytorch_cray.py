@@ -317,7 +317,7 @@ class Process:
 
     def wrong(self, env=None):
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
-        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/generic/_pytorchprocess.py').read_text(), re.M | re.S)
+        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'slingtorch/install/process.py').read_text(), re.M | re.S)
         env = {**self.judge.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
         done = run([self.installed.root / 'bin/python', '-c', probe.group(1), *self.modules], env=env, cwd=self.tmp_path)
         found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))
