@@ -550,8 +550,8 @@ def make_parser() -> argparse.ArgumentParser:
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     showing.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
     showing.add_argument('--format', choices=formats.FORMATS, dest='form',
-                         help="print its values for use without the modules: lines for a shell or --env-file, or a page "
-                              "for documentation (markdown; without NAME a table of all sites)")
+                         help="print its values for use without the modules: lines for a shell or --env-file, or a "
+                              "page for documentation (markdown; without NAME a table of all sites)")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
