@@ -8,12 +8,6 @@ import re
 import shlex
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE
-from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
-from easybuild.easyblocks.generic._pytorchprocess import (
-    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
-    probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -23,6 +17,13 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.environment_image import IMAGE
+from slingtorch.install.nccl import PLUGIN_NAMES
+from slingtorch.install.process import (
+    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
+    probe_pytorch)
+from slingtorch.job.machine import Machine
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
@@ -256,7 +257,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def limit_jobs(self):
         """Limit the number of compilations at a time to what memory allows."""
-        memory, per_job = available_memory(), MEMORY_PER_JOB
+        memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
+        if not memory:
+            return
         jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may take %s GiB, and EasyBuild "
                   "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
@@ -442,23 +445,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         if self.cfg['environment_image']:
             paths['files'].append(IMAGE)
         return super().sanity_check_step(*args, custom_paths=paths, **kwargs)
-
-
-def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
-    """Memory in GiB that this process may take: what the machine has left, or less by its control groups' limits."""
-    sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', read_file(os.path.join(proc, 'meminfo')), re.M))
-    # kernels before 3.14 have no MemAvailable
-    limits = [int(sizes.get('MemAvailable', sizes['MemTotal'])) * 1024]
-    own = read_file(os.path.join(proc, 'self', 'cgroup'))
-    for controller, group in re.findall(r'^\d+:(memory|):(/.*)$', own, re.M):
-        top, name = (os.path.join(cgroup, 'memory'), 'memory.limit_in_bytes') if controller else (cgroup, 'memory.max')
-        # a limit of a group is one of all groups in it
-        parts = group.strip('/').split('/')
-        for path in [os.path.join(top, *(parts[:depth] + [name])) for depth in range(len(parts) + 1)]:
-            text = read_file(path).strip() if os.path.exists(path) else ''
-            if text.isdigit():
-                limits.append(int(text))
-    return min(limits) / 2.0 ** 30
 
 
 def library_dir(root, name):

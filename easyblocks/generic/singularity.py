@@ -8,19 +8,18 @@ import shlex
 import socket
 import stat
 
-from easybuild.easyblocks.generic._dependencies import last_lines, with_parameters
-from easybuild.easyblocks.generic._singularity_image import (
-    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
-from easybuild.easyblocks.generic._singularity_module import module_text
-from easybuild.easyblocks.generic._singularity_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory)
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths, update_build_option
 from easybuild.tools.filetools import (
     adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
-from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.container_image import (
+    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
+from slingtorch.install.container_module import module_text
+from slingtorch.install.container_runtime import (
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory)
+from slingtorch.install.dependencies import last_lines, with_parameters
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
@@ -526,7 +525,7 @@ class Singularity(RunScripts):
             txt += self.module_generator.comment('%(file)s: %(size)d bytes, sha256 %(sha256)s'
                                                  % json.loads(read_file(record)))
         return txt + module_text(self.container(), self.installdir, 'SIF' + convert_name(self.name, upper=True),
-                                 lua=isinstance(self.module_generator, ModuleGeneratorLua))
+                                 self.full_mod_name, self.module_generator)
 
     def make_module_step(self, fake=False):
         """Make the module also when there is no image yet."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from testbed import ROOT, derecho, path_without, run, smallimage
 from testbed.easybuild import EasyBuild
 
@@ -52,7 +52,7 @@ class Site:
         for old, new in replace:
             assert old in text
             text = text.replace(old, new)
-        roles = set(drop).intersection(slingshot_sites().ROLES)
+        roles = set(drop).intersection(sites.ROLES)
         for role in roles:
             text = re.sub(r", '%s\??'" % role, '', text)
         kept = [line for line in text.splitlines() if not any(word in line for word in set(drop) - roles)]
@@ -297,40 +297,6 @@ def test_parameters_of_the_user(site, plain):
     assert (options['USE_MPI'], options['CUDNN_LIB_DIR'], options['USE_DISTRIBUTED']) == ('0', '/mine', '1')
     assert options['USE_CCACHE'] == '0'
     assert site.derecho.conda_calls[-1].endswith(' einops')
-
-
-MEMORY = """
-import sys
-from easybuild.tools.options import set_up_configuration
-set_up_configuration(args=sys.argv[2:], silent=True)
-from easybuild.easyblocks.pytorch_cray import available_memory
-for number in range(int(sys.argv[1])):
-    print(number, available_memory(f'{number}/proc', f'{number}/cgroup'))
-"""
-
-
-def test_memory_that_is_available(tmp_path, site):
-    cases = [
-        # what the machine has left, and not what it has
-        ('0::/', {}, 8),
-        # a limit of the login session is one of a group above
-        ('0::/user.slice/user-1.slice/session-3.scope',
-         {'user.slice/user-1.slice/session-3.scope/memory.max': 'max', 'user.slice/user-1.slice/memory.max': 4 << 30}, 4),
-        # the older form of control groups
-        ('9:memory:/slurm/job_7\n1:cpu:/', {'memory/slurm/memory.limit_in_bytes': 2 << 30}, 2),
-        ('0::/one', {'one/memory.max': 64 << 30}, 8),
-    ]
-    for number, (own, limits, _) in enumerate(cases):
-        files = {f'cgroup/{name}': value for name, value in limits.items()}
-        files['proc/meminfo'] = 'MemTotal:  536870912 kB\nMemFree:  1048576 kB\nMemAvailable:  8388608 kB'
-        files['proc/self/cgroup'] = own
-        for name, value in files.items():
-            path = tmp_path / str(number) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f'{value}\n')
-    blocks = f'--include-easyblocks={ROOT}/easyblocks/*.py,{ROOT}/easyblocks/generic/*.py'
-    done = run([sys.executable, '-c', MEMORY, str(len(cases)), blocks], env=site.eb.env, cwd=tmp_path)
-    assert done.stdout.splitlines()[-4:] == [f'{number} {float(case[2])}' for number, case in enumerate(cases)]
 
 
 def test_no_conda(own_site):

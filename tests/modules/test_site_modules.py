@@ -8,10 +8,9 @@ import re
 
 import pytest
 
-from slingtorch import gpus, slingshot_sites
+from slingtorch import gpus, sites as SITES
 from testbed import easybuild
 
-SITES = slingshot_sites()
 ALL = [site for site in SITES.load_all({}) if site.generations or site.gpu in ('cuda', 'rocm')]
 WITH_GPUS = [site for site in ALL if site.gpu in ('cuda', 'rocm')]
 TOY = """

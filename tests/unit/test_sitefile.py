@@ -15,12 +15,12 @@ import time
 import pytest
 
 import test_sites
-from slingtorch import cli, site_probe, sitefile
+from slingtorch import cli, sites
+from slingtorch.sites import probe as site_probe, write as sitefile
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROBES = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'loads', 'mounts']
-sites = test_sites.sites
 CLUSTER = re.search(r'ClusterName *= *(\S+)', (CENTRES / 'ethernet-cpu/slurm').read_text()).group(1)
 ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
 
@@ -51,7 +51,7 @@ class Person:
         """What is printed."""
         environ = dict(self.environ, **environ)
         args = argparse.Namespace(name=name, complete=complete)
-        sitefile.run_new(args, sites, environ, evidence, host)
+        sitefile.run_new(args, environ, evidence, host)
         return self.capsys.readouterr().out
 
     def complete(self, evidence, **keys):

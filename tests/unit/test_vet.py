@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from slingtorch.check import reference_options
+from slingtorch.commands.check import reference_options
 from slingtorch.job import exchange, vet, wire
 from slingtorch.job.machine import Machine
 from testbed import ROOT

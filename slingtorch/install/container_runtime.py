@@ -7,10 +7,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from typing import Any, Optional
 
-from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import last_lines
 
 # what a runtime prints -> what it means and what to do: with any image, with registries, with hosts
 FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR (else "
@@ -38,12 +39,12 @@ HOST_PROBLEMS = [
 ]
 
 
-def meaning(output, problems):
+def meaning(output: str, problems: Any) -> Any:
     """What the end of an output means and what to do; None if it is none of the problems."""
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 
-def runtime_error(doing, output, status, problems, directories):
+def runtime_error(doing: str, output: str, status: int, problems: Any, directories: Any) -> Any:
     """What the runtime printed as an EasyBuildError that says what to do."""
     known = meaning(output, problems)
     if known == FULL[1]:
@@ -56,7 +57,7 @@ def runtime_error(doing, output, status, problems, directories):
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind):
+def runtime_directory(kind: str) -> Optional[str]:
     """Directory that the user has set for the runtime's CACHEDIR or TMPDIR, made and found writable; None: none."""
     name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), None)
     if not name:
@@ -72,7 +73,7 @@ def runtime_directory(kind):
 
 
 @contextlib.contextmanager
-def runtime_for(doing, directories=None):
+def runtime_for(doing: str, directories: Any = None) -> Any:
     """The runtime's command, without the user's bind mounts, which must not get into an image; directories: it uses."""
     saved = dict(os.environ)
     for kind, path in (directories or {}).items():
@@ -85,7 +86,7 @@ def runtime_for(doing, directories=None):
         try:
             if not shutil.which('singularity') and shutil.which('apptainer'):
                 # spython knows one name only
-                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))
+                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))  # type: ignore
                 os.environ['PATH'] += os.pathsep + directory
             command = shutil.which('singularity')
             if not command:
@@ -97,7 +98,7 @@ def runtime_for(doing, directories=None):
             os.environ.update(saved)
 
 
-def spython_client(doing):
+def spython_client(doing: str) -> Any:
     """Client of spython; EasyBuildError if that is not installed."""
     try:
         from spython.main import get_client
@@ -107,7 +108,7 @@ def spython_client(doing):
     return get_client()
 
 
-def pull_image(address, path, directories, log):
+def pull_image(address: str, path: str, directories: Any, log: Any) -> None:
     """Pull an image from a registry to a file; the runtime verifies the digest that the address ends in."""
     lines, doing = [], "pulling %s" % address
     with runtime_for(doing, directories):
@@ -120,7 +121,7 @@ def pull_image(address, path, directories, log):
             raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS, directories)
 
 
-def build_image(definition, options, path, directory, directories):
+def build_image(definition: str, options: Any, path: str, directory: str, directories: Any) -> None:
     """Build an image to a path from a definition file in a directory, where what it names is too."""
     # not through spython, whose build call reads one of two pipes: it waits for ever when the other one is full
     with runtime_for("building an image from %s" % definition, directories) as runtime:
@@ -131,7 +132,7 @@ def build_image(definition, options, path, directory, directories):
                             [FULL], directories)
 
 
-def definition_of(image):
+def definition_of(image: str) -> Any:
     """The definition that an image holds, or None; ValueError if the runtime cannot read it."""
     doing = "reading the definition that the image holds"
     with runtime_for(doing):

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         draw(record, args.plot)
         print("drawn: %s" % args.plot)
     status = 1 if wrong_values(record) or not record['complete'] else 0
-    sites, chosen = slingshot_sites(), None
+    chosen = None
     try:
         # of a job's own site, if it is a system by itself that is known here
         name = args.site or record['site']
