@@ -25,7 +25,7 @@ KEPT = 30 * 24 * 3600
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
-    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
+    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares']
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
                                          'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/facts.bash', 'lib/version', 'lib/job/variables.cfg']
