@@ -72,6 +72,9 @@ PIP_PROBLEMS = [
      "Or the lock file has no hash for the wheel of this platform: then compare the hash that was got with that which "
      "the publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the "
      "lock file into the easyconfig (eb --inject-checksums --force)"),
+    # uv 0.13 calls it 'No solution found' as well (seen)
+    ('invalid package format|Failed to read from zip file',
+     "The file of this package in the source path is cut off or damaged: 'eb --fetch' gets it again"),
     ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),

@@ -96,15 +96,23 @@ class RunScripts(KeepsPrevious):
         self.put_scripts()
 
     @property
+    def module_only(self):
+        """Whether this is 'eb --module-only', and no dry run."""
+        return (build_option('module_only') or self.cfg['module_only']) and not self.dry_run
+
+    @property
     def renews(self):
         """Whether this is 'eb --module-only' of something that is installed."""
-        return ((build_option('module_only') or self.cfg['module_only']) and not self.dry_run
-                and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)))
+        return self.module_only and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR))
 
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts beside what is installed, and then its module."""
         if not fake and self.renews and not self.cfg['stop']:   # which --fetch is, too
             self.renew_scripts()
+        elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
+            print_warning("Nothing is installed in %s, so this module loads nothing that works. To install it run eb "
+                          "without --module-only; if it is elsewhere, see EASYBUILD_PREFIX", self.installdir,
+                          log=self.log)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
