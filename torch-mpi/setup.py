@@ -38,4 +38,5 @@ with open(os.path.join(HERE, 'slingmpi', 'built.json'), 'w') as file:
 os.environ['CXX'] = COMPILER
 flags = ['-O2', '-g0', f'-DSLINGMPI_TORCH={TORCH[0] * 100 + TORCH[1]}', '-DOMPI_SKIP_MPICXX', '-DMPICH_SKIP_MPICXX']
 setup(ext_modules=[CppExtension('slingmpi._backend', ['src/slingmpi.cpp'], extra_compile_args=flags)],
-      cmdclass={'build_ext': BuildExtension})
+      # always anew: neither distutils nor ninja sees that MPI, PyTorch or the compiler is another one
+      options={'build_ext': {'force': True}}, cmdclass={'build_ext': BuildExtension.with_options(use_ninja=False)})

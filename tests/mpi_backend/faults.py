@@ -2,6 +2,7 @@
 """One way to go wrong, on ranks of slingmpi: python faults.py NAME. What is printed is what a user would see."""
 
 import ctypes
+import datetime
 import os
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import torch.distributed as dist
 import slingmpi
 from collectives import start
 
-MPI_THREAD_MULTIPLE = 3
+MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE = 2, 3
 
 
 def mpi():
@@ -33,6 +34,26 @@ def late():
 def dies():
     if start(60) == 1:
         raise ValueError('this rank has had enough')
+    dist.all_reduce(torch.ones(3))
+
+
+def exits():
+    """Rank 1 ends by itself; the others wait for it."""
+    if start(60) == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(3))
+
+
+def late_group():
+    if start(60) == 1:
+        time.sleep(30)
+    dist.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
+
+
+def late_as_mpi():
+    dist.init_process_group('mpi', timeout=datetime.timedelta(seconds=3))
+    if dist.get_rank() == 1:
+        time.sleep(30)
     dist.all_reduce(torch.ones(3))
 
 
@@ -63,6 +84,39 @@ def too_short():
     else:
         dist.send(torch.ones(3), 1)
         dist.barrier()
+
+
+def too_long():
+    if start(60):
+        dist.recv(torch.ones(3), 0)
+    else:
+        dist.send(torch.ones(5), 1)
+        dist.barrier()
+
+
+def unequal(operation):
+    """Each on ranks of its own: the first is the end of the group."""
+    rank = start(20)
+    kept = torch.full((1000,), 7.)
+    try:
+        operation(rank, kept)
+    except (dist.DistBackendError, ValueError) as err:
+        print(err, flush=True)
+    else:
+        dist.barrier()
+    sys.exit('and that was all' if (kept == 7).all() else f'overwritten: {kept}')
+
+
+def unequal_broadcast():
+    unequal(lambda rank, kept: dist.broadcast(torch.ones(5 if rank else 3), 0))
+
+
+def unequal_all_to_all():
+    unequal(lambda rank, kept: dist.all_to_all([torch.ones(3), torch.ones(3)], [torch.ones(2), torch.ones(2)]))
+
+
+def unequal_all_to_all_single():
+    unequal(lambda rank, kept: dist.all_to_all_single(kept[:16], torch.ones(1000)))
 
 
 def sizes():
@@ -113,8 +167,8 @@ def refused():
 
 
 def one_thread():
-    """MPI was started for a program without threads."""
-    mpi().MPI_Init(None, None)
+    """MPI was started for a program whose threads call it by turns."""
+    mpi().MPI_Init_thread(None, None, MPI_THREAD_SERIALIZED, ctypes.byref(ctypes.c_int()))
     start(60)
 
 
@@ -143,11 +197,25 @@ def named_mpi():
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor[0] == dist.get_world_size() == 2
+    beside = dist.new_group(backend='gloo')
+    dist.all_reduce(tensor, group=beside)
+    assert tensor[0] == 4
     group = dist.new_group([1])
     if dist.get_rank() == 1:
         dist.all_reduce(tensor, group=group)
     dist.destroy_process_group()
     print('as mpi')
+
+
+def met_by_mpi():
+    """Fine: rank, size and store from MPI alone."""
+    for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+        os.environ.pop(name, None)
+    dist.init_process_group('slingmpi', init_method='mpi://')
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=dist.new_group(backend='gloo'))
+    assert tensor[0] == dist.get_world_size() == 2
+    print('met by MPI')
 
 
 def caught():

@@ -163,6 +163,31 @@ def test_takes_the_name_mpi(built):
     assert done.returncode and "doesn't have MPI built in" in done.stdout + done.stderr
 
 
+def test_name_mpi_keeps_the_time_limit(built):
+    done = built.ranks(2, HERE / 'faults.py', 'late_as_mpi', check=False, SLINGMPI_AS_MPI='1', timeout=60)
+    assert done.returncode and 'is not complete after 3000 ms' in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('mpi', ['mpich', 'openmpi'])
+def test_status_of_a_rank_ends_the_job_with_it(builds, mpi):
+    done = builds(mpi).ranks(2, HERE / 'faults.py', 'exits', check=False, timeout=60)
+    assert done.returncode == 3 and 'rank 1 ends with an error' in done.stderr, done.stderr
+
+
+def test_rank_size_and_store_from_mpi(built):
+    assert built.ranks(2, HERE / 'faults.py', 'met_by_mpi').stdout.count('met by MPI') == 2
+
+
+@pytest.mark.parametrize('kind', ['mpi', 'opened'])
+def test_tests_of_pytorch(builds, kind):
+    """A selection of distributed_test.py; all of it: mpiexec -n 3 python tests/mpi_backend/pytorch.py mpi."""
+    done = builds('mpich').ranks(3, HERE / 'pytorch.py', kind, 'test_all_to_all', 'test_all_gather', 'test_gather',
+                                 'test_send_recv', 'test_reduce_scatter', 'test_new_subgroups', 'test_barrier',
+                                 'test_DistributedDataParallel_non_default_stream', 'test_ddp_uneven', timeout=400)
+    found = re.search(rf'^{kind}: (\d+) of (\d+) passed$', done.stdout, re.M)
+    assert found.group(1) == found.group(2) != '0', done.stdout
+
+
 def test_imported_before_pytorch(built):
     """PyTorch, which slingmpi imports, looks for it while it is half imported."""
     program = 'import slingmpi, torch.distributed; print(torch.distributed.Backend.SLINGMPI)'
@@ -196,16 +221,22 @@ def test_beside_mpi4py(builds, name):
 
 
 @pytest.mark.parametrize('mpi, ranks, name, words', [
-    ('mpich', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
+    ('mpich', 2, 'late', ['mpi:all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
     ('openmpi', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
     ('mpich', 2, 'dies', ['this rank has had enough', 'rank 1 ends with an error']),
+    ('mpich', 2, 'late_group', ['group 1: not all of its 2 ranks came to new_group', 'within 0:00:03']),
     ('mpich', 2, 'killed', []),
     ('openmpi', 2, 'killed', []),
     ('mpich', 2, 'differences', [
         'do different things', 'all_reduce SUM Float[3]', 'all_reduce SUM Float[4]', 'broadcast from 0 Float[3]',
-        'broadcast from 0 Double[3]', 'slingmpi:reduce', 'slingmpi:barrier', 'and that was all']),
+        'broadcast from 0 Double[3]', 'mpi:reduce', 'mpi:barrier', 'and that was all']),
     ('mpich', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
     ('openmpi', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
+    ('mpich', 2, 'too_long', ['rank 0 sent more bytes where the tensor to receive into has 12']),
+    ('openmpi', 2, 'too_long', ['rank 0 sent more bytes where the tensor to receive into has 12']),
+    ('mpich', 2, 'unequal_broadcast', ['rank 0 sends 12 bytes where the tensor to receive into has 20']),
+    ('mpich', 2, 'unequal_all_to_all', ['this rank sends itself 8 bytes, but has 12', 'and that was all']),
+    ('mpich', 2, 'unequal_all_to_all_single', ['this rank sends itself 2000 bytes, but has 32', 'and that was all']),
     ('mpich', 2, 'sizes', ['rank 0 of 1 for torch.distributed', 'of 2 for MPI', 'mpiexec']),
     ('mpich', 2, 'aborted', ['aborted by the program']),
     ('mpich', 1, 'forked', ['forked', 'spawn']),
@@ -214,7 +245,7 @@ def test_beside_mpi4py(builds, name):
         'the tensor is on meta, and this MPI does not take GPU memory', 'SLINGMPI_HOST_STAGING=1',
         'split sizes 1 are not one for each of 1 ranks with 3 rows', 'where 3 are needed', 'tag -1', 'to_dense()',
         'and that was all']),
-    ('mpich', 1, 'one_thread', ['started for one thread alone', "mpi4py.rc.thread_level = 'multiple'"]),
+    ('mpich', 1, 'one_thread', ['for fewer threads than call it now', "mpi4py.rc.thread_level = 'multiple'"]),
     ('mpich', 1, 'finalized_before', ['MPI was finalized already', 'mpi4py']),
     ('mpich', 1, 'finalized_too_early', ['MPI was finalized while the process group is in use', 'mpi4py']),
 ])
@@ -255,6 +286,30 @@ def test_other_mpi(built, tmp_path):
     done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
     assert done.returncode != 0
     assert 'slingmpi was built with' in done.stderr and 'Load the module of that MPI' in done.stderr
+
+
+def test_another_mpi_from_the_same_checkout(built, installed_pytorch, tmp_path):
+    """A binary of an earlier build in the directory is not taken for this one's."""
+    source = copy_of_sources(tmp_path)
+    compiler = tmp_path / 'mpicxx'
+    compiler.write_text(f'#!/bin/sh\necho compiled >> {tmp_path}/log\nexec mpicxx.mpich "$@"\n')
+    compiler.chmod(0o755)
+    env = {**testbed.clean_environ(), 'MPICXX': str(compiler), 'MPICH_CXX': 'ccache g++',
+           'CCACHE_DIR': str(testbed.DIR / 'ccache-slingmpi')}
+    log = tmp_path / 'log'
+    for _ in range(2):
+        log.write_text('')
+        run([installed_pytorch.root / 'bin/python', 'setup.py', 'build'], env=env, cwd=source, timeout=300)
+        assert log.read_text().count('compiled') >= 3      # what MPI it is, compiling and linking
+
+
+def test_runs_with_another_mpi_than_built(built, tmp_path):
+    copy = tmp_path / 'slingmpi'
+    shutil.copytree(built.packages / 'slingmpi', copy)
+    made = json.loads((copy / 'built.json').read_text())
+    (copy / 'built.json').write_text(json.dumps({**made, 'mpi': 'mpich 5.0.2'}))
+    done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
+    assert done.returncode and 'built with mpich 5.0.2, and the MPI in this process is MPICH' in done.stderr, done.stderr
 
 
 def test_no_compiler(installed_pytorch, tmp_path):

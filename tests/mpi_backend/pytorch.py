@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""PyTorch's own distributed_test.py (it is in every wheel), on ranks of slingmpi. Prints each test that ran, and counts.
+
+    mpiexec -n 3 python pytorch.py mpi|opened|gloo [NAME ...]
+
+mpi      as PyTorch tests its own backend "mpi", which is slingmpi here
+opened   slingmpi in the place of gloo, with all that is asked of gloo alone
+gloo     gloo itself, to compare
+
+Without names all tests; a name may be the beginning of several. What needs a GPU or another backend is not counted.
+"""
+import datetime
+import os
+import sys
+import tempfile
+import traceback
+import types
+import unittest
+
+os.environ['SLINGMPI_AS_MPI'] = '1'
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import slingmpi
+
+LIMIT = datetime.timedelta(seconds=60)
+
+
+def put_in_place_of_gloo():
+    """PyTorch makes slingmpi where it would make gloo."""
+    helper, members = distributed_c10d._new_process_group_helper, []
+
+    def noting(size, rank, ranks, backend, store, name, *args, **kwargs):
+        members[:] = [ranks, name]
+        return helper(size, rank, ranks, backend, store, name, *args, **kwargs)
+
+    def make(store, rank, size, timeout):
+        return slingmpi._create(types.SimpleNamespace(
+            store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=members[1],
+            global_ranks_in_group=members[0]))
+    distributed_c10d._new_process_group_helper = noting
+    distributed_c10d.ProcessGroupGloo = make
+
+
+def outcome(case):
+    """'passed', 'skipped' or the traceback of one test."""
+    try:
+        case.debug()
+    except unittest.SkipTest:
+        return 'skipped'
+    except SystemExit:      # how PyTorch's decorators leave out a test in a process of its own
+        return 'skipped'
+    except BaseException:
+        return traceback.format_exc()
+    return 'passed'
+
+
+def main():
+    kind, *wanted = sys.argv[1:]
+    rank, size = slingmpi._load().start()
+    store = slingmpi._store_of_mpi(LIMIT)
+    if rank == 0:
+        directory = tempfile.TemporaryDirectory()
+        for name in ('barrier', 'test_dir', 'init_dir'):    # what distributed_test.Barrier and its likes write into
+            os.mkdir(os.path.join(directory.name, name))
+        store.set('directory', directory.name)
+    os.environ.update(BACKEND='mpi' if kind == 'mpi' else 'gloo', WORLD_SIZE=str(size), RANK=str(rank),
+                      TEMP_DIR=store.get('directory').decode(), MASTER_ADDR='127.0.0.1', MASTER_PORT='0')
+    if kind == 'opened':
+        put_in_place_of_gloo()
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.distributed import distributed_test
+
+    class Tests(common_utils.TestCase, distributed_test.DistributedTest._DistTestBase):
+        pass
+    Tests.rank, Tests.world_size = rank, size
+    counts = {'passed': 0, 'failed': 0}
+    for number, name in enumerate(sorted(name for name in dir(Tests) if name.startswith('test_'))):
+        if wanted and not any(name.startswith(one) for one in wanted):
+            continue
+        own = dist.PrefixStore(name, store)
+        if kind == 'mpi':
+            dist.init_process_group('mpi', timeout=LIMIT)
+        else:
+            dist.init_process_group('gloo', store=own, rank=rank, world_size=size, timeout=LIMIT)
+        found = outcome(Tests(name))
+        own.set(f'outcome {rank}', found)
+        all_found = [own.get(f'outcome {one}').decode() for one in range(size)]
+        dist.destroy_process_group()
+        distributed_test.Barrier.barrier_id = 0
+        if rank == 0:
+            for file in os.scandir(os.path.join(os.environ['TEMP_DIR'], 'barrier')):
+                os.unlink(file)
+            wrong = [text for text in all_found if text not in ('passed', 'skipped')]
+            if wrong:
+                print(wrong[0])
+            if wrong or 'passed' in all_found:
+                result = 'failed' if wrong else 'passed'
+                counts[result] += 1
+                print(f'{name}: {result}', flush=True)
+        own.set(f'go on {rank}', '')
+        own.wait([f'go on {one}' for one in range(size)])
+    if rank == 0:
+        print(f"{kind}: {counts['passed']} of {sum(counts.values())} passed", flush=True)
+    sys.exit(bool(counts['failed']))
+
+
+if __name__ == '__main__':
+    main()
