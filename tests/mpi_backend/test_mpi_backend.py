@@ -188,6 +188,21 @@ def test_tests_of_pytorch(builds, kind):
     assert found.group(1) == found.group(2) != '0', done.stdout
 
 
+def test_streams_that_are_late(built, tmp_path):
+    """On a device whose streams do nothing before they are waited for, with an MPI that says it takes its memory."""
+    probe = 'from torch.utils import cpp_extension as c; import sysconfig; ' \
+            'print(*c.include_paths(), sysconfig.get_paths()["include"]); print(*c.library_paths())'
+    includes, libraries = (line.split() for line in run([built.python, '-c', probe]).stdout.splitlines())
+    emulated, says = tmp_path / 'emulated_gpu.so', tmp_path / 'says.so'
+    run(['g++', '-std=c++20', '-O1', '-fPIC', '-shared', '-DTORCH_EXTENSION_NAME=emulated_gpu', HERE / 'emulated_gpu.cpp',
+         '-o', emulated, *(word for path in includes for word in ('-isystem', path)), *(f'-L{path}' for path in libraries),
+         *(f'-Wl,-rpath,{path}' for path in libraries), '-lc10', '-ltorch_cpu', '-ltorch_python'], timeout=300)
+    (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { *answer = kind == 0; return 0; }')
+    run(['gcc', '-shared', '-fPIC', tmp_path / 'says.c', '-o', says])
+    done = built.ranks(2, HERE / 'emulated_gpu.py', EMULATED=str(emulated), LD_PRELOAD=str(says))
+    assert done.stdout.count('emulated: right') == 2
+
+
 def test_imported_before_pytorch(built):
     """PyTorch, which slingmpi imports, looks for it while it is half imported."""
     program = 'import slingmpi, torch.distributed; print(torch.distributed.Backend.SLINGMPI)'

@@ -800,7 +800,9 @@ MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag)
 MPIBackend::WorkPtr MPIBackend::recv(Tensors& tensors, int source, int tag) {
   need_one("recv", tensors);
   need_tag("recv", tag, communicator_->largest_tag);
-  Call call(*this, OpType::RECV, "mpi:recv", tensors, tensors, c10d::kUnsetTimeout);
+  const bool any = source == MPI_ANY_SOURCE;
+  Call call(*this, any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors,
+            c10d::kUnsetTimeout);
   const auto memory = call.out(tensors[0]);
   call.operation->expected.push_back(bytes_of(memory));
   call.message(MPI_Irecv, "MPI_Irecv", memory, source, tag);
