@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""PyTorch's own distributed_test.py (it is in every wheel), on ranks of slingmpi. Prints each test that ran, and counts.
+"""PyTorch's own distributed_test.py (in every wheel), on ranks of slingmpi. Prints each test that ran, and counts.
 
     mpiexec -n 3 python pytorch.py mpi|opened|gloo [NAME ...]
 
@@ -34,12 +34,17 @@ def put_in_place_of_gloo():
         members[:] = [ranks, name]
         return helper(size, rank, ranks, backend, store, name, *args, **kwargs)
 
-    def make(store, rank, size, timeout):
-        return slingmpi._create(types.SimpleNamespace(
-            store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=members[1],
-            global_ranks_in_group=members[0]))
+    class Always(type):     # PyTorch asks whether a backend is one
+        def __instancecheck__(cls, instance):
+            return True
+
+    class Gloo(metaclass=Always):
+        def __new__(cls, store, rank, size, timeout):
+            return slingmpi._create(types.SimpleNamespace(
+                store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=members[1],
+                global_ranks_in_group=members[0]))
     distributed_c10d._new_process_group_helper = noting
-    distributed_c10d.ProcessGroupGloo = make
+    distributed_c10d.ProcessGroupGloo = Gloo
     torch._C._distributed_c10d.Backend.options = types.SimpleNamespace()    # PyTorch notes the members in gloo's
 
 

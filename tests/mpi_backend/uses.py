@@ -207,7 +207,7 @@ def destroyed_in_any_order():
 
 @case
 def coalesced_lists():
-    """PyTorch gives the results of all_gather_coalesced by rank and not by tensor; one tensor may be in a list twice."""
+    """PyTorch gives the results of all_gather_coalesced by rank, not by tensor; a tensor may be in a list twice."""
     world, rank = dist.get_world_size(), dist.get_rank()
     for number in (1, 2, 3):
         found = [[torch.zeros(1) for _ in range(number)] for _ in range(world)]

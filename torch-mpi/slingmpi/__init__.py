@@ -78,7 +78,8 @@ def _require_built_mpi(extension):
     found = re.search(r'(CRAY MPICH|MPICH|Open MPI)\D*(\d+\.\d+)', extension.library_version())
     kind, version = built()['mpi'].split(None, 1)
     names = {'CRAY MPICH': 'cray', 'MPICH': 'mpich', 'Open MPI': 'openmpi'}
-    if found and names[found.group(1)] == kind and version.replace(' ', '.').split('.')[:2] != found.group(2).split('.'):
+    major_minor = version.replace(' ', '.').split('.')[:2]
+    if found and names[found.group(1)] == kind and major_minor != found.group(2).split('.'):
         raise RuntimeError(f"slingmpi was built with {built()['mpi']}, and the MPI in this process is "
                            f"{extension.library_version()} ({', '.join(_mpi_libraries())}). Load the module of that "
                            'MPI, or build slingmpi again with this one')

@@ -251,7 +251,8 @@ class MPIBackend::Call {
         group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", std::nullopt, Tensors(), group_.timeout_);
     const auto comm = group_.communicator_->comm;
     asked->stages.push_back([comm, all, text](Requests& requests) {
-      check(MPI_Iallgather(text->data(), length, MPI_CHAR, all->data(), length, MPI_CHAR, comm, &requests.emplace_back()),
+      auto* request = &requests.emplace_back();
+      check(MPI_Iallgather(text->data(), length, MPI_CHAR, all->data(), length, MPI_CHAR, comm, request),
             "MPI_Iallgather");
     });
     Engine::get().submit(asked, true);
@@ -417,7 +418,8 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
   call.stage([=](Requests& requests) {
     in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
       auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
-      check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, &requests.emplace_back()), "MPI_Iallreduce");
+      auto* request = &requests.emplace_back();
+      check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, request), "MPI_Iallreduce");
     });
   });
 }
@@ -455,8 +457,7 @@ MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
     memory = memory.clone();
   }
   multiply_first(opts.reduceOp, memory);
-  const bool here = root == rank_;
-  call.stage([=](Requests& requests) {
+  call.stage([=, here = root == rank_](Requests& requests) {
     in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
       auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
       check(MPI_Ireduce(
@@ -472,12 +473,7 @@ namespace {
 
 template <typename Call>
 void add_allgather(
-    Call& call,
-    const char* name,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    int rank,
-    int size) {
+    Call& call, const char* name, const at::Tensor& output, const at::Tensor& input, int rank, int size) {
   need_same(name, input, output);
   need_numel(name, output, input.numel() * size);
   auto from = call.in(input);
@@ -620,12 +616,7 @@ namespace {
 // `rows`: what this rank has for each rank, one row for each, in memory that is ours.
 template <typename Call>
 void add_reduce_scatter(
-    Call& call,
-    const at::Tensor& output,
-    const at::Tensor& rows,
-    const ReduceOp& op,
-    MPI_Comm comm,
-    int size) {
+    Call& call, const at::Tensor& output, const at::Tensor& rows, const ReduceOp& op, MPI_Comm comm, int size) {
   const auto how = reduction(output.scalar_type(), op);
   const auto to = call.out(output);
   if (op.op_ == ReduceOp::AVG) {
@@ -725,13 +716,15 @@ void add_exchange(Call& call, std::vector<at::Tensor> from, std::vector<at::Tens
       const int source = (rank + size - step) % size;
       const auto& memory = to[static_cast<size_t>(source)];
       const Bytes bytes(bytes_of(memory));
-      check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, &requests.emplace_back()), "MPI_Irecv");
+      auto* request = &requests.emplace_back();
+      check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, request), "MPI_Irecv");
     }
     for (int step = 0; step < size; ++step) {
       const int target = (rank + step) % size;
       const auto& memory = from[static_cast<size_t>(target)];
       const Bytes bytes(bytes_of(memory));
-      check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, target, tag, comm, &requests.emplace_back()), "MPI_Isend");
+      auto* request = &requests.emplace_back();
+      check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, target, tag, comm, request), "MPI_Isend");
     }
   });
 }

@@ -60,23 +60,18 @@ bool Operation::test() {
   }
   const c10::OptionalDeviceGuard guard(device);
   int complete = 0;
-  if (requests_.size() == 1) {
-    MPI_Status status;
-    const int result = MPI_Test(requests_.data(), &complete, &status);
-    if (!expected.empty() && (complete || result != MPI_SUCCESS)) {
-      source_ = status.MPI_SOURCE;
-      check_received(0, result, status);
-    }
-    check(result, title_);
-  } else if (expected.empty()) {
-    check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, MPI_STATUSES_IGNORE),
+  const int number = static_cast<int>(requests_.size());
+  if (expected.empty()) {
+    check(number == 1 ? MPI_Test(requests_.data(), &complete, MPI_STATUS_IGNORE)
+                      : MPI_Testall(number, requests_.data(), &complete, MPI_STATUSES_IGNORE),
           title_);
   } else {
-    std::vector<MPI_Status> statuses(requests_.size());
-    const int result =
-        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, statuses.data());
-    for (size_t number = 0; number < expected.size() && (complete || result == MPI_ERR_IN_STATUS); ++number) {
-      check_received(number, result == MPI_ERR_IN_STATUS ? statuses[number].MPI_ERROR : result, statuses[number]);
+    c10::SmallVector<MPI_Status, 1> statuses(requests_.size());
+    const int result = MPI_Testall(number, requests_.data(), &complete, statuses.data());
+    const bool wrong = result == MPI_ERR_IN_STATUS;
+    for (size_t one = 0; one < expected.size() && (complete || wrong); ++one) {
+      source_ = statuses[one].MPI_SOURCE;
+      check_received(one, wrong ? statuses[one].MPI_ERROR : result, statuses[one]);
     }
     check(result, title_);
   }
