@@ -59,8 +59,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
                                   "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
             'only_site': [None, "Name of the one site that this easyconfig is for"],
-            'version_label': [None, "What follows '+' in the version that PyTorch itself gives, "
-                                    "for example 'derecho-gcc-12.2.0-cray-mpich-8.1.27'"],
+            'version_label': [None, "What follows '+' in the version that PyTorch itself gives; None: only_site, with "
+                                    "the modules of compiler and MPI, as derecho-gcc-12.2.0-cray-mpich-8.1.27"],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
         # Not every EasyBuild has both parameters. pip's list is checked here, with the local version that pip would not
@@ -114,15 +114,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                 raise EasyBuildError("PyTorch %s needs CUDA %s or newer, and the dependency is CUDA %s. Take a newer "
                                      "('module avail cuda'), with modules of its generation, or an older PyTorch",
                                      self.version, oldest, found)
-        # PyTorch would say for ever that it was built with something else
-        for dep in self.cfg.dependencies():
-            name, version = dep['name'], dep['version']
-            if dep['external_module']:
-                name, _, version = dep['full_mod_name'].partition('/')
-            for label_version in re.findall(r'(?:^|-)%s-(\d[\w.]*)' % re.escape(name), self.cfg['version_label'] or ''):
-                if label_version != version:
-                    raise EasyBuildError("version_label says %s %s, and the dependency is %s %s: correct one of them",
-                                         name, label_version, name, version)
 
     def fetch_step(self, *args, **kwargs):
         """Check parameters first: downloading takes long."""
@@ -222,7 +213,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
         own_prefix = [self.installdir]
         options = ['USE_DISTRIBUTED=1', 'USE_MPI=1', 'USE_IBVERBS=0', 'BUILD_TEST=0']
-        if self.cfg['version_label']:
+        if self.full_version() != self.version:
             options.append('PYTORCH_BUILD_VERSION=' + self.full_version())
         options += self.cuda_options() + self.rocm_options(own_prefix) + self.ccache_options()
         if not (self.root('CUDA') or self.root('ROCm')):
@@ -260,7 +251,11 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def full_version(self):
         """Version that PyTorch itself will give; pip normalises '-' and '_' in the local part to '.'."""
         local = self.cfg['version_label']
-        return self.version + ('+' + re.sub('[-_]', '.', local) if local else '')
+        if local is None and self.cfg['only_site']:
+            modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module'] and
+                       dep['external_module_metadata'].get('name', [''])[0] in ['GCC'] + MPI_NAMES]
+            local = '-'.join([self.cfg['only_site']] + modules)
+        return self.version + ('+' + re.sub('[-_/]', '.', local) if local else '')
 
     def limit_jobs(self):
         """Limit the number of compilations at a time to what memory allows."""

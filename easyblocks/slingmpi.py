@@ -9,7 +9,7 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
+from easybuild.easyblocks.generic._dependencies import check_types, dependency_root, last_lines, with_parameters
 from easybuild.easyblocks.generic._pytorchprocess import (
     MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
     mpi_library, probe_pytorch)
@@ -62,6 +62,7 @@ class EB_slingmpi(PythonPackage):
     def __init__(self, *args, **kwargs):
         """Initialise; nothing in it is there to be linked against."""
         super().__init__(*args, **kwargs)
+        check_types(self.cfg, self.extra_options())
         self.options['modulename'] = False  # the sanity check imports it, after torch
         self.python_asked = None
         for variable in [] if self.is_extension else ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from easybuild.framework.easyconfig.constants import EASYCONFIG_CONSTANTS
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, DEPENDENCIES, OTHER
@@ -41,8 +41,8 @@ if TOO_OLD:
 # parameters of every easyconfig, whichever its easyblock
 DEFAULT_CONFIG.update({
     'only_site': [None, "Name of the one site that this easyconfig is for", OTHER],
-    'site_dependencies': [None, "Roles whose modules the site provides, or (role, name, version) with what is "
-                                "installed where it has none", DEPENDENCIES],
+    'site_dependencies': [None, "Roles whose modules the site provides: 'gpu'; 'nccl?', where it may have none; "
+                                "'run conda', needed at run time too where the site says 'build'", DEPENDENCIES],
     'site_generation': [None, "Generation of the site's modules; default: the site's own", OTHER],
 })
 EXTERNAL_MODULE = EASYCONFIG_CONSTANTS['EXTERNAL_MODULE'][0]
@@ -186,13 +186,13 @@ def link_easyconfig(name: str, version: str, suffix: str) -> None:
         build_option('robot_path').append(directory)
 
 
-def site_entries(ec: Any) -> List[Tuple[str, Optional[Tuple[str, str]], bool]]:
-    """What site_dependencies says: (role, (name, version) of what is installed where the site has none, optional)."""
-    entries = []
-    for entry in ec['site_dependencies']:
-        parts = (entry,) if isinstance(entry, str) else tuple(entry)
-        entries.append((parts[0].rstrip('?'), parts[1:] or None, parts[0].endswith('?')))
-    return entries
+def site_entries(ec: Any) -> List[Tuple[str, bool, bool]]:
+    """What site_dependencies says: (role, whether it may be missing, whether it is needed at run time in any case)."""
+    entries = ec['site_dependencies']
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+        raise EasyBuildError("site_dependencies in %s is %r: it must be a list of roles, such as ['compiler', 'nccl?', "
+                             "'run conda']", ec.path, entries)
+    return [(re.sub(r'^run |\?$', '', entry), entry.endswith('?'), entry.startswith('run ')) for entry in entries]
 
 
 def add_site_dependencies(ec: Any) -> None:
@@ -211,22 +211,19 @@ def add_site_dependencies(ec: Any) -> None:
         generation = generation_of(ec, site)
         suffix, provides = site.suffix(generation), site.generations[generation]
         # what opens the directories of the others comes with each of them
-        first = [(role, None, False) for role in slingshot_sites.ROLES[:1] if role in provides]
-        for role, software, optional in first + site_entries(ec):
-            if role not in provides and role in slingshot_sites.ROLES and (optional or software):
-                if software:
-                    add_software(found['eb', False], own, software, suffix)
+        first = [(role, False, False) for role in slingshot_sites.ROLES[:1] if role in provides]
+        for role, optional, run_time in first + site_entries(ec):
+            if role not in provides and role in slingshot_sites.ROLES and optional:
                 continue
             text = site.provided(generation, role, asked_by)
             if text in slingshot_sites.ROLES:
                 # the module of another role has it, as that of ROCm has RCCL
                 text = site.provided(generation, text, asked_by)
             parts = slingshot_sites.split_provided(text)
-            build, module = bool(parts['build']), str(parts['module'])
+            build, module = bool(parts['build']) and not run_time, str(parts['module'])
             if parts['eb']:
                 # nothing of a generation is in a Python of conda-forge
-                add_software(found['eb', build], own, software or tuple(module.split('/', 1)),
-                             '' if role == 'python' else suffix)
+                add_software(found['eb', build], own, tuple(module.split('/', 1)), '' if role == 'python' else suffix)
             elif module.split('/')[0] not in own and not any((module, EXTERNAL_MODULE) in deps
                                                              for deps in found.values()):
                 found['', build].append((module, EXTERNAL_MODULE))
@@ -294,7 +291,7 @@ def refuse_other_site(self: Any) -> None:
                              slingshot_sites.SITE_VARIABLE, only)
     if self.cfg.path in _REFUSED:
         raise EasyBuildError(_REFUSED[self.cfg.path])
-    if self.cfg['site_dependencies'] and not all(optional for _, _, optional in site_entries(self.cfg)):
+    if self.cfg['site_dependencies'] and not all(optional for _, optional, _ in site_entries(self.cfg)):
         # the parse hook has found nothing to put in
         try:
             chosen_site().generation(None, os.path.basename(self.cfg.path))

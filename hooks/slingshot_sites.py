@@ -56,6 +56,8 @@ FORBIDDEN = (
     ('CUDA_DEVICE_MAX_CONNECTIONS', "tensor parallelism wants 1, FSDP must not have 1: it belongs in the job script"),
     ('MPICH_RDMA_ENABLED_CUDA', "it is of Cray XC systems and does nothing on Slingshot"),
     ('PATH LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH', "setting it would replace what the user has"),
+    ('BASH_ENV ENV SHELLOPTS BASHOPTS BASH_FUNC_* PROMPT_COMMAND LD_AUDIT PYTHONSTARTUP PERL5OPT',
+     "it runs code in every program that the user starts"),
 )
 
 # the form of a file: how a section is written, the pattern of what follows its kind, the keys that it must have, those
@@ -66,8 +68,8 @@ SITE_KEYS = ('title', 'centre', 'url', 'scheduler', 'gpu', 'gpus_per_node', 'net
 # source says. processor: as uname -m has it, x86_64 if it is not there
 ABOUT_KEYS = ('processor', 'pytorch', 'evidence', 'missing')
 # what the modules of a site are for, in the order in which they are loaded
-ROLES = ('modules_first', 'compiler', 'mpi', 'gpu', 'libfabric', 'cudnn', 'blas', 'conda', 'python', 'nccl',
-         'nccl_plugin')
+ROLES = ('modules_first', 'compiler', 'cpe', 'mpi', 'gpu', 'accelerator', 'libfabric', 'cudnn', 'blas', 'cmake',
+         'conda', 'python', 'nccl', 'nccl_plugin')
 # what a role's value may be: a module that is not needed at run time, software that --robot installs, EasyBuild's name
 # (and version) for a module, its prefix (a path, or the variable that the module sets)
 PROVIDED = re.compile(r'(?P<build>build )?(?P<eb>eb (?=[^\s/]+/\S))?(?P<module>[^\s/]+(/\S+)?)'
@@ -338,7 +340,7 @@ def fail(path: str, section: str, message: str) -> NoReturn:
 def read_section(path: str, section: str, parser: configparser.ConfigParser) -> Tuple[Identity, Dict[str, Any]]:
     """Check one section by itself: ((kind, name, group), its keys); also name and group are keys."""
     words = section.split()
-    if words[0] not in KINDS:
+    if not words or words[0] not in KINDS:
         fail(path, section, "unknown section: one of %s was expected" % ', '.join('[%s]' % kind for kind in KINDS))
     kind = KINDS[words[0]]
     match = re.match('(?:%s)$' % kind.pattern, ' '.join(words[1:]))
@@ -382,6 +384,9 @@ def read_sections(path: str) -> Sections:
     """The sections of one file: {(kind, name, group): keys}."""
     parser = new_parser()
     try:
+        if not os.path.isfile(path) and os.path.exists(path):
+            # reading from a named pipe would wait for ever
+            raise SiteError("%s is not a file: remove it from the directory of sites" % path)
         with open(path, encoding=ENCODING) as fp:
             parser.read_file(fp)
     except configparser.DuplicateSectionError as err:
@@ -410,6 +415,8 @@ def read_broken(path: str) -> configparser.ConfigParser:
     """What a file has whose contents may be wrong: nothing, if it is no INI file."""
     parser = new_parser(strict=False)
     try:
+        if not os.path.isfile(path):
+            return parser
         with open(path, encoding=ENCODING, errors='replace') as fp:
             parser.read_file(fp)
     except (configparser.Error, OSError):
@@ -496,6 +503,13 @@ def directories(environ: Env) -> List[str]:
         if not (os.path.isabs(path) and os.path.isdir(path)):
             raise SiteError("$%s names '%s', which is not the absolute path of a directory: correct it, or unset the "
                             "variable" % (PATH_VARIABLE, path))
+        # a centre's group may write there, but not everybody
+        names = [name for name in os.listdir(path) if name.endswith((SITE, SHARED))]
+        for name in [path] + [os.path.join(path, name) for name in names]:
+            if os.path.exists(name) and os.stat(name).st_mode & stat.S_IWOTH:
+                raise SiteError("Everybody may write to %s, from where $%s reads sites: their values reach every "
+                                "module. Look at what is in it, then close it: chmod o-w '%s'"
+                                % (name, PATH_VARIABLE, name))
     own = user_directory(environ)
     # a home directory that a compute node does not have is no error
     if own and os.path.isdir(own):

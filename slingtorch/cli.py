@@ -115,6 +115,21 @@ def modules_directory(options: Any) -> str:
     return os.path.join(top, options.suffix_modules_path or '').rstrip('/')
 
 
+def module_paths(options: Any) -> List[str]:
+    """What 'module use' takes: below modules_directory() the top of the hierarchy, for a naming scheme that has one."""
+    top, name = modules_directory(options), options.module_naming_scheme
+    from easybuild.tools.config import init_build_options
+    from easybuild.tools.module_naming_scheme.utilities import avail_module_naming_schemes
+    scheme = avail_module_naming_schemes().get(name)
+    if not scheme:
+        note("warning: the module naming scheme %s is none of EasyBuild's own, so the directories of its modules are "
+             "not known here: module use them yourself, below %s" % (name, top))
+        return [top]
+    classes = [cls[0] if isinstance(cls, tuple) else cls for cls in options.moduleclasses]
+    init_build_options({'valid_module_classes': classes})
+    return [os.path.join(top, path) for path in scheme().det_init_modulepaths(None)] or [top]
+
+
 # --- slingtorch env
 
 def check_path(what: str, path: str, characters: str) -> None:
@@ -228,8 +243,9 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     variables.append(('EB_PYTHON', sys.executable))
     # not 'module use': a shell without the command must come through, and a directory that is not there yet too
     module_path = [path for path in os.environ.get('MODULEPATH', '').split(':') if path]
-    if tool and modules_directory(options) not in module_path:
-        variables.append(('MODULEPATH', ':'.join([modules_directory(options)] + module_path)))
+    missing = [path for path in module_paths(options) if path not in module_path] if tool else []
+    if missing:
+        variables.append(('MODULEPATH', ':'.join(missing + module_path)))
 
     variables += [
         ('SLINGTORCH_SITE', site.name),

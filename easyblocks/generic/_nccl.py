@@ -22,7 +22,8 @@ KNOWN_PROBLEMS = [
     Problem('aws-ofi-nccl', '1.18.0', '1.20.0', None,
             "large broadcasts between nodes can hang (1.18.0; fixed in 1.20.0)", 'aws/deep-learning-containers#6668'),
     Problem('aws-ofi-nccl', '1.19.2', None, None,
-            "jobs of 64 ranks and more can stop after 'Connected all rings' on Slingshot: set NCCL_MAX_NCHANNELS=20",
+            "jobs of 64 ranks and more can stop after 'Connected all rings' on Slingshot: set NCCL_MAX_NCHANNELS=20 "
+            "and NCCL_MIN_NCHANNELS=0 (the minimum is applied last)",
             'aws/aws-ofi-nccl#1379'),
     Problem('NCCL', '2.27.3', None, 'aarch64',
             "the protocol LL128 can corrupt data on GH200 with Slingshot: set NCCL_PROTO=^LL128", 'NVIDIA/nccl#2001'),

@@ -92,7 +92,7 @@ def module_text(container, root, sif_variable, lua):
     text += say('setenv', name='CONTAINERROOT', value=root)
 
     text += say('comment', text='what is mounted: host paths that exist now; packages from one file or a directory')
-    binds = ([os.path.join(root, 'runscripts') + ':/runscripts'] + container['bind']
+    binds = ([os.path.join(root, 'runscripts') + ':/runscripts:ro'] + container['bind']
              + [squashfs + ':/user-software:image-src=/user-software', packages + ':/user-software'])
     for bind in reversed(binds):
         exists = say('exists', path=bind.split(':')[0])

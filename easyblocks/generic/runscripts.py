@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 
-from easybuild.easyblocks.generic._dependencies import with_parameters
+from easybuild.easyblocks.generic._dependencies import check_types, with_parameters
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
@@ -63,6 +63,7 @@ class RunScripts(EasyBlock):
     def __init__(self, *args, **kwargs):
         """Initialise: where the scripts are is found in the fetch step."""
         super().__init__(*args, **kwargs)
+        check_types(self.cfg, self.extra_options())
         self.script_paths = {}
 
     def scripts(self):

@@ -177,17 +177,18 @@ class Singularity(RunScripts):
 
     def check_parameters(self):
         """Check the easyconfig parameters before any work is done."""
-        for name, (default, _, _) in self.extra_options().items():
-            value = self.cfg[name]
-            if isinstance(default, list) and not (isinstance(value, (list, tuple))
-                                                  and all(isinstance(item, str) for item in value)):
-                raise EasyBuildError("%s is %r: it must be a list of strings: %s = ['...']", name, value, name)
-            if isinstance(default, dict) and not (isinstance(value, dict)
-                                                  and all(isinstance(item, (str, int)) for item in value.values())):
-                raise EasyBuildError("%s is %r: it must be a dictionary: %s = {'name': 'value'}", name, value, name)
-            if value not in CHOICES.get(name, [value]):
-                raise EasyBuildError("%s is '%s': it must be one of %s", name, value,
+        for name in CHOICES:
+            if self.cfg[name] not in CHOICES[name]:
+                raise EasyBuildError("%s is '%s': it must be one of %s", name, self.cfg[name],
                                      ', '.join(map(str, CHOICES[name])))
+        for name, value in self.cfg['container_environment'].items():
+            # it becomes code of Lua, Tcl and bash
+            if not re.match(r'[A-Za-z_][A-Za-z0-9_]*\Z', str(name)):
+                raise EasyBuildError("container_environment has '%s': this is no name of a variable (letters, digits "
+                                     "and _, no digit first)", name)
+            if re.search(r'[\x00-\x1f\x7f]', str(value)):
+                raise EasyBuildError("container_environment: the value of %s has a control character (%r): variables "
+                                     "of a module have one line", name, value)
         own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
         address, source, venv = self.cfg['image_address'], self.first_source, self.cfg['preset_venv']
         gpu, here = GPUS.get(self.cfg['gpu_driver']), self.cfg['site_gpu']

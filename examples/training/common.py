@@ -2,6 +2,7 @@
 """What the training programs here share: command line, device, data, network, the loop, how they save and end."""
 import argparse
 import gzip
+import itertools
 import math
 import os
 import sys
@@ -32,7 +33,8 @@ def parse_arguments():
     parser.add_argument('--batch-size', type=int, default=32, help="images per step, of all ranks (default: 32)")
     parser.add_argument('--lr', type=float, default=0.05, help="learning rate (default: 0.05)")
     parser.add_argument('--seed', type=int, default=1, help="of weights and order of images (default: 1)")
-    parser.add_argument('--output-dir', metavar='DIR', default='.', help="where model.pt goes (default: here)")
+    parser.add_argument('--output-dir', metavar='DIR', default='.',
+                        help="where model.pt goes; where it is already, model-1.pt (default: here)")
     args = parser.parse_args()
     if args.epochs < 1 or args.batch_size < 1:
         parser.error("--epochs and --batch-size must be at least 1")
@@ -239,10 +241,22 @@ def train(args, data, model, optimizer, rank=0, ranks=1, sum_over_ranks=None, ba
 
 
 def save(weights, directory):
-    """Write model.pt beside an earlier one, and then in its place: a kill leaves one of them whole."""
-    path = os.path.join(directory, 'model.pt')
-    torch.save(weights, path + '.part')
-    os.replace(path + '.part', path)
+    """Write model.pt, or where that is there already model-1.pt, ...: whole or not at all, and nothing is replaced."""
+    part = os.path.join(directory, 'model.pt.part-%d' % os.getpid())
+    with open(part, 'wb') as stream:
+        torch.save(weights, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    for number in itertools.count():
+        path = os.path.join(directory, 'model-%d.pt' % number if number else 'model.pt')
+        try:
+            os.link(part, path)     # never in the place of a file
+            break
+        except FileExistsError:
+            pass
+    os.unlink(part)
+    if number:
+        print("model.pt in %s is kept; saved %s" % (os.path.abspath(directory), os.path.basename(path)), flush=True)
 
 
 def leave(status=0):

@@ -104,13 +104,18 @@ _leave_home() {
 # Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the
 # user's name, %a the account that the job is charged to, in small letters (a project's directory).
 _set_hf_home() {
-    local dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}}
+    local mode dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}}
     local token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
     [[ -n $dir && -z ${HF_HOME-} ]] || return 0
     [[ $dir != *%a* || -n $account ]] || return 0
     dir=${dir//%a/"${account,,}"} dir=${dir//%u/"${USER:-${LOGNAME:-$EUID}}"}
     if [[ ! -w ${dir%/*} ]]; then
         ((rank)) || _say "${dir%/*} cannot be written: Hugging Face's files go to the home directory, or export HF_HOME"
+        return 0
+    fi
+    if [[ -e $dir && ! -O $dir ]] && mode=$(stat -c %a -- "$dir") && ((8#$mode & 2)); then
+        ((rank)) || _say "$dir belongs to somebody else and everybody may write there (mode $mode): Hugging Face's" \
+            "files go to the home directory. Have it closed (chmod o-w), or export HF_HOME=DIRECTORY"
         return 0
     fi
     export HF_HOME=$dir

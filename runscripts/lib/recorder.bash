@@ -32,7 +32,12 @@ _set_recorder() {
         [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] ||
             export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
     fi
-    export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+    # 2.15 reads the first name (c10d/FlightRecorder.hpp), and warns of the older one, which others write by themselves
+    # since it is true by default there (ProcessGroupNCCL.cpp, dumpOnTimeoutOrEx_)
+    if [[ -z ${TORCH_FR_DUMP_ON_TIMEOUT-}${TORCH_NCCL_DUMP_ON_TIMEOUT-} ]]; then
+        export TORCH_FR_DUMP_ON_TIMEOUT=1
+        [[ -z ${TORCH_NCCL_TRACE_BUFFER_SIZE-} ]] || export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+    fi
     if [[ -n $where && -z ${TORCH_FR_DUMP_TEMP_FILE-}${TORCH_NCCL_DEBUG_INFO_TEMP_FILE-} ]]; then
         [[ -z $job ]] || job=-${job//[!A-Za-z0-9._-]/_}${step:+.$step}
         prefix=${where%/}/flight-recorder$job-rank-

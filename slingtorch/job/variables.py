@@ -262,8 +262,8 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
 # --- PyTorch's own
 
 # the runscript sets these, for older and newer releases
-OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_NCCL_DUMP_ON_TIMEOUT',
-        'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
+OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_FR_DUMP_ON_TIMEOUT',
+        'TORCH_NCCL_DUMP_ON_TIMEOUT', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 # GNU's libgomp takes a list of numbers above 0 (libgomp/env.c), and all cores for anything else
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
 # What ProcessGroupNCCL.cpp reads by getCvarBool(), whose words are in Utils.hpp (both of torch/csrc/distributed/c10d,

@@ -63,7 +63,7 @@ def test_variables_of_the_module(lumi, installed):
     root = lumi.user_prefix / f'SW/container/PyTorch/{VERSION}'
     assert env['SIF'] == env['SIFPYTORCH'] == str(root / SIF)
     assert env['RUNSCRIPTS'] == env['RUNSCRIPTSPYTORCH'] == str(root / 'runscripts')
-    assert f'{root}/runscripts:/runscripts' in env['SINGULARITY_BINDPATH'].split(',')
+    assert f'{root}/runscripts:/runscripts:ro' in env['SINGULARITY_BINDPATH'].split(',')
     assert '/pfs' not in env['SINGULARITY_BINDPATH'].split(',') or pathlib.Path('/pfs').exists()
     assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
     assert (env['NCCL_SOCKET_IFNAME'], env['NCCL_NET_GDR_LEVEL']) == ('hsn', '3')

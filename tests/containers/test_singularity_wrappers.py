@@ -199,7 +199,7 @@ def test_binds_of_the_user_are_kept(small, tmp_path):
 def test_what_is_added_after_loading_is_kept(small, tmp_path):
     """The module makes the variables of both runtimes alike; an export line of a job script changes one of them."""
     (tmp_path / 'seen').touch()
-    both = {f'{name}_BINDPATH': f'{small.root}/runscripts:/runscripts' for name in ('SINGULARITY', 'APPTAINER')}
+    both = {f'{name}_BINDPATH': f'{small.root}/runscripts:/runscripts:ro' for name in ('SINGULARITY', 'APPTAINER')}
     both.update({f'{name}ENV_PREPEND_PATH': '/runscripts' for name in ('SINGULARITY', 'APPTAINER')})
     both.update({f'{name}ENV_COLOUR': 'dark blue' for name in ('SINGULARITY', 'APPTAINER')})
     for name in ('SINGULARITY', 'APPTAINER'):

@@ -102,6 +102,19 @@ def test_unloading_gives_back_what_the_user_had(kept, modulestool):
     assert own == ['/mine', '0'] and str(kept.eb.prefix) not in path
 
 
+@pytest.mark.parametrize('parameter, value, message', [
+    ('extra_packages', 'idna', "extra_packages is 'idna': it must be a list of strings"),
+    ('sanity_check_packages', "['torch']", 'sanity_check_packages is'),
+    ('environment_image', 'yes', "environment_image is 'yes': it must be True or False"),
+])
+def test_parameter_of_another_type(kept, tiny, parameter, value, message):
+    """One check for all easyblocks."""
+    options = f"{parameter} = {value if value.startswith('[') else repr(value)}"
+    tiny.write(options=options)
+    done = kept.eb('--extended-dry-run', tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert message in output(done) and 'Traceback' not in output(done)
+
+
 def test_sanity_check_only(kept):
     assert 'sanity checking' in output(kept.eb('--sanity-check-only', kept.easyconfig, env=kept.pip_env))
 

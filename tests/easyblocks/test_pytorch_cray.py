@@ -168,7 +168,7 @@ def venv(installed):
     path = installed.eb.prefix / 'PyTorch-2.4.0-derecho-venv.eb'
     text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
     text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = []", text, flags=re.M | re.S)
-    text = text.replace("    ('conda/latest', EXTERNAL_MODULE),\n", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
+    text = text.replace("'run conda', ", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
     path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n")
     installed(easyconfig=str(path))
     return installed.eb.prefix / 'software/PyTorch/2.4.0-derecho-venv'

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from slingtorch import slingshot_sites
 from testbed import ROOT, derecho, path_without, run, smallimage
 from testbed.easybuild import EasyBuild
 
@@ -16,7 +17,7 @@ WORKER = ROOT / 'tests/easyblocks/pytorch_cray_worker.py'
 AWARE = 'PyTorch-2.2.2_cray-mpich-gpu-aware.patch'
 WITHOUT_PATCH = [(f"    '{AWARE}',\n", ''), (
     f"    {{'{AWARE}':\n     '{smallimage.sha256(ROOT / 'patches/p/PyTorch' / AWARE)}'}},\n", '')]
-NO_GPU = ["('cuda", "('cudnn", "('NCCL", "('aws", 'mpi_gtl', 'cuda_compute']
+NO_GPU = ['gpu', 'cudnn', 'nccl', 'nccl_plugin', 'mpi_gtl', 'cuda_compute']
 
 
 @pytest.fixture(scope='module')
@@ -44,14 +45,17 @@ class Site:
         self.mpich = self.derecho.prefix('/opt/cray/pe/mpich/8.1.27/ofi/gnu/9.1')
 
     def easyconfig(self, *lines, drop=(), replace=()):
-        """A copy of the easyconfig with more lines, and without those that contain a word; its path."""
+        """A copy of the easyconfig with more lines, and without roles, or lines that contain a word; its path."""
         path = self.path / 'mine' / NAME
         path.parent.mkdir(exist_ok=True)
         text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
         for old, new in replace:
             assert old in text
             text = text.replace(old, new)
-        kept = [line for line in text.splitlines() if not any(word in line for word in drop)]
+        roles = set(drop).intersection(slingshot_sites().ROLES)
+        for role in roles:
+            text = re.sub(r", '%s\??'" % role, '', text)
+        kept = [line for line in text.splitlines() if not any(word in line for word in set(drop) - roles)]
         path.write_text('\n'.join(kept + list(lines)) + '\n')
         return path
 
@@ -145,7 +149,7 @@ def test_other_mpis_of_the_user(site, tmp_path):
         derecho.script(site.path / 'first' / name, f'#!/bin/sh\nexec /usr/bin/{name}.mpich "$@"\n')
         derecho.script(site.path / 'second' / name, fake)
     env = {'PATH': f'{site.path}/second:{site.path}/first:{site.eb.env["PATH"]}'}
-    said = site.fails(drop=["('cray-mpich", 'mpi_gtl'], env=env)
+    said = site.fails(drop=['mpi', 'mpi_gtl'], env=env)
     assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
     assert 'libmpich.so' in said and 'mpi_compilers' in said
     shutil.copy(site.mpich / 'lib/libmpi_gnu_91.so.12', tmp_path)
@@ -177,7 +181,7 @@ def test_no_mpi(own_site):
 
 def test_mpi_named_by_its_compilers(site):
     """As on Debian, where several MPIs are in one directory."""
-    answer = site.configure("mpi_compilers = ['mpicc.mpich', 'mpicxx.mpich']", drop=["('cray-mpich", 'mpi_gtl'])
+    answer = site.configure("mpi_compilers = ['mpicc.mpich', 'mpicxx.mpich']", drop=['mpi', 'mpi_gtl'])
     assert answer['error'] is None and 'MPI_C_COMPILER "/usr/bin/mpicc.mpich"' in answer['preset']
     assert '-rpath,/usr/lib' not in answer['environ']['LDFLAGS']
 
@@ -188,7 +192,7 @@ def test_cudnn_of_another_cuda(own_site):
     entry = f'\n[cudnn/8.7.0.84-11.8]\nname = cuDNN\nversion = 8.7.0.84\nprefix = {cudnn}\n'
     metadata.write_text(metadata.read_text() + entry)
     assert 'is for CUDA 11, and PyTorch is built with CUDA 12.2.1. Take the cuDNN module for CUDA 12' in \
-        own_site.fails(replace=[('cudnn/8.8.1.3-12', 'cudnn/8.7.0.84-11.8')])
+        own_site.fails("dependencies = [('cudnn/8.7.0.84-11.8', EXTERNAL_MODULE)]", drop=['cudnn'])
 
 
 def test_cudnn_in_lib64(own_site):
@@ -215,14 +219,14 @@ def test_oldest_cuda(own_site, version, cuda):
     """What share/cmake/Caffe2/public/cuda.cmake of the wheels of 2.2.2, and of 2.7.1 to 2.14.0, asks for."""
     metadata = own_site.derecho.metadata
     metadata.write_text(metadata.read_text() + '\n[cuda/10.2]\nname = CUDA\nversion = 10.2\nprefix = CUDA_HOME\n')
-    changes = [("version = '2.4.0'", f"version = '{version}'"), ('cuda/12.2.1', 'cuda/10.2')]
-    assert (f'PyTorch {version} needs CUDA {cuda} or newer, and the dependency is CUDA 10.2'
-            in own_site.fails(replace=changes))
+    assert (f'PyTorch {version} needs CUDA {cuda} or newer, and the dependency is CUDA 10.2' in
+            own_site.fails("dependencies = [('cuda/10.2', EXTERNAL_MODULE)]", drop=['gpu'],
+                           replace=[("version = '2.4.0'", f"version = '{version}'")]))
 
 
 def test_cudnn_and_mkl_of_the_environment(site, plain):
     """Where no module of them is known."""
-    options, environ = site.works("extra_packages += ['cudnn=9', 'conda-forge::mkl-devel']", drop=["('mkl/", "('cudnn/"])
+    options, environ = site.works("extra_packages += ['cudnn=9', 'conda-forge::mkl-devel']", drop=['blas', 'cudnn'])
     root = site.eb.prefix / 'software/PyTorch/2.4.0-derecho-cray-mpich'
     assert options['BLAS'] == 'MKL' and environ['MKLROOT'] == str(root)
     assert options['USE_CUDNN'] == '1' and options['CUDNN_LIB_DIR'] == f'{root}/lib'
@@ -231,7 +235,7 @@ def test_cudnn_and_mkl_of_the_environment(site, plain):
 
 
 def test_no_blas(site):
-    said = site.fails(drop=["('mkl/"])
+    said = site.fails(drop=['blas'])
     assert 'No BLAS to build PyTorch with: none of imkl, FlexiBLAS, BLIS, OpenBLAS is among the dependencies' in said
 
 
@@ -270,8 +274,6 @@ def test_upstream_form_of_the_check(own_site):
     ("memory_per_job = '4'", "memory_per_job is '4': it must be a number"),
     ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name those for C and C++"),
     ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must name"),
-    ("version_label = 'gcc-99-openmpi-1'", 'version_label says gcc 99, and the dependency is gcc 12.2.0'),
-    ("version_label = 'derecho-cray-mpich-8.1.29'", 'says cray-mpich 8.1.29, and the dependency is cray-mpich 8.1.27'),
 ])
 def test_parameters(site, line, said):
     assert said in ' '.join(site.fails(line, drop=[line.split()[0]]).split())
@@ -364,7 +366,7 @@ def test_rocm(own_site):
     cray.write_text(cray.read_text() + f'setenv("PE_MPICH_GTL_DIR_amd_gfx90a", "-L{gtl.parent}")\n')
     metadata = own_site.derecho.metadata
     metadata.write_text(metadata.read_text() + f'\n[rocm/6.4.1]\nname = ROCm\nversion = 6.4.1\nprefix = {rocm}\n')
-    lines = ["mpi_gtl = 'hsa'", "dependencies += [('rocm/6.4.1', EXTERNAL_MODULE)]"]
+    lines = ["mpi_gtl = 'hsa'", "dependencies = [('rocm/6.4.1', EXTERNAL_MODULE)]"]
     assert 'List of AMD GPU architectures must be specified' in own_site.fails(*lines, drop=NO_GPU)
     lines.append("amdgcn_capabilities = ['gfx90a', 'gfx942']")
     assert 'tools/amd_build/build_amd.py' in own_site.fails(*lines, drop=NO_GPU)  # the toy has none

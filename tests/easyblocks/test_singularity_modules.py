@@ -78,7 +78,7 @@ def modules(installed):
 def test_variables(modules):
     env = modules.after('module load Small')
     root = modules.root
-    binds = [f'{root}/runscripts:/runscripts', f'{modules.directory}/with space', '/usr:/host/usr:ro',
+    binds = [f'{root}/runscripts:/runscripts:ro', f'{modules.directory}/with space', '/usr:/host/usr:ro',
              f'{root}/user-software:/user-software']
     assert env['SIF'] == env['SIFSMALL'] == f'{root}/small-1.0.sif'
     assert env['RUNSCRIPTS'] == env['RUNSCRIPTSSMALL'] == f'{root}/runscripts'

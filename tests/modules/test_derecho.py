@@ -6,10 +6,12 @@ import re
 
 import pytest
 
+from slingtorch import slingshot_sites
 from testbed import ROOT, derecho
 from testbed.easybuild import BIN, EasyBuild
 
 EASYCONFIGS = ROOT / 'easyconfigs'
+SITE = slingshot_sites().load('derecho', {})
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho-23.09.eb', 'NCCL-2.27.7-derecho-24.12.eb', 'NCCL-2.30.4-derecho-25.10.eb',
@@ -24,6 +26,7 @@ RUN_TIME = {
     'NCCL_CROSS_NIC': '1',
     'NCCL_SOCKET_IFNAME': 'hsn',
     'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+    'TORCH_DIST_USE_NCCL2': '0',
 }
 """What NCAR sets (benkirk/derecho-pytorch-mpi@1adc9e4 and later), with NCCL_NET left to the runscript."""
 
@@ -45,7 +48,7 @@ class Site:
     def generation(self, name):
         """Which ncarenv an easyconfig is for."""
         text = next(EASYCONFIGS.rglob(name)).read_text()
-        return re.search(r"'ncarenv/([\d.]+)'", text).group(1)
+        return re.search("^site_generation = '(.*)'", text, re.M).group(1)
 
     def run_eb(self, *args):
         """Run eb for all easyconfigs, once in each ncarenv, which is loaded before."""
@@ -76,7 +79,7 @@ def modules(site):
 
 def test_there_is_every_version():
     versions = [name.split('-')[1] for name in PYTORCH]
-    assert set(versions) >= {'2.2.2', '2.3.1', '2.4.0', '2.4.1', '2.5.1', '2.6.0', '2.7.0', '2.8.0'}
+    assert set(versions) >= {'2.3.1', '2.4.0', '2.8.0', '2.13.0', '2.14.1'}
     for name in PYTORCH:
         text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
         assert re.findall(r"^    \('(\w+)', '[\d.]+', {$", text, re.M) == ['torchvision', 'mpi4py'], name
@@ -94,17 +97,15 @@ def test_robot_finds_the_whole_stack(site):
 def test_pytorch_module(modules, name):
     """It loads from a fresh login, brings the modules it was built with, and the run-time environment."""
     env = modules.load(module_name(name))
-    ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
+    ours = re.compile('(MPICH|FI|NCCL|SLINGTORCH|TORCH_DIST)_(?!TEST|CI)|CUDA_VISIBLE_DEVICES')
     found = {key: value for key, value in env.items() if ours.match(key)}
     # of the plugin's module
     assert found.pop('NCCL_NET_PLUGIN').startswith(str(modules.eb.prefix / 'software/aws-ofi-nccl'))
     assert found == RUN_TIME
-    text = (EASYCONFIGS / 'p/PyTorch' / name).read_text()
-    wanted = re.findall(r"^    \('(\S+?)', EXTERNAL_MODULE\),$", text, re.M)
-    generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
-    plugin = re.search(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text)
-    nccl = next(name for name in LIBRARIES if name.startswith('NCCL') and name.endswith(f'-{generation}.eb'))
-    wanted += [f'{plugin.group(1)}/{plugin.group(2)}-derecho-{generation}', module_name(nccl)]
+    provided = SITE.generations[modules.generation(name)]
+    wanted = [re.sub('^build ', '', text).split(' in ')[0] for role, text in provided.items()
+              if role not in ('default', 'libfabric', 'python', 'nccl', 'nccl_plugin')]
+    wanted += [f"{provided[role].split(' ')[1]}-derecho-{modules.generation(name)}" for role in ('nccl', 'nccl_plugin')]
     assert len(wanted) == (7 if 'ncarenv/25.10' in wanted else 9)
     assert set(wanted) <= set(env['LOADEDMODULES'].split(':'))
 

@@ -58,12 +58,12 @@ def test_module(tool_and_syntax, tmp_path):
     tool, syntax = tool_and_syntax
     eb = easybuild.EasyBuild(tmp_path / 'eb', tool, ['--site', 'derecho', '--with', 'alt_read'])
     done = eb(write_easyconfig(tmp_path, more="modextravars = {'NCCL_CROSS_NIC': '2'}"), '--module-syntax=%s' % syntax)
-    assert done.stdout.count('slingtorch: site derecho: PyTorch-9.9.eb: 10 site values') == 1
+    assert done.stdout.count('slingtorch: site derecho: PyTorch-9.9.eb: 11 site values') == 1
     assert 'group alt_read, which needs: mpiexec --disable-rdzv-get' in done.stdout
 
     amended = eb('PyTorch-9.9.eb', '--try-amend=versionsuffix=-mine', '--module-only', '--force', cwd=tmp_path)
     said = [line for line in amended.stdout.splitlines() if 'slingtorch' in line]
-    assert len(said) == 1 and 'slingtorch: site derecho: PyTorch-9.9-mine.eb: 10 site values' in said[0]
+    assert len(said) == 1 and 'slingtorch: site derecho: PyTorch-9.9-mine.eb: 11 site values' in said[0]
 
     module_file = eb.modulepath / ('PyTorch/9.9' + ('.lua' if syntax == 'Lua' else ''))
     text = module_file.read_text()

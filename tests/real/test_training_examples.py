@@ -71,6 +71,15 @@ for weights in (ddp, fsdp2):
     run([pytorch.python, '-c', code, base[1], *outs.values()], env=pytorch.env)
 
 
+def test_what_is_there_is_kept_and_named(pytorch, tmp_path):
+    (tmp_path / 'model.pt').write_text('PRECIOUS')
+    for name in ('model-1.pt', 'model-2.pt'):
+        done = run([pytorch.python, PROGRAMS / 'base_training.py', '--epochs', '1'], env=pytorch.env, cwd=tmp_path)
+        assert done.stdout.endswith(f'model.pt in {tmp_path} is kept; saved {name}\n')
+    assert sorted(os.listdir(tmp_path)) == ['model-1.pt', 'model-2.pt', 'model.pt']
+    assert (tmp_path / 'model.pt').read_text() == 'PRECIOUS'
+
+
 def test_loss_that_is_no_number(pytorch, tmp_path):
     """All ranks end, with one message and a status; what an earlier training saved stays."""
     (tmp_path / 'model.pt').write_text('of an earlier training')

@@ -482,7 +482,8 @@ class ToySources:
         files['torch/lib/empty'] = ''
         files['variant.json'] = json.dumps(variant)
         files['pyproject.toml'] = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        text = (ROOT / f'easyconfigs/p/PyTorch/PyTorch-{version}-derecho-cray-mpich.eb').read_text()
+        text = '\n'.join(path.read_text() for path in (ROOT / 'easyconfigs/p/PyTorch').glob(f'PyTorch-{version}-*.eb')
+                         if 'EB_PyTorch_Cray' in path.read_text())
         for name, number in re.findall(r"^    \('(\w+)', '([\d.]+)', {$", text, re.M):
             self.write_extension(name, number)
         return self.pack(f'pytorch-v{version}', files)

@@ -9,6 +9,8 @@ import sys
 
 import pip
 
+from slingtorch import slingshot_sites
+
 from . import ROOT, cirrus, derecho, frontier, internet, run, wheels
 from .easybuild import EasyBuild
 
@@ -19,9 +21,10 @@ TREES = {'cirrus_ice': cirrus.Cirrus, 'derecho': derecho.Derecho, 'frontier': fr
 def install_plugin(tree, eb, site, text):
     """Install the plugin that an easyconfig of this text names: itself, or for a generation of the site's modules."""
     found = re.findall(r"^    \('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", text, re.M)
-    for software, version in re.findall(r"\('nccl_plugin', '(\S+)', '(\S+)'\)", text):
+    if "'nccl_plugin'" in text:
         generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
-        found.append((software, version, f'-{site}-{generation}'))
+        plugin = slingshot_sites().load(site, {}).generations[generation]['nccl_plugin']
+        found.append((*plugin[len('eb '):].split('/'), f'-{site}-{generation}'))
     for software, version, suffix in found:
         root = tree.install(eb.prefix, software, version + suffix, ['libnccl-net.so'])
         wheels.toy_plugin(root / 'lib/libnccl-net.so', [5] if software == 'aws-ofi-rccl' else range(6, 13))

@@ -167,7 +167,9 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
 
 
 def test_intels_gpus_have_no_wheel_of_ours(machine):
-    line = cli.gpu_note(cli.slingshot_sites().load('aurora', {}), machine())
+    site = cli.slingshot_sites().load('polaris', {})
+    site.gpu = 'xpu'
+    line = cli.gpu_note(site, machine())
     assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module")
 
 

@@ -187,14 +187,43 @@ def test_the_easyconfig_wins(roles):
 
 
 def test_the_sites_own_plugin_or_ours(roles):
-    more = "site_dependencies = [('nccl_plugin', 'aws-ofi-nccl', '1.21.1')]"
+    more = "site_dependencies = ['nccl_plugin']"
     section = PROVIDES % ('a', 'a', '12')
-    assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.21.1']
     assert names(roles(section + 'nccl_plugin = net/1\n', more)['dependencies']) == ['env/a', 'net/1']
-    # the version that the easyconfig names, and that of the site where it names none
     section += 'nccl_plugin = eb aws-ofi-nccl/1.21.1\n'
     assert names(roles(section, more)['dependencies']) == ['env/a', 'aws-ofi-nccl/1.21.1']
-    assert names(roles(section, "site_dependencies = ['nccl_plugin']")['dependencies'])[1] == 'aws-ofi-nccl/1.21.1'
+
+
+def test_at_run_time_in_any_case(roles):
+    """'run ROLE': an easyconfig may need at run time what the site has for builds."""
+    ec = roles(PROVIDES % ('a', 'a', '12'), "site_dependencies = ['run compiler', 'gpu']")
+    assert names(ec['dependencies']) == ['env/a', 'gcc/14', 'cuda/12'] and not ec['builddependencies']
+
+
+def site_easyconfigs():
+    """Those of the bundle that are for one site."""
+    return [path for path in (ROOT / 'easyconfigs').rglob('*.eb') if re.search('^only_site', path.read_text(), re.M)]
+
+
+@pytest.mark.parametrize('path', site_easyconfigs(), ids=lambda path: path.stem)
+def test_an_easyconfig_of_a_site_names_roles_and_no_modules(path):
+    """A module's name and version is in the site's file alone."""
+    text = path.read_text()
+    assert 'EXTERNAL_MODULE' not in text and ('site_dependencies' in text or path.name.startswith('slingmpi'))
+
+
+def test_neighbouring_releases_differ_in_versions_and_checksums():
+    """With the same modules; besides that in patches, and in at most one package or option."""
+    versions = re.compile(r"version = |'pytorch-v|', {$|#|'checksums'|\.patch'|'[0-9a-f]{64}'|patches = |\]$")
+    lines = {}
+    for path in (ROOT / 'easyconfigs/p/PyTorch').glob('*-derecho-cray-mpich.eb'):
+        generation = re.search("site_generation = '(.*)'", path.read_text()).group(1)
+        lines.setdefault(generation, {})[tuple(map(int, path.name.split('-')[1].split('.')))] = {
+            line for line in path.read_text().splitlines() if not versions.search(line)}
+    assert len(lines['24.12']) == 3
+    for found in lines.values():
+        for one, other in zip(sorted(found), sorted(found)[1:]):
+            assert len(found[one] ^ found[other]) <= 2, found[one] ^ found[other]
 
 
 def test_only_the_build(roles):
@@ -276,6 +305,7 @@ def test_a_role_in_the_module_of_another(roles):
 
 
 @pytest.mark.parametrize('sections, more, message', [
+    (PROVIDES % ('a', 'a', '12'), "[('gpu', '1')]", r"it must be a list of roles, such as"),
     (PROVIDES % ('a', 'a', '12'), "['cuda']", r"names the role 'cuda'. The roles are: .*gpu"),
     (PROVIDES % ('a', 'a', '12'), "['blas']",
      r"mine.cfg, section \[provides a\] has no module for the role 'blas'.*add the line 'blas = MODULE/VERSION'"),
@@ -327,7 +357,7 @@ def test_values_are_added(parser):
     assert 'NCCL_NET' not in values and 'NCCL_NET_GDR_LEVEL' not in values
     lines = [line for line in out.splitlines() if 'slingtorch' in line]
     assert len(lines) == 1
-    assert re.match(r'^== slingtorch: site derecho: PyTorch-9\.9\.eb: 6 site values \(FI_MR_CACHE_MONITOR, .*\)$',
+    assert re.match(r'^== slingtorch: site derecho: PyTorch-9\.9\.eb: 7 site values \(FI_MR_CACHE_MONITOR, .*\)$',
                     lines[0])
 
 

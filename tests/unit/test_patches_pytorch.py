@@ -181,8 +181,8 @@ def test_applies_to_a_real_source(patch, version, name, added, removed, tmp_path
 
 def test_every_easyconfig_takes_the_patches_it_needs():
     """
-    Up to 2.11 the check is to be patched, the end of a process group up to 2.7, Caffe2's check up to 2.3, cuSPARSELt's
-    types up to 2.2; newer ones need none.
+    Up to 2.11 the check is to be patched, the end of a process group up to 2.7, Caffe2's check up to 2.3; newer ones
+    need none.
     """
     seen = {}
     for path in (ROOT / 'easyconfigs/p/PyTorch').glob('*-derecho-cray-mpich.eb'):
@@ -190,9 +190,8 @@ def test_every_easyconfig_takes_the_patches_it_needs():
         expected = {'PyTorch-2.2.2_cray-mpich-gpu-aware.patch': version < (2, 12),
                     'PyTorch-2.2.2_process-group-gil.patch': version < (2, 6),
                     'PyTorch-2.6.0_process-group-gil.patch': (2, 6) <= version < (2, 8),
-                    'PyTorch-2.2.2_cray-mpich-caffe2.patch': version < (2, 4),
-                    'PyTorch-2.2.2_cusparselt-0.5.2.patch': version < (2, 3)}
+                    'PyTorch-2.2.2_cray-mpich-caffe2.patch': version < (2, 4)}
         names = set(re.findall(r"^    '(PyTorch-\S*\.patch)',$", path.read_text(), re.M))
         assert names == {name for name, needed in expected.items() if needed}, path.name
         seen[version] = names
-    assert {(2, 2, 2), (2, 3, 1), (2, 4, 0), (2, 4, 1), (2, 5, 1), (2, 6, 0), (2, 7, 0), (2, 8, 0)} <= set(seen)
+    assert {(2, 3, 1), (2, 4, 0), (2, 6, 0), (2, 8, 0)} <= set(seen)

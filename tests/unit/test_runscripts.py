@@ -1130,7 +1130,7 @@ def test_hydra_on_several_nodes_outside_any_job_takes_torchs_default(job):
 
 # ---------------------------------------------------------------------------------------------------- flight recorder
 
-RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
@@ -1140,7 +1140,7 @@ def recorder(env):
 
 def test_flight_recorder_writes_where_the_job_runs(job):
     prefix = f"{job.dir}/flight-recorder-4711.0-rank-"
-    assert recorder(job.rank(slurm(0), cwd=job.dir)) == (("2000", "2000", "1"), (prefix, prefix))
+    assert recorder(job.rank(slurm(0), cwd=job.dir)) == (("2000", "2000", "1", "1"), (prefix, prefix))
     prefix = f"{job.dir}/flight-recorder-7_5_.srv-rank-"
     assert recorder(job.rank(hydra(0, 2, PBS_JOBID="7[5].srv"), cwd=job.dir))[1] == (prefix, prefix)
     assert sorted(path.name for path in job.dir.iterdir()) == ["bin", "caches"], "nothing is made in advance"
@@ -1154,18 +1154,19 @@ def test_flight_recorder_in_a_directory_of_others_goes_to_the_private_one(job):
     assert "TORCH_FR_DUMP_TEMP_FILE" in job.rank({**slurm(0), **mine}, cwd=job.dir)
 
 
-@pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.13.0+cpu", False)])
+@pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.15.0", False)])
 def test_flight_recorder_has_the_name_that_this_pytorch_reads(job, version, old):
     (job.dir / f"lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
     sizes, _ = recorder(job.rank(slurm(0), cwd=job.dir))
-    assert sizes == ("2000", "2000" if old else None, "1")
+    assert sizes == ("2000", "2000" if old else None, "1", "1" if old else None)
 
 
 @pytest.mark.parametrize("env, expected", [
-    ({"TORCH_FR_BUFFER_SIZE": "0"}, ("0", None, "1")),
-    ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"}, (None, "20000", "1")),
-    ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, ("2000", "2000", "0")),
-    ({"SLINGTORCH_FLIGHT_RECORDER": "off"}, (None, None, None)),
+    ({"TORCH_FR_BUFFER_SIZE": "0"}, ("0", None, "1", None)),
+    ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"}, (None, "20000", "1", "1")),
+    ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, ("2000", "2000", None, "0")),
+    ({"TORCH_FR_DUMP_ON_TIMEOUT": "0"}, ("2000", "2000", "0", None)),
+    ({"SLINGTORCH_FLIGHT_RECORDER": "off"}, (None, None, None, None)),
 ])
 def test_flight_recorder_of_the_user(job, env, expected):
     assert recorder(job.rank({**slurm(0), **env}, cwd=job.dir))[0] == expected
@@ -1182,7 +1183,7 @@ def test_flight_recorder_files_of_the_user(job, tmp_path):
 
 
 def test_flight_recorder_is_for_several_ranks(job):
-    assert recorder(job.rank(cwd=job.dir)) == ((None, None, None), (None, None))
+    assert recorder(job.rank(cwd=job.dir)) == ((None, None, None, None), (None, None))
     # a node of its own is one task, but torchrun starts several ranks there
     status = job.dir / "status"
     status.write_text("Cpus_allowed_list:\t0-7\n")
@@ -1843,10 +1844,40 @@ def test_hugging_face_off_the_home_directory(job):
     (scratch / "huggingface").mkdir()
     assert job.start(env).stderr == "" and job.start({**env, **slurm(1)}).stderr == ""
     assert job.rank({**env, "HF_HOME": "/mine"})["HF_HOME"] == "/mine"
+    if os.geteuid() == 0:
+        os.chown(str(scratch / "huggingface"), NOBODY, NOBODY)
+        for mode, used in ((0o775, True), (0o777, False)):
+            (scratch / "huggingface").chmod(mode)
+            done = job.start(env)
+            assert ("HF_HOME" in json.loads(done.stdout)["env"]) == used
+            assert ("belongs to somebody else and everybody may write there" in done.stderr) != used
     scratch.rename(job.dir / "elsewhere")
     assert "scratch/somebody cannot be written" in job.start(env).stderr
     for name in ("SLURM_JOB_ACCOUNT", "SLINGTORCH_HF_HOME"):
         assert "HF_HOME" not in job.rank({**env, name: None})
+
+
+@pytest.mark.parametrize("library, env, words", [
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "4"}, "is for processors: they will not be used"),
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "0"}, None),
+    ("libtorch_cpu.so", {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, None),
+    ("libtorch_hip.so", {"SLURM_GPUS_ON_NODE": "4"}, None),
+    ("libtorch_cpu.so", {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0"}, "not that of the module (/apps/PyTorch/2.15.0)"),
+    ("libtorch_cpu.so", {"EBROOTPYTORCH": "OWN"}, None),
+    (None, {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0", "SLURM_GPUS_ON_NODE": "4"}, None),     # an environment on top
+])
+def test_pytorch_that_will_be_taken(job, library, env, words):
+    """One of another environment than the module's, or one for processors in a job with GPUs, is not taken in silence."""
+    if library:
+        lib = job.dir / "lib/python3.11/site-packages/torch/lib"
+        lib.mkdir(parents=True)
+        for name in {library, "libtorch_cpu.so"}:
+            (lib / name).touch()
+    env = {**slurm(0), **{name: str(job.dir) if value == "OWN" else value for name, value in env.items()}}
+    done = job.start(env)
+    assert done.returncode == 0
+    assert words in done.stderr and done.stderr.count("\n") == 1 if words else done.stderr == ""
+    assert job.start({**env, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).stderr == "", "rank 0 alone says it"
 
 
 WHERE_IS_TORCH = "import importlib.util, os; print(os.path.realpath(importlib.util.find_spec('torch').origin))"

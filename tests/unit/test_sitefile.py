@@ -78,7 +78,8 @@ EXPECTED = {
         ('rocm', '8'), ('rocm', '8', 'slingshot11'),
         {'bind_paths': ['/pfs/lustrep1', '/pfs/lustref1'], 'HSA_FORCE_FINE_GRAIN_PCIE': '1',
          'NCCL_SOCKET_IFNAME': 'hsn', 'FI_MR_CACHE_MONITOR': 'userfaultfd', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
-         'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}, {}),
+         'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+         'TORCH_DIST_USE_NCCL2': '0'}, {}),
     'infiniband-h100': (
         ('cuda', '8'), ('cuda', '4', 'infiniband'),
         {'bind_paths': ['/home', '/scratch'], 'NCCL_SOCKET_IFNAME': '=enp27s0f0np0',
@@ -108,7 +109,7 @@ def test_compute_node(centre, person):
     assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('slurm', *keys)
     assert values(site) == wanted
     assert {name: values(site, name) for name in site.groups} == dict(groups, **(
-        {'channels': {'NCCL_MAX_NCHANNELS': '20'}} if keys[2] == 'slingshot11' and keys[0] != 'none' else {}))
+        {'channels': {'NCCL_MAX_NCHANNELS': '20', 'NCCL_MIN_NCHANNELS': '0'}} if keys[2] == 'slingshot11' and keys[0] != 'none' else {}))
 
 
 @pytest.mark.parametrize('centre', EXPECTED)

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITES = slingshot_sites()
 ALL = list(SITES.find_files(SITES.SITE, {}))
 GROUPS = {'frontier': ['alt_read'], 'derecho': ['gdr', 'alt_read'], 'lumi': ['gdr'], 'slurm': ['roce'],
-          'alps': ['alt_read', 'hook'], 'isambard_ai': ['alt_read', 'gdrcopy'], 'polaris': ['gdr', 'proxy'],
+          'alps': ['alt_read', 'hook'], 'isambard_ai': ['alt_read', 'gdrcopy'], 'olivia': ['alt_read'], 'polaris': ['gdr', 'proxy'],
           'tuolumne': ['alt_read'], 'elcapitan': ['alt_read']}
 # what alt_read needs of the job
 OPTION = {'slurm': '\n#SBATCH --network=disable_rdzv_get\n', 'flux': '\n#flux: --setattr=rdzv_get_en=0\n'}
@@ -131,7 +131,7 @@ def test_pages_of_the_systems_are_those_of_the_sites():
     table, parts = pages()
     for name, made in (('README.md', table), ('others.md', parts)):
         assert (ROOT / 'docs/systems' / name).read_text(encoding='utf-8').partition(MADE)[2] == made
-    assert len(re.findall('^## ', parts, re.M)) >= 13
+    assert len(re.findall('^## ', parts, re.M)) >= 12
     done = command('--format', 'markdown')
     assert (done.returncode, done.stdout) == (0, table)
 
@@ -142,7 +142,6 @@ def test_a_page_names_what_its_site_is():
                   'generation rocm-7.1.1 (default): ', 'gpu `rocm/7.1.1 in ROCM_PATH`', 'needs flux run --setattr'):
         assert words in text
     assert '| `isambard_ai` | Isambard-AI (HPE Cray EX, GH200) | 4 NVIDIA, aarch64 | slingshot11 | slurm |' in pages()[0]
-    assert "no wheel of ours serves Intel's GPUs" in pages()[0]
 
 
 def test_the_command():
@@ -184,7 +183,9 @@ def differences(document, values):
         own = mine.pop(keys.get('as', name), None)
         if (own != theirs) != ('differs' in keys):
             wrong.append("%s: published %s, ours %s, differs = %s" % (name, theirs, own, keys.get('differs')))
-    wrong += ["%s: not published, ours %s" % pair for pair in mine.items() if not pair[0].startswith('SLINGTORCH_')]
+    wrong += ["%s: not published, ours %s" % pair for pair in mine.items()
+              # no document is of PyTorch 2.15 yet
+              if not pair[0].startswith(('SLINGTORCH_', 'TORCH_DIST_USE_NCCL2'))]
     return wrong
 
 

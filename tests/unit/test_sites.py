@@ -122,6 +122,21 @@ def test_slingshot_gpu_sites(name):
     assert values['SLINGTORCH_MULTINODE_NCCL_NET'] == 'AWS Libfabric'
 
 
+@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
+def test_the_minimum_of_channels_undoes_no_maximum(site):
+    """NCCL applies the minimum after the maximum (src/graph/connect.cc)."""
+    for group in ([], *([name] for name in site.groups)):
+        values = {name: int(value.value) for name, value in site.env_values(group).items() if name.endswith('_NCHANNELS')}
+        assert values.get('NCCL_MIN_NCHANNELS', 0) <= values.get('NCCL_MAX_NCHANNELS', 64), group
+
+
+@pytest.mark.parametrize('name', ['derecho', 'frontier', 'lumi', 'olivia', 'perlmutter'])
+def test_one_nccl_engine_on_slingshot(name):
+    """Since PyTorch 2.15 'nccl' means another one; no easyconfig decides for itself."""
+    assert sites.load(name).env_values()['TORCH_DIST_USE_NCCL2'].value == '0'
+    assert not [path for path in (ROOT / 'easyconfigs').rglob('*.eb') if 'TORCH_DIST_USE_NCCL2' in path.read_text()]
+
+
 def test_group_replaces_value():
     frontier = sites.load('frontier')
     assert frontier.env_values()['NCCL_SOCKET_IFNAME'].value == 'hsn0,hsn1,hsn2,hsn3'
@@ -136,13 +151,12 @@ EVIDENCE = {
     'frontier': [({'LMOD_SYSTEM_NAME': 'frontier'}, 'login05', None)],
     'alps': [({'CLUSTER_NAME': 'daint'}, 'nid005001', None), ({'CLUSTER_NAME': 'clariden'}, 'nid006001', None),
              ({}, 'daint-ln003', None), ({}, 'clariden-ln001', None)],
-    'archer2': [({}, 'ln04', 'work/y07/shared/archer2-lmod')],
-    'aurora': [({}, 'aurora-uan-0011.aurora.alcf.anl.gov', None), ({'PBS_O_HOST': 'aurora-uan-0009'}, 'x4117c4s5b0n0', None)],
     'dardel': [({}, 'nid002792', 'pdc/software')],
     'elcapitan': [({}, 'elcap1001', None)],
     'isambard_ai': [({}, 'nid010594', 'lus/lfs1aip2')],
     'jupiter': [({'SYSTEMNAME': 'jupiter'}, 'jpbo-001-01', None)],
     'leonardo': [({'HPC_SYSTEM': 'leonardo'}, 'lrdn0001', None), ({}, 'login01', 'leonardo/prod/spack')],
+    'olivia': [({}, 'gpu-1-43', 'cluster/installations/eessi/default/eessi_environment_variables_Olivia')],
     'perlmutter': [({'NERSC_HOST': 'perlmutter'}, 'nid001000', None)],
     'polaris': [({}, 'polaris-login-02.hsn.cm.polaris.alcf.anl.gov', None),
                 ({'PBS_O_HOST': 'polaris-login-02'}, 'x3005c0s37b0n0', None)],
@@ -284,6 +298,28 @@ def test_directory_that_is_none(path):
         sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
 
 
+@pytest.mark.parametrize('mode, refused', [(0o775, False), (0o777, True)])
+@pytest.mark.parametrize('name', ['', 'mine.cfg'])
+def test_variable_that_leads_to_what_everybody_may_write(site_dir, name, mode, refused):
+    """A centre's group may."""
+    environ = site_dir(mine=SITE)
+    os.chmod(os.path.join(environ['SLINGTORCH_SITES_PATH'], name), mode)
+    if refused:
+        with pytest.raises(sites.SiteError, match='Everybody may write to .*chmod o-w'):
+            sites.load('mine', environ)
+    else:
+        assert sites.load('mine', environ).title == 'Test'
+
+
+def test_pipe_in_place_of_a_site(site_dir):
+    environ = site_dir(mine=SITE)
+    os.mkfifo(os.path.join(environ['SLINGTORCH_SITES_PATH'], 'pipe.cfg'))
+    with pytest.raises(sites.SiteError, match='pipe.cfg is not a file'):
+        sites.load('pipe', environ)
+    assert 'mine' in [site.name for site in sites.load_all(environ)]
+    assert sites.choose(environ, 'h').site.name
+
+
 @pytest.fixture
 def own(tmp_path):
     """The user's own directory, and the environment that leads to it."""
@@ -348,7 +384,7 @@ def test_shared_values(site_dir):
     values = {name: value.value for name, value in mine.env_values().items()}
     assert values == {
         'FI_MR_CACHE_MONITOR': 'userfaultfd', 'FI_CXI_DISABLE_HOST_REGISTER': '1', 'FI_CXI_DEFAULT_CQ_SIZE': '131072',
-        'NCCL_SOCKET_IFNAME': 'hsn0', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}
+        'NCCL_SOCKET_IFNAME': 'hsn0', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric', 'TORCH_DIST_USE_NCCL2': '0'}
     assert mine.env_values()['NCCL_SOCKET_IFNAME'].reason == 'faster'
     assert list(mine.groups) == ['channels'] and list(other.groups) == ['channels', 'alt_read']
     assert other.env_values(['alt_read'])['FI_CXI_RDZV_PROTO'].value == 'alt_read'
@@ -402,7 +438,7 @@ def test_what_editors_leave(site_dir, tmp_path):
 def test_what_a_shipped_site_lacks_goes_into_a_file_of_ones_own():
     """The next update would take it away from the bundle's own file."""
     for generation, call in ((None, lambda site, name: site.generation(None, 'x.eb')),
-                             ('24.11', lambda site, name: site.provided(name, 'libfabric', 'x.eb'))):
+                             ('26.03', lambda site, name: site.provided(name, 'libfabric', 'x.eb'))):
         site = sites.load('dardel' if generation else 'local', {})
         with pytest.raises(sites.SiteError, match="a file of your own, .* replaces this one.*slingtorch site new NAME"):
             call(site, generation)
@@ -486,6 +522,8 @@ FAULTS = {
     'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
     'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
     'no file form': ('hello\n', 'not a valid site file'),
+    'section without a name': (SITE + '[ ]\n', r'unknown section: one of \[site\]'),
+    'BASH_ENV': (SITE + ENV.replace('NCCL_CROSS_NIC', 'BASH_ENV'), 'it runs code in every program'),
 }
 
 
