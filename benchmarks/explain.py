@@ -3,17 +3,31 @@
 """How often `slingtorch explain` names the true cause, on public reports with a known one (docs/explain.md).
 
     benchmarks/explain.py --half measure --json explain.json
-    benchmarks/explain.py --half write --list       # each case of the half that rules may be written from
+    benchmarks/explain.py --half write --list           # each case of the half that rules may be written from
+    benchmarks/explain.py --cases DIR                   # all the cases of a directory, with a hash of it
+    benchmarks/explain.py --program /path/to/checkout   # another version's answers, judged by this program
 
-A case is a file of benchmarks/explain_cases: source, system (slingshot, rocm, other), cause, remedy (a regular
-expression that a right answer matches in its cause or remedy; empty for a sound log), a line of three dashes, the log.
+A case is a text file NAME.txt in UTF-8, of a head of four lines, a line of three dashes, and the log:
+
+    source: the thread or file it is from, and its date (an address)
+    system: slingshot, rocm or other
+    cause: the confirmed cause, in a sentence; 'sound' for a log of a job that worked
+    remedy: a regular expression, without regard to capitals; empty for a sound log
+    ---
+    the log, as whole as it can be had, unchanged
+
+`remedy` matches what names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|quota`, not
+`disk`. It never matches words that stand in the log as they are unless they name the cause.
 Whoever collects cases does not look at the rules; whoever writes rules looks at the half `write` alone.
 
-right        the first finding matches
+Judged is what a hurried reader takes from an answer: the first 40 words of its cause and its first remedy.
+
+right        the first answer that is called a cause, perhaps, or quoted as an unknown one, matches
 partly       a later one matches
-nothing      there is no finding that names a cause, or only "perhaps" with another one
-wrong        the first finding is called a cause, and none matches
-false alarm  a sound log with a finding that is called a cause
+nothing      there is no answer, or the first is "perhaps" or a quotation, and none matches
+wrong        the first answer is called a cause, and none matches
+false alarm  a sound log with an answer that is called a cause
+perhaps      a sound log with an answer that is called perhaps
 
 The last row leaves out the cases from threads that a rule names as its source: whoever wrote that rule had read them.
 """
@@ -28,9 +42,10 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-RULES = HERE.parent / 'slingtorch/explain_rules.cfg'
+OWN = HERE / 'explain_cases'
+WORDS = 40      # of an answer
 SEED = '27'     # the number of the issue; never changed, so a case stays in its half
-VERDICTS = ('right', 'partly', 'nothing', 'wrong', 'sound', 'false alarm')
+VERDICTS = ('right', 'partly', 'nothing', 'wrong', 'sound', 'perhaps', 'false alarm')
 SYSTEMS = ('slingshot', 'rocm', 'other')
 
 
@@ -66,49 +81,74 @@ def is_named(source, rules):
     return any(re.search(re.escape(address) + r'(?![\w/])', rules, re.I) for address in addresses)
 
 
-def explained(log):
+def rules_of(program):
+    """The text of a version's rules, wherever it keeps them."""
+    files = sorted(pathlib.Path(program).glob('slingtorch/explain*'))
+    files += [path for folder in files if folder.is_dir() for path in sorted(folder.glob('*'))]
+    return '\n'.join(path.read_text(encoding='utf-8') for path in files if path.is_file())
+
+
+def explained(log, program):
     """The findings of `slingtorch explain --json`, in its order."""
     done = subprocess.run(
         [sys.executable, '-m', 'slingtorch', 'explain', '--json', '-'],
-        cwd=HERE.parent, input=log, stdout=subprocess.PIPE, text=True, check=False,
+        cwd=program, input=log, stdout=subprocess.PIPE, encoding='utf-8', check=False,
     )
     if done.returncode not in (0, 3):
         raise SystemExit(f'slingtorch explain ended with status {done.returncode}')
     return json.loads(done.stdout)['findings']
 
 
+def beginning(finding):
+    """The words of an answer that are judged: its cause and its first remedy."""
+    return ' '.join((finding['cause'] + ' ' + finding['remedy']).split()[:WORDS])
+
+
 def judged(case, findings):
     """One of VERDICTS."""
-    named = [finding for finding in findings if finding['level'] in ('cause', 'perhaps')]
-    causes = [finding for finding in named if finding['level'] == 'cause']
+    named = [finding for finding in findings if finding['level'] in ('cause', 'perhaps', 'unknown')]
+    levels = {finding['level'] for finding in named}
     if case['cause'] == 'sound':
-        return 'false alarm' if causes else 'sound'
-    hits = [bool(re.search(case['remedy'], finding['cause'] + '\n' + finding['remedy'], re.I)) for finding in named]
+        return 'false alarm' if 'cause' in levels else 'perhaps' if 'perhaps' in levels else 'sound'
+    hits = [bool(re.search(case['remedy'], beginning(finding), re.I)) for finding in named]
     if any(hits):
         return 'right' if hits[0] else 'partly'
     return 'wrong' if named and named[0]['level'] == 'cause' else 'nothing'
 
 
+def digest(paths):
+    """A hash of files, of their names and contents."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(f'{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n'.encode())
+    return total.hexdigest()
+
+
 def main():
     """Judge the cases, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--cases', type=pathlib.Path, default=HERE / 'explain_cases', metavar='DIRECTORY')
-    parser.add_argument('--half', choices=('write', 'measure', 'all'), default='measure')
+    parser.add_argument('--cases', type=pathlib.Path, default=OWN, metavar='DIRECTORY')
+    parser.add_argument('--half', choices=('write', 'measure', 'all'),
+                        help="measure for this program's own cases, all for those of another directory")
+    parser.add_argument('--program', type=pathlib.Path, default=HERE.parent, metavar='CHECKOUT')
     parser.add_argument('--list', action='store_true', help='each case with its verdict and the first answer')
     parser.add_argument('--json', metavar='FILE')
     args = parser.parse_args()
 
+    own = args.cases.resolve() == OWN
+    args.half = args.half or ('measure' if own else 'all')
+    paths = sorted(args.cases.glob('*.txt'))
     try:
-        cases = [read_case(path) for path in sorted(args.cases.glob('*.txt'))]
+        cases = [read_case(path) for path in paths]
     except CaseError as err:
         sys.exit(f'benchmarks/explain.py: {err}')
-    if args.list and args.half != 'write':
+    if args.list and own and args.half != 'write':
         parser.error("--list is for --half write: whoever has read the other half's answers cannot measure with it")
     cases = [case for case in cases if args.half in ('all', case['half'])]
     counts = {system: collections.Counter() for system in SYSTEMS}
-    unnamed, rules = collections.Counter(), RULES.read_text(encoding='utf-8')
+    unnamed, rules = collections.Counter(), rules_of(args.program)
     for case in cases:
-        findings = explained(case['log'])
+        findings = explained(case['log'], args.program)
         case['verdict'] = judged(case, findings)
         counts[case['system']][case['verdict']] += 1
         unnamed[case['verdict']] += not is_named(case['source'], rules)
@@ -116,6 +156,7 @@ def main():
             first = f"{findings[0]['level']}: {findings[0]['cause']}" if findings else '-'
             print(f"{case['verdict']:<12}{case['name']}\n    true: {case['cause']}\n    said: {first}")
 
+    print(f'{len(paths)} cases in {args.cases}, sha256 {digest(paths)}')
     print(f"{'half ' + args.half:<16}" + ''.join(f'{verdict:>13}' for verdict in VERDICTS) + f"{'right of faults':>19}")
     rows = [*counts.items(), ('slingshot, rocm', counts['slingshot'] + counts['rocm']),
             ('all', sum(counts.values(), collections.Counter())), ('no rule names', unnamed)]

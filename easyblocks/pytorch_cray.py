@@ -102,7 +102,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
         if isinstance(memory, bool) or not isinstance(memory, (int, float)) or memory <= 0:
             raise EasyBuildError("memory_per_job is %r: it must be a number of GiB above 0, such as 4", memory)
-        if not isinstance(compilers, (list, tuple)) or len(compilers) != 2:
+        if len(compilers) != 2:
             raise EasyBuildError("mpi_compilers is %r: it must name those for C and C++, such as ['mpicc', 'mpicxx']",
                                  compilers)
         cuda = self.dependency(['CUDA'])

@@ -120,6 +120,8 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
         with os.fdopen(handle, 'w', encoding='utf-8') as stream:
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
         sites.read_site(os.path.basename(path)[:-len(sites.SITE)], temporary, environ)
         os.chmod(temporary, 0o644)
         target, number = path, 0

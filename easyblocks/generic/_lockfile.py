@@ -57,7 +57,8 @@ REMEDIES = [
 ]
 
 Target = collections.namedtuple('Target', 'python platform')
-Package = collections.namedtuple('Package', 'name version hashes')
+# link: where a wheel is that is on no index: its own address (NAME @ ADDRESS), or a page as --find-links takes it
+Package = collections.namedtuple('Package', 'name version hashes link')
 
 
 def check_recipe(recipe, file_name):
@@ -72,11 +73,11 @@ def check_recipe(recipe, file_name):
     options = [text for text in recipe['wanted'] if text.startswith('-')]
     if options:
         raise RuntimeError("%s: %s is an option and no package. Indexes belong in index_urls" % (file_name, options[0]))
-    for address in recipe['index_urls']:
+    for address in recipe['index_urls'] + [text.partition('@')[2].strip() for text in recipe['wanted']]:
         if '@' in address.partition('://')[2].partition('/')[0]:
-            raise RuntimeError("%s: index_urls has a user or password in an address, which would stand in the lock "
+            raise RuntimeError("%s: there is a user or password in an address, which would stand in the lock "
                                "file. Keep it in ~/.netrc, which pip reads" % file_name)
-        if not INDEX_FORM.match(address):
+        if address in recipe['index_urls'] and not INDEX_FORM.match(address):
             raise RuntimeError("%s: index_urls has %r, which is no address (https://...)" % (file_name, address))
 
 
@@ -110,8 +111,10 @@ def uv_environment(kept=()):
 
 def pip_settings(python):
     """What the pip of a Python is configured with, by files and variables: {name of an option: value}."""
-    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
+    # with a 'user = true', pip would list the user's own file alone
+    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          universal_newlines=True)
     settings = {}
     for section in ('global', 'download', ':env:'):
         for name, value in re.findall(r"^%s\.([\w-]+)=(['\"].*['\"])$" % section, done.stdout, re.M):
@@ -207,7 +210,12 @@ def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
         done = uv_compile(uv, target, settings, index_urls, '--no-annotate', '--emit-index-annotation',
                           '--generate-hashes', '-', text='\n'.join(wanted) + '\n')
         if done.returncode == 0:
-            return packages_of_uv(done.stdout, wanted, index_urls)
+            pylock = ''
+            if any('--hash=' not in entry for entry in entries_of_uv(done.stdout)):
+                # only in that format does uv give those of a flat page (seen with uv 0.13.9)
+                pylock = uv_compile(uv, target, settings, index_urls, '--format', 'pylock.toml', '-',
+                                    text='\n'.join(wanted) + '\n').stdout
+            return packages_of_uv(done.stdout, pylock, index_urls, settings.get('find-links', '').split())
         # with all its lines: uv wraps none
         url = re.search(r'Failed to fetch: `?(\S+?)`?$', done.stderr, re.M)
         reason = (re.findall(r'(?:cause|Caused by): (.*)', done.stderr) or [''])[-1]
@@ -230,24 +238,47 @@ def hide_login(address):
     return re.sub(r'//[^/@]*@', '//', address)
 
 
-def packages_of_uv(output, wanted, index_urls):
-    """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere."""
+def entries_of_uv(output):
+    """One text for each package that 'uv pip compile' wrote."""
+    return re.split(r'\n(?=\S)', output.strip())
+
+
+def wheel_version(address):
+    """Version in the name of a wheel (PEP 427), by its address; '' for any other file."""
+    name = urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(address).path))
+    return name.split('-')[1] if re.match(r'[^-]+-[^-]+-.*\.whl$', name) else ''
+
+
+def packages_of_uv(output, pylock, index_urls, pages):
+    """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere.
+
+    :param pylock: the same in the form of PEP 751, where a hash was missing
+    :param pages: --find-links of pip's settings
+    """
     packages, indexes = [], set()
-    for entry in re.split(r'\n(?=\S)', output.strip()):
-        found = re.match(r'([\w.-]+)==(\S+)', entry)
-        if not found:
-            raise RuntimeError("'%s' has no version: only packages of an index can be locked" % entry.splitlines()[0])
-        name, version = found.groups()
-        hashes = re.findall(r'--hash=sha256:(\w+)', entry)
+    for entry in entries_of_uv(output):
+        found = re.match(r'([\w.-]+)(?:==| @ )(\S+)', entry)
+        address = found.group(2).partition('#')[0] if found and ' @ ' in found.group() else ''
+        version = wheel_version(address) if address else found and found.group(2)
+        if not version:
+            raise RuntimeError("'%s' has no version: only packages of an index, and wheels by their address, can be "
+                               "locked" % entry.splitlines()[0])
+        name = found.group(1)
         index = (re.findall(r'# from (\S+)', entry) or [''])[0]
+        hashes = re.findall(r'--hash=sha256:(\w+)', entry) or [digest for part in pylock.split('[[packages]]')
+                                                               if 'name = "%s"' % normalised(name) in part
+                                                               for digest in re.findall(r'sha256 = "(\w+)"', part)]
         if not hashes:
             raise RuntimeError("The index gives no sha256 for %s %s (%s)" % (name, version, index))
-        if '+' in version and index_urls and index.rstrip('/') not in [url.rstrip('/') for url in index_urls]:
+        if not address and index in [hide_login(page) for page in pages]:
+            address = index
+        known = address or index.rstrip('/') in [url.rstrip('/') for url in index_urls]
+        if '+' in version and index_urls and not known:
             raise RuntimeError("%s %s is not on the package index of the easyconfig (%s), but on %s. Nothing was "
                                "written. Name that one in index_urls if it is right"
                                % (name, version, ', '.join(index_urls), index or 'another one'))
         indexes.add(index.rstrip('/'))
-        packages.append(Package(normalised(name), version, tuple(hashes)))
+        packages.append(Package(normalised(name), version, tuple(hashes), address))
     check_indexes_used(index_urls, [address for address in index_urls if address.rstrip('/') in indexes])
     return packages
 
@@ -288,7 +319,11 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
             # PEP 427
             name, version = file_name.split('-')[:2]
             path = os.path.join(work_dir, file_name)
-            packages.append(Package(normalised(name), version, (sha256(path),)))
+            links = [text.partition('@')[2].partition('#')[0].strip() for text in wanted
+                     if os.path.basename(urllib.parse.unquote(text.partition('#')[0])) == file_name]
+            links += re.findall(r'Found link \S*/%s\S* \(from (?!\S+/%s/\))(\S+)\)' % (
+                re.escape(urllib.parse.quote(file_name)), re.escape(normalised(name))), done.stdout)
+            packages.append(Package(normalised(name), version, (sha256(path),), hide_login((links + [''])[0])))
             os.replace(path, os.path.join(store, file_name))
         return packages
 
@@ -336,7 +371,11 @@ def lock_text(file_name, recipe, found):
             '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
             '# platform: ' + ' '.join(collections.OrderedDict.fromkeys(target.platform for target in found))]
     head += ['# wanted: ' + requirement for requirement in recipe['wanted']] + ['']
-    head += ['--extra-index-url ' + address for address in recipe['index_urls']] + ['--only-binary :all:', '']
+    head += ['--extra-index-url ' + address for address in recipe['index_urls']]
+    # a directory is on this machine alone; of a wheel's address pip makes a page with one link
+    head += ['--find-links ' + link for link in sorted({
+        package.link for chosen in found.values() for package in chosen}) if link.startswith('http')]
+    head += ['--only-binary :all:', '']
     return '\n'.join(head + lock_lines(found)) + '\n'
 
 
@@ -402,6 +441,8 @@ def lock(recipe, file_name, lock_file, python, store, say):
     try:
         with open(lock_file + '.new', 'w') as stream:
             stream.write(lock_text(file_name, recipe, found))
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(lock_file + '.new', lock_file)
     finally:
         if os.path.exists(lock_file + '.new'):

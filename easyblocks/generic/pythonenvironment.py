@@ -9,7 +9,7 @@ import tempfile
 from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import wheel_dir
-from easybuild.easyblocks.generic.runscripts import wants_checksums_only
+from easybuild.easyblocks.generic.runscripts import aside, wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -189,8 +189,10 @@ class PythonEnvironment(EasyBlock):
         try:
             super().extensions_step(*args, **kwargs)
         except (EasyBuildError, RunShellCmdError):
-            print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on with "
-                          "the extensions, and with --rebuild from nothing", self.name, self.installdir, log=self.log)
+            if not os.path.lexists(aside(self.mod_filepath)):  # else what worked before is put back
+                print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on "
+                              "with the extensions, and with --rebuild from nothing", self.name, self.installdir,
+                              log=self.log)
             raise
 
     def post_processing_step(self):

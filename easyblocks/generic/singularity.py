@@ -62,6 +62,9 @@ class Singularity(RunScripts):
     Where a container runtime is there the installation is checked inside the container.
     """
 
+    # packages of the user stay in the directory, and its image is replaced when the new one is whole
+    sets_aside = False
+
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of Singularity."""

@@ -2,8 +2,8 @@
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
 # Sourced by conda-python-distributed, after ranks.bash.
 
-# The variables that limit a process to some GPUs.
-_gpu_variables='ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ZE_AFFINITY_MASK GPU_DEVICE_ORDINAL'
+# The variables that limit a process to some GPUs. slingtorch/job/look.py and the easyblocks have the same.
+_gpu_variables='ROCR_VISIBLE_DEVICES,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ZE_AFFINITY_MASK,GPU_DEVICE_ORDINAL'
 
 # A list ends at the first entry that is no GPU (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of
 # Slurm and PBS, none, void. So an empty list is none.
@@ -12,14 +12,18 @@ _is_gpu() { [[ $1 =~ ^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z
 # PBS may hand the identifiers of the first node's GPUs to all nodes (openpbs#1164, #2633), and CUDA finds no GPU then.
 _forget_foreign_gpus() {
     local file line known=' ' entry IFS=$' \t,'
-    [[ ${CUDA_VISIBLE_DEVICES-} == GPU-* ]] || return 0
+    [[ ${CUDA_VISIBLE_DEVICES-} == *GPU-* ]] || return 0
     for file in "$_nvidia_gpus"/*/information; do
         while read -r line; do
             [[ $line != 'GPU UUID:'* ]] || known+="${line##*[[:space:]]} "
         done 2> /dev/null < "$file"
     done
     [[ $known == *GPU-* && $known != *\?* ]] || return 0     # the driver has not told
-    for entry in $CUDA_VISIBLE_DEVICES; do
+    set -f
+    # shellcheck disable=SC2086  # split at commas
+    set -- $CUDA_VISIBLE_DEVICES
+    set +f
+    for entry; do
         [[ $entry == GPU-* && $known != *" $entry"* ]] || continue
         ((local_rank)) || _say "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:0:120} names $entry, which is no GPU of" \
             "this node, and is unset here: PBS gives all nodes the names of the first one's"
@@ -31,10 +35,10 @@ _forget_foreign_gpus() {
 # The GPUs that this task sees: as the scheduler limits them, else those of the node.
 _find_gpus() {  # VARIABLE_ASKED_FIRST_OR_EMPTY -> gpus, gpus_from: the variable that lists them, or empty
     local device count=0 i entry IFS=','
-    local -a listed
+    local -a listed there=("$_nvidia_gpus"/*/information)
     gpus=()
     # Slurm sets one or several
-    for gpus_from in ${1:+"$1"} ROCR_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ''; do
+    for gpus_from in ${1:+"$1"} $_gpu_variables ''; do
         [[ -z $gpus_from || -z ${!gpus_from+set} ]] || break
     done
     if [[ -n $gpus_from ]]; then
@@ -44,6 +48,8 @@ _find_gpus() {  # VARIABLE_ASKED_FIRST_OR_EMPTY -> gpus, gpus_from: the variable
         set +f
         for entry in ${listed[@]+"${listed[@]}"}; do
             _is_gpu "$entry" || break
+            # nor is a number beyond the driver's
+            [[ $gpus_from != CUDA* || ! -e ${there[0]} || $entry == *[!0-9]* ]] || ((10#$entry < ${#there[@]})) || break
             gpus+=("$entry")
         done
     elif [[ ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]]; then
@@ -60,9 +66,9 @@ _share_gpus() {
     local -a gpus=() mine=()
     _forget_foreign_gpus
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
-    [[ " $_gpu_variables " == *" $variable "* && $variable != *' '* ]] || _fail 1 \
-        "SLINGTORCH_GPU_VISIBILITY='$variable' is none of ${_gpu_variables// /, }. Set it to one of" \
-        "them, or unset it to leave the GPUs alone"
+    [[ ",$_gpu_variables," == *",$variable,"* && $variable != *,* ]] || _fail 1 \
+        "SLINGTORCH_GPU_VISIBILITY='$variable' is none of ${_gpu_variables//,/, }. Set it to one of them, or unset" \
+        "it to leave the GPUs alone"
     ((local_world_size > 1)) || return 0
     [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
     [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))

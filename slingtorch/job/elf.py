@@ -75,7 +75,8 @@ class Library:
         if section not in self.sections or '.dynstr' not in self.sections:
             return []
         head, size = self.sections[section], struct.calcsize(form)
-        return struct.iter_unpack(form, self.data[head[4]:head[4] + head[5] // size * size])
+        content = self.data[head[4]:head[4] + head[5]]     # shorter, where the file is cut off
+        return struct.iter_unpack(form, content[:len(content) // size * size])
 
     def needed(self) -> list:
         """Names of the libraries that it wants (DT_NEEDED)."""

@@ -262,45 +262,84 @@ def imports_of(text: bytes) -> list:
     return sorted({name.partition('.')[0] for name in names})
 
 
-def gpu_of_program(text: bytes) -> str:
-    """
-    Which GPU a script takes: 'local' for that with the number of its local rank ("cuda:{local_rank}", set_device), '0'
-    for the first one in all ranks, '' where it does not say so itself.
-    """
+def files_of_program(script: str, text: bytes) -> list:
+    """The texts of a script and of the modules that it imports from below its own directory."""
+    texts = [text]
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, OSError):
+        for node in ast.walk(ast.parse(text)):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else \
+                [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                path = os.path.join(os.path.dirname(os.path.abspath(script)), *name.split('.')) + '.py'
+                if os.path.isfile(path) and len(texts) < 20:
+                    with open(path, 'rb') as stream:
+                        texts.append(stream.read(SMALL_FILE))
+    return texts
+
+
+def takes_local(text: bytes) -> bool:
+    """Whether Python code takes the GPU with the number of its local rank, without a look at how many it sees."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
-        return ''
+        return False
 
-    def names_local_rank(node: 'ast.AST') -> bool:
-        """'LOCAL_RANK' or the like, and no arithmetic (local_rank % device_count())."""
-        parts = list(ast.walk(node))
-        words = [str(getattr(part, 'id', getattr(part, 'attr', getattr(part, 'value', getattr(part, 's', '')))))
-                 for part in parts]
-        return not any(isinstance(part, ast.BinOp) for part in parts) and any(
-            re.search('local_?rank|^gpu$', word, re.I) for word in words)
+    def words(node: 'ast.AST') -> set:
+        return {str(getattr(part, 'id', getattr(part, 'attr', getattr(part, 'value', '')))) for part in ast.walk(node)}
 
-    modulo = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and
-                 any(getattr(part, 'attr', '') == 'device_count' for part in ast.walk(node)) for node in nodes)
+    def modulo(node: 'ast.AST') -> bool:
+        return 'device_count' in words(node) or any(     # but '%' of a text
+            isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant)
+            for part in ast.walk(node))
+
+    def local(node: 'ast.AST') -> bool:
+        return not modulo(node) and any(
+            word in named or word not in spared and re.search('local_?(rank|id$)', word, re.I) for word in words(node))
+
+    named, spared = set(), set()    # type: set, set
+    for assigned in sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno):
+        targets = {getattr(target, 'id', getattr(target, 'attr', '')) for target in assigned.targets} - {''}
+        if modulo(assigned.value):
+            spared |= targets
+        elif local(assigned.value) and not any(isinstance(part, (ast.keyword, ast.Dict, ast.DictComp))
+                                               for part in ast.walk(assigned.value)):   # those hold it among others
+            named |= targets
+    spared -= named
     for node in nodes:
-        if isinstance(node, ast.JoinedStr) and getattr(node.values[0] if node.values else None, 'value', '') == 'cuda:':
-            if names_local_rank(node) and not modulo:
-                return 'local'
-        if isinstance(node, ast.Call) and getattr(node.func, 'attr', '') == 'set_device' and node.args:
-            if names_local_rank(node.args[0]) and not modulo:
-                return 'local'
-    # frameworks choose the GPU by themselves
-    known = any(re.search(rb'%s' % word, text, re.I) for word in (
-        b'local_?rank', b'LOCALID', b'set_device', b'accelerate', b'lightning', b'deepspeed', b'transformers',
-        b'VISIBLE_DEVICES'))
-    alone = any(getattr(node, 'value', getattr(node, 's', '')) in ('cuda', 'cuda:0') for node in nodes
-                if isinstance(node, ast.Constant))
-    return '0' if alone and not known and b'init_process_group' in text else ''
+        if isinstance(node, ast.Call) and node.args and local(node.args[0]) and \
+                getattr(node.func, 'attr', '') in ('set_device', 'set_device_index'):
+            return True
+        if isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List) and \
+                local(node.value):
+            return True
+        if isinstance(node, (ast.JoinedStr, ast.BinOp)) or getattr(getattr(node, 'func', None), 'attr', '') == 'format':
+            # 'cuda:%d', f'{acc}:{rank}'
+            if local(node) and any(re.match(r'(cuda)?:(%[ds]|\{\})?$', word) for word in words(node)) and \
+                    any(re.match('cuda:|acc|dev', word) for word in words(node)):
+                return True
+    return False
 
 
-def check_layout(report: 'Report', text: bytes, gpus: 'Optional[list]', local_world: int) -> None:
+def gpu_of_program(texts: list) -> str:
+    """
+    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
+    '' where it does not say so itself: frameworks choose the GPU.
+
+    :param texts: of the script first, then of its own modules
+    """
+    if any(map(takes_local, texts)):
+        return 'local'
+    script, text = texts[0], b''.join(texts)
+    if b'init_process_group' not in script or re.search(
+            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
+            b'set_device|VISIBLE_DEVICES', text):
+        return ''
+    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
+
+
+def check_layout(report: 'Report', texts: list, gpus: 'Optional[list]', local_world: int) -> None:
     """What the script takes for its GPU, against what the first rank of the node sees."""
-    takes = gpu_of_program(text)
+    takes = gpu_of_program(texts)
     if not gpus or local_world < 2 or not takes:
         return
     if takes == 'local' and local_world > len(gpus):
@@ -343,7 +382,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     if not text.strip():
         report.add('red', 'script', "the script %s is empty on this node" % name, "see which copy each node has")
         return
-    check_layout(report, text, details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
+    check_layout(report, files_of_program(name, text), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
     report.fact('script ' + name, hashlib.sha256(text).hexdigest()[:12])
     sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
     try:

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-VISIBLE = ('CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES')
+# as in runscripts/lib/gpus.bash
+VISIBLE = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
+           'GPU_DEVICE_ORDINAL')
 # by which conda-python-distributed chooses MASTER_PORT
 PORTS = 'ip_local_port_range'
-# no GPU: the user's choice, and Slurm's words for it
-HIDDEN = ('', '-1', 'NoDevFiles')
+# An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
+GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
@@ -42,25 +44,20 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
         parts = machine.rocm_gpus()
         if len(parts) > len(names):
             names = ['partition ' + number for number in parts]
-    for variable in VISIBLE[:1] if nvidia else VISIBLE[1:] + VISIBLE[:1]:
+    for variable in VISIBLE[1:2] if nvidia else ('ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
         if variable not in machine.environ:
             continue
-        chosen, own = [], machine.gpu_uuids()
+        chosen = []
         for word in machine.environ[variable].split(','):
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
-            elif not re.match('(GPU|MIG)-', word) or own and word.startswith('GPU-') and not own_gpu(word, own):
+            elif not GPU.match(word) or word.isdigit():
                 break       # the libraries end the list at the first one that is not there
             else:
                 chosen.append(word)
         # a process sees one slice of a GPU (NVIDIA's MIG guide, "Device enumeration")
         return chosen[:1] if chosen and chosen[0].startswith('MIG-') else chosen
     return names
-
-
-def own_gpu(word: str, own: list) -> bool:
-    """Whether this identifier, which may be cut short, is that of a GPU of this node."""
-    return any(uuid.startswith(word) for uuid in own)
 
 
 def uses_gpus(machine: 'Machine') -> bool:
@@ -77,15 +74,10 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('untested', 'gpus', "no GPU on the node%s" % (
             ", although %s is set" % ' and '.join(name.partition('=')[0] for name in variables) if variables else ''))
         return
-    own, listed = machine.gpu_uuids(), machine.environ.get('CUDA_VISIBLE_DEVICES', '')
-    foreign = [word for word in listed.split(',') if word.startswith('GPU-') and own and not own_gpu(word, own)]
-    if foreign:
-        report.add('red', 'gpus', "CUDA_VISIBLE_DEVICES names %s, which is no GPU of this node: CUDA will see none"
-                   % foreign[0], "unset it in the job script; PBS may give all nodes the names of the first one's GPUs")
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        hidden = any(machine.environ.get(name) in HIDDEN for name in VISIBLE)
+        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBLE)
         wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),

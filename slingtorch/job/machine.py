@@ -190,11 +190,6 @@ class Machine:
                 found.append((device, sorted(cpus_of(self.read(where + 'local_cpulist'))), vendor))
         return found
 
-    def gpu_uuids(self) -> 'List[str]':
-        """Identifiers of NVIDIA's GPUs of the node, as its driver says them; empty where it does not."""
-        texts = ''.join(map(self.read, self.glob('proc/driver/nvidia/gpus/*/information')))
-        return re.findall(r'GPU UUID:\s*(GPU-[0-9a-f-]+)', texts)
-
     def open_gpus(self) -> 'List[int]':
         """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
         numbers = sorted(int(name[6:]) for name in self.list('dev') if re.match(r'nvidia\d+$', name))

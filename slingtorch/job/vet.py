@@ -235,9 +235,29 @@ def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Opt
 
 def write_lists(prefix: str, good: list, bad: list) -> None:
     """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
-    for suffix, names in (('.vetted', good), ('.cordon', bad)):
-        with open(prefix + suffix, 'w') as stream:
-            stream.write(''.join(name + '\n' for name in names))
+    write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
+                 for suffix, names in (('.vetted', good), ('.cordon', bad))})
+
+
+def write_whole(texts: dict) -> None:
+    """Write files, {path: text}, all of them whole or none; what is no file, as /dev/stdout, is written to."""
+    parts = {}
+    try:
+        for path, text in texts.items():
+            path = os.path.realpath(path)
+            part = path if os.path.exists(path) and not os.path.isfile(path) else '%s.part-%d' % (path, os.getpid())
+            if part != path:
+                parts[part] = path
+            with open(part, 'w') as stream:
+                stream.write(text)
+                stream.flush()
+                if part != path:
+                    os.fsync(stream.fileno())  # a file system over a network says only now that it is full
+        for part, path in parts.items():
+            os.replace(part, path)
+    finally:
+        for part in filter(os.path.exists, parts):
+            os.remove(part)
 
 
 class Lane:
@@ -515,10 +535,10 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
                     'tcp': best_pairs(speeds).get(number, 0) / 1e9, 'backend': figures.get(number)}
                    for number, name in enumerate(names)]
         entries += [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]
-        with open(path, 'w') as stream:
-            json.dump({'format': 1, 'title': text.splitlines()[0], 'rounds': count, 'backend': kind, 'yellow': yellow,
-                       'not_tested': not_tested, 'nodes': entries,
-                       'seconds': {'tcp': tcp, 'start': took[0], 'backend': took[1]}}, stream, indent=1)
+        write_whole({path: json.dumps({
+            'format': 1, 'title': text.splitlines()[0], 'rounds': count, 'backend': kind, 'yellow': yellow,
+            'not_tested': not_tested, 'nodes': entries,
+            'seconds': {'tcp': tcp, 'start': took[0], 'backend': took[1]}}, indent=1)})
     if prefix:
         write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
     failed = bool(wrong or absent)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """`slingtorch lock`: real uv and pip against indexes of tiny wheels; `eb` that locks by itself, or refuses a lock file."""
+import contextlib
+import functools
+import http.server
 import os
 import re
 import shutil
 import sys
+import threading
 
 import pytest
 
@@ -311,6 +315,39 @@ def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):
     assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*'))) == 2
 
 
+@contextlib.contextmanager
+def flat_page(tiny, with_hash):
+    """Address of a page with the first wheel of an index, as --find-links takes it; all others lie beside it."""
+    name, digest = tiny.wheels[0].name, wheels.sha256(tiny.wheels[0])
+    (tiny.files / 'page.html').write_text(f'<a href="{name}{"#sha256=" + digest if with_hash else ""}">{name}</a>')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tiny.files)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        tiny.pip_env.update(PIP_NO_INDEX='1', PIP_FIND_LINKS=f'http://127.0.0.1:{server.server_port}/page.html')
+        try:
+            yield f'http://127.0.0.1:{server.server_port}'
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize('with_hash', [True, False])
+def test_wheels_of_a_flat_page_and_of_an_address(tiny, program, eb_env, with_hash):
+    """Elsewhere pip is not configured for that page, and the lock file names it."""
+    with flat_page(tiny, with_hash) as address:
+        link = f'{address}/{tiny.wheels[1].name}'
+        tiny.write(packages=f"['alpha==1.0', 'beta @ {link}#sha256={wheels.sha256(tiny.wheels[1])}']")
+        tiny.lock()
+        locked = [line for line in tiny.text().splitlines() if line != '--only-binary :all:']
+        assert locked[:2] == sorted([f'--find-links {link}', f'--find-links {address}/page.html'])
+        alpha, beta = (f'--hash=sha256:{wheels.sha256(wheel)}' for wheel in tiny.wheels)
+        assert [line.strip(' \\') for line in locked[2:]] == ['alpha==1.0', alpha, 'beta==1.5', beta]
+        eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+    eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+    assert list(eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/beta.py'))
+
+
 # --- bad input
 
 def test_index_that_answers_with_another_file(tiny):
@@ -323,6 +360,19 @@ def test_index_that_answers_with_another_file(tiny):
     assert done.returncode == 1 and 'beta-1.5-py3-none-any.whl' in said(done) and 'DO NOT MATCH THE HASHES' in said(done)
     assert 'another file than its own page announces' in said(done) and 'Traceback' not in said(done)
     assert tiny.lock_file.read_text() == 'as before\n' and not list(tiny.store.glob('beta*'))
+
+
+@pytest.mark.parametrize('where', ['file', 'variable'])
+def test_index_of_the_centre_where_the_user_has_pip_install_to_the_home_directory(tiny, where):
+    """With 'user = true' pip lists the settings of the user's own file alone, unless it is told otherwise."""
+    for name, text in [('centre', f'index-url = {tiny.address}'), ('own', 'user = true' if where == 'file' else '')]:
+        (tiny.dir / name / 'pip').mkdir(parents=True)
+        (tiny.dir / name / 'pip/pip.conf').write_text(f'[global]\n{text}\n')
+    tiny.pip_env.update(SLINGTORCH_UV=str(BIN / 'uv'), XDG_CONFIG_DIRS=str(tiny.dir / 'centre'), PIP_INDEX_URL=None,
+                        XDG_CONFIG_HOME=str(tiny.dir / 'own'), PIP_CONFIG_FILE=None, https_proxy='http://127.0.0.1:9',
+                        PIP_USER='1' if where == 'variable' else None, no_proxy='')
+    tiny.lock()
+    assert 'alpha==1.0' in tiny.text()
 
 
 def test_index_of_the_easyconfig_does_not_answer(tiny, program):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The PythonVenv easyblock, through real `eb`, with tiny wheels."""
 import contextlib
+import functools
 import http.server
 import os
 import pathlib
@@ -648,10 +649,10 @@ def test_full_disk_while_downloading(tiny, eb_env, tmp_path, installer):
         eb_env(tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address})
 
 
-def start_installation(tiny, eb_env, *options):
+def start_installation(tiny, eb_env, *options, root=None):
     """Start `eb` and return when it is in the middle of the install step."""
     env = {key: str(value) for key, value in {**eb_env.env, **tiny.pip_env}.items() if value is not None}
-    many = eb_env.prefix / f'software/PyTorch/0.1-tiny/lib/python{PYTHON_VERSION}/site-packages/many'
+    many = (root or eb_env.prefix / 'software/PyTorch/0.1-tiny') / f'lib/python{PYTHON_VERSION}/site-packages/many'
     shutil.rmtree(many, ignore_errors=True)     # of the one that was killed
     process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig), *options], env=env, cwd=eb_env.prefix, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
@@ -692,6 +693,54 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     process.communicate()
     eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env)
     assert '1.0' in alpha.read_text() and len(list(alpha.parent.glob('many/m*.py'))) == 1000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
+def test_failed_rebuild_leaves_what_worked(tiny, eb_env, lmod, tmp_path):
+    """In whatever step, also where nobody could clean up: the next run puts it back before anything else."""
+    with small_disk(tmp_path / 'small', '60m') as disk:
+        env = {**tiny.have(eb_env), 'SLINGTORCH_UV': UV}
+        eb = functools.partial(eb_env, tiny.easyconfig, f'--installpath={disk}')
+        eb(env=env)
+        software, modules = disk / 'software/PyTorch', disk / 'modules/all/PyTorch'
+        alpha, = software.glob('0.1-tiny/lib/python3*/site-packages/alpha.py')
+        before = alpha.stat().st_ino, (modules / '0.1-tiny.lua').read_text()
+
+        def works():
+            """What was installed is there, alone, and its module loads it."""
+            assert os.listdir(software) == ['0.1-tiny'] and os.listdir(modules) == ['0.1-tiny.lua']
+            assert (alpha.stat().st_ino, (modules / '0.1-tiny.lua').read_text()) == before
+            loaded = lmod.load('PyTorch/0.1-tiny', modulepath=[disk / 'modules/all'])
+            subprocess.run(['python', '-c', 'import alpha; alpha.__version__'], env=loaded, check=True)
+
+        good = tiny.wheels[:]
+        big = {'big.bin': os.urandom(50_000_000)}
+        tiny.wheels.append(wheels.make_wheel(eb_env.prefix / 'sources/p/PyTorch/wheels', 'big', '1.0', files=big))
+        wrong_hash = wheels.lock_text(good).replace(wheels.sha256(good[1]), '0' * 64)
+        for lock, options, words in [
+                (None, 'environment_image = True\nsystem_site_packages = True', 'exclude each other'),   # configure step
+                (wrong_hash, '', 'Hash mismatch'),
+                (None, '', 'No space left on device'),
+                (wheels.lock_text(good) + '# another\n', "sanity_check_packages = {'alpha': '2.0'}", 'alpha is 1.0, not 2.0')]:
+            tiny.write(lock=lock, options=options)
+            done = eb('--rebuild', env=env, check=False)
+            assert done.returncode != 0 and words in output(done), output(done)
+            works()
+
+        many = {f'many/m{number}.py': f'x = {number}\n' for number in range(1000)}
+        tiny.wheels[2:] = [wheels.make_wheel(eb_env.prefix / 'sources/p/PyTorch/wheels', 'many', '1.0', files=many)]
+        tiny.write()
+        process = start_installation(tiny, eb_env, '--rebuild', f'--installpath={disk}', root=software / '0.1-tiny')
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        # a job is told, instead of running with half of it
+        assert not (modules / '0.1-tiny.lua').exists()
+        done = eb('--sanity-check-only', env=env, check=False)
+        assert f'what was installed in {software}/0.1-tiny before is put back' in ' '.join(done.stdout.split()), output(done)
+        works()
+        eb('--rebuild', env=env)
+        assert os.listdir(software) == ['0.1-tiny'] and os.listdir(modules) == ['0.1-tiny.lua']
+        assert alpha.stat().st_ino != before[0] and (alpha.parent / 'many').exists()
 
 
 def test_no_modules_tool(tiny, eb_env):

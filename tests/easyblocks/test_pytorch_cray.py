@@ -470,3 +470,10 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     assert (package / 'environment.json').stat().st_mtime_ns == before and module.exists()
     # a whole installation is never taken for an unfinished one
     assert not list(site.root.glob('easybuild/finished*'))
+
+    # a rebuild that fails takes nothing away
+    site.sources.write_extension('mpi4py', '4.0.0', source=broken)
+    done = site('--rebuild', '--try-amend=version_label=changed', easyconfig=easyconfig, check=False)
+    assert done.returncode != 0 and f'what was installed in {site.root} before is put back' in words(done)
+    assert 'finished and stays' not in words(done) and os.listdir(module.parent) == [module.name]
+    assert (package / 'environment.json').stat().st_mtime_ns == before

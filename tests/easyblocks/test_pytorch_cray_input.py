@@ -273,7 +273,7 @@ def test_upstream_form_of_the_check(own_site):
     ('memory_per_job = 0', 'memory_per_job is 0: it must be a number of GiB above 0'),
     ("memory_per_job = '4'", "memory_per_job is '4': it must be a number"),
     ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name those for C and C++"),
-    ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must name"),
+    ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must be a list of strings"),
 ])
 def test_parameters(site, line, said):
     assert said in ' '.join(site.fails(line, drop=[line.split()[0]]).split())

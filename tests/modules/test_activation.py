@@ -11,8 +11,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize('tool, scheme', [('lmod', 'EasyBuildMNS'), ('envmodules', 'EasyBuildMNS'),
-                                          ('lmod', 'HierarchicalMNS'), ('lmod', 'CategorizedHMNS'),
-                                          ('lmod', 'MigrateFromEBToHMNS')])
+                                          ('lmod', 'HierarchicalMNS'), ('lmod', 'CategorizedHMNS')])
 def test_shell_goes_on_working(tmp_path, request, tool, scheme):
     """The module is visible where `eb` made it, and `eb` works after it brought its own Python."""
     modulestool = request.getfixturevalue(tool)
@@ -29,6 +28,6 @@ def test_shell_goes_on_working(tmp_path, request, tool, scheme):
         module load PyTorch/0.1-tiny
         $RUNSCRIPTS/conda-python-distributed -c 'import alpha; print("imported")'
         eb --dry-run PyTorch-0.1-tiny.eb
-    ''', env=env, cwd=tmp_path)
+    ''', env=env, cwd=tmp_path, timeout=500)
     assert 'COMPLETED: Installation ended successfully' in done.stdout and 'imported\n' in done.stdout
     assert '[x]' in done.stdout.rpartition('imported\n')[2]

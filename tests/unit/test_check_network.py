@@ -465,20 +465,39 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
 @pytest.mark.parametrize('line, sees, words', [
     ("device = f'cuda:{local_rank}'", 1, "'invalid device ordinal'"),
     ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))", 1, "'invalid device ordinal'"),
+    ("rank = int(os.environ['LOCAL_RANK'])\ntorch.accelerator.set_device_index(rank)", 1, "'invalid device ordinal'"),
+    ("kind = 'cuda'\nmine = int(os.getenv('SLURM_LOCALID'))\ndev = torch.device(f'{device_type}:{mine}')", 1, "ordinal"),
+    ("device = 'cuda:{}'.format(local_rank)", 1, "ordinal"),
+    ("device = 'cuda:%d' % local_rank", 1, "ordinal"),
+    ("model = DDP(model, device_ids=[local_rank])", 1, "ordinal"),
+    ("env = {name: os.environ[name] for name in ('RANK', 'LOCAL_RANK')}\ntorch.cuda.set_device(env['GPU'])", 1, None),
+    ("torch.cuda.set_device(args.gpu)", 1, None),       # of an option
+    ("print('cuda: %s' % local_rank)", 1, None),
     ("torch.cuda.set_device(args.local_rank)", 4, None),
     ("torch.cuda.set_device(local_rank % torch.cuda.device_count())", 1, None),
     ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
     ("device = torch.device('cuda')", 4, 'takes GPU 0 in each rank'),
     ("device = torch.device('cuda:0')", 1, None),
+    ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'takes GPU 0 in each rank'),
     ("import lightning\ndevice = 'cuda'", 4, None),
     ("if True: x =", 1, None),
 ])
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
     text = ('import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line).encode()
-    limits.check_layout(report, text, ['gpu'] * sees, 4)
+    limits.check_layout(report, [text], ['gpu'] * sees, 4)
     said = of_level(report, 'yellow', 'gpus')
     assert (said == []) if words is None else (words in said[0])
+
+
+def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
+    (tmp_path / 'tools').mkdir()
+    (tmp_path / 'tools/ranks.py').write_text("def start(args):\n    args.gpu = int(os.environ['LOCAL_RANK'])\n"
+                                             "    torch.cuda.set_device(args.gpu)\n")
+    (tmp_path / 'train.py').write_text("import tools.ranks as ranks\n")
+    report = findings.Report(0)
+    limits.look_at_program(report, [str(tmp_path / 'train.py')], {'gpus': ['one']}, {'LOCAL_WORLD_SIZE': '4'})
+    assert "'invalid device ordinal'" in of_level(report, 'yellow', 'gpus')[0]
 
 
 def test_a_module_that_some_nodes_lack_is_red():

@@ -34,7 +34,9 @@ def finding(level, cause, remedy='x'):
 @pytest.mark.parametrize('verdict, findings', [
     ('right', [finding('cause', 'the disk is full')]),
     ('right', [finding('perhaps', 'a', 'look at the DISK')]),
-    ('right', [finding('unknown', 'ValueError'), finding('cause', 'the disk is full')]),
+    ('partly', [finding('unknown', 'ValueError'), finding('cause', 'the disk is full')]),
+    ('right', [finding('cause', 'a ' * 38, 'the disk')]),
+    ('wrong', [finding('cause', 'a ' * 39, 'the disk')]),
     ('partly', [finding('cause', 'a'), finding('perhaps', 'the disk is full')]),
     ('nothing', []),
     ('nothing', [finding('perhaps', 'a')]),
@@ -47,7 +49,8 @@ def test_a_fault_is_judged(verdict, findings):
 
 @pytest.mark.parametrize('verdict, findings', [
     ('sound', []),
-    ('sound', [finding('perhaps', 'a'), finding('note', 'b')]),
+    ('sound', [finding('consequence', 'a'), finding('note', 'b')]),
+    ('perhaps', [finding('perhaps', 'a'), finding('note', 'b')]),
     ('false alarm', [finding('cause', 'a')]),
 ])
 def test_a_sound_log_is_judged(verdict, findings):
@@ -80,9 +83,10 @@ def test_what_is_no_case_is_refused(tmp_path, text):
 def test_the_program_counts_and_does_not_list_what_is_measured(tmp_path, capsys, monkeypatch):
     (tmp_path / 'a.txt').write_text(HEAD + '---\nOSError: [Errno 122] Disk quota exceeded\n')
     (tmp_path / 'b.txt').write_text(HEAD + '---\nall is well\n')
-    monkeypatch.setattr(sys, 'argv', ['explain.py', '--cases', str(tmp_path), '--half', 'all'])
+    monkeypatch.setattr(sys, 'argv', ['explain.py', '--cases', str(tmp_path)])
     explain.main()
-    assert '1 of 2, 50 %' in capsys.readouterr().out
-    monkeypatch.setattr(sys, 'argv', ['explain.py', '--cases', str(tmp_path), '--half', 'measure', '--list'])
+    shown = capsys.readouterr().out
+    assert '1 of 2, 50 %' in shown and explain.digest(sorted(tmp_path.iterdir())) in shown
+    monkeypatch.setattr(sys, 'argv', ['explain.py', '--half', 'measure', '--list'])
     with pytest.raises(SystemExit):
         explain.main()

@@ -215,7 +215,7 @@ def test_oldest_drivers_are_written_nowhere_else():
             assert driver in oldest.values() and (not cuda or oldest[int(cuda)] == driver), (name, match.group())
     assert not [name for name in found if name.endswith(('.py', '.bash'))], found
     # the sentence of slingtorch explain has all of them
-    text = (ROOT / 'slingtorch/explain_rules.cfg').read_text()
+    text = (ROOT / 'slingtorch/explain/faults.txt').read_text()
     sentence = ', '.join('CUDA %d %s%d' % (cuda, 'needs driver ' if cuda == min(oldest) else '', driver)
                          for cuda, driver in sorted(oldest.items()))
     assert sentence + ' or newer' in text

@@ -28,7 +28,7 @@ KEYS = {
 OTHERS = {'pals', 'flux', 'libnccl', 'cray-mpich', 'variables', 'faults'}     # kinds with other forms, and tests of their own
 ALWAYS = ['machine', 'url', 'published', 'cut']
 SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
-RULES = explain.read_rules()
+FAULTS, RULES = explain.read_faults(), explain.read_rules()
 
 
 class Record:
@@ -168,9 +168,9 @@ def test_explain(record):
     """The cause that was found there comes first, and what helped there is what is advised."""
     log = explain.Log(RULES)
     log.read('job.log', io.BytesIO(record.text.encode()))
-    first = next((finding.rule for finding in log.report(['slingshot'])), None)
-    assert (first.name if first else 'nothing') == record.keys['explain']
-    assert record.keys.get('remedy', '') in (first.remedy if first else '')
+    first = next(iter(explain.answers(log, FAULTS, ['slingshot'])), None)
+    assert (first.fault.name if first else 'nothing') == record.keys['explain']
+    assert record.keys.get('remedy', '') in (' '.join(first.remedies) if first else '')
 
 
 @each('nccl', key='network')

@@ -20,6 +20,7 @@ import tempfile
 
 import pytest
 import testbed
+from slingtorch.job import look
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
@@ -1435,25 +1436,34 @@ def test_gpu_shares(job, variable, env, expected):
 UUIDS = "GPU-11111111-2222,GPU-33333333-4444"
 
 
-@pytest.mark.parametrize("listed, seen", [
-    (UUIDS, UUIDS), ("GPU-33333333", "GPU-33333333"), ("0,1", "0,1"),
-    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
-])
-def test_identifiers_of_another_nodes_gpus(job, listed, seen):
-    """PBS exports those of the first node to all."""
+def two_gpus(job):
     for number, uuid in enumerate(UUIDS.split(",")):
         (job.dir / f"gpus/0000:0{number}:00.0").mkdir(parents=True)
         (job.dir / f"gpus/0000:0{number}:00.0/information").write_text(f"Model: \t\t NVIDIA A100\nGPU UUID: \t {uuid}\n")
-    done = job.start({**slurm(0, "1(x2)"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": job.dir / "gpus"})
+    return job.dir / "gpus"
+
+
+def test_a_number_beyond_the_nodes_gpus_ends_the_list(job):
+    env = {"CUDA_VISIBLE_DEVICES": "0,1,2", "_nvidia_gpus": two_gpus(job)}
+    assert "this task sees 2 GPU(s) only" in job.error(**torchrun(job, "--torchrun=3", "a.py", env=env))
+
+
+@pytest.mark.parametrize("listed, seen", [
+    (UUIDS, UUIDS), ("GPU-33333333", "GPU-33333333"), ("0,1", "0,1"),
+    ("GPU-aaaaaaaa-bbbb,GPU-cccccccc-dddd", None), ("0,GPU-cccccccc-dddd", None), ("GPU-11111111-2222,GPU-cccccccc-dddd", None),
+])
+def test_identifiers_of_another_nodes_gpus(job, listed, seen):
+    """PBS exports those of the first node to all."""
+    done = job.start({**slurm(0, "1(x2)"), "CUDA_VISIBLE_DEVICES": listed, "_nvidia_gpus": two_gpus(job)})
     assert json.loads(done.stdout)["env"].get("CUDA_VISIBLE_DEVICES") == seen
     assert ("which is no GPU of this node, and is unset here" in done.stderr) == (seen is None)
 
 
-def test_variables_of_gpus_are_those_of_the_easyblocks():
+def test_variables_of_gpus_are_the_same_everywhere():
     text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
     listed = re.search(r"^GPU_VISIBILITY_VARIABLES = \[([^]]*)\]", text, re.M).group(1)
     bash = re.search(r"^_gpu_variables='(.*)'", (RUNSCRIPTS / "lib/gpus.bash").read_text(), re.M).group(1)
-    assert re.findall(r"'(\w+)'", listed) == bash.split()
+    assert re.findall(r"'(\w+)'", listed) == list(look.VISIBLE) == bash.split(",")
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
@@ -1675,6 +1685,7 @@ def test_torchrun_binds_workers_where_pytorch_can(job):
 @pytest.mark.parametrize("args,env,cores,message", [
     (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "1", "8 workers of this node would share 1 core(s)"),
     (("--torchrun=9", "a.py"), {"SLURM_GPUS_ON_NODE": "8"}, "0-55", "this task sees 8 GPU(s) only"),
+    (("--torchrun=2", "a.py"), {"ZE_AFFINITY_MASK": "0", "SLURM_GPUS_ON_NODE": "2"}, "0-55", "task sees 1 GPU(s) only"),
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "0-55", "hides all GPUs from this task"),
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, "0-55", "hides all GPUs"),
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "0-55", "this task sees 1 GPU(s) only"),
@@ -1864,6 +1875,7 @@ def test_hugging_face_off_the_home_directory(job):
     ("libtorch_hip.so", {"SLURM_GPUS_ON_NODE": "4"}, None),
     ("libtorch_cpu.so", {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0"}, "not that of the module (/apps/PyTorch/2.15.0)"),
     ("libtorch_cpu.so", {"EBROOTPYTORCH": "OWN"}, None),
+    ("libtorch_cpu.so", {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0", "APPTAINER_CONTAINER": "/apps/x.sif"}, None),
     (None, {"EBROOTPYTORCH": "/apps/PyTorch/2.15.0", "SLURM_GPUS_ON_NODE": "4"}, None),     # an environment on top
 ])
 def test_pytorch_that_will_be_taken(job, library, env, words):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -228,6 +229,19 @@ def test_the_network_card_beside_a_gpu(tmp_path, address, card):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(sys_ / 'devices' / where)
     assert exchange.nearest_card(Machine({}, str(tmp_path)), address) == card
+
+
+def test_lists_are_written_whole_or_not_at_all(tmp_path):
+    """Also the one that has room where the other has none: they belong together."""
+    vet.write_lists(f'{tmp_path}/vet', ['n1'], ['n2'])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as a full disk, in the middle of a file
+    try:
+        with pytest.raises(OSError):
+            vet.write_lists(f'{tmp_path}/vet', ['n3'], ['n%d' % number for number in range(10, 100)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {'vet.vetted': 'n1\n', 'vet.cordon': 'n2\n'}
 
 
 # --- with-spares under PBS

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+slingtorch explain: what went wrong in a job, from its output or from the files of PyTorch's flight recorder.
+
+What is known stands in messages.txt and faults.txt, as data (docs/explain.md).
+"""
+import gzip
+import io
+import json
+import os
+import re
+import sys
+from typing import Any, BinaryIO, Iterable, List, Optional, Tuple
+
+from slingtorch import wrapped
+from slingtorch.explain.answers import answers
+from slingtorch.explain.log import Log
+from slingtorch.explain.recorder import explain_dumps, find_dumps
+from slingtorch.explain.tables import ExplainError, read_faults, read_rules
+
+__all__ = ['ExplainError', 'Log', 'answers', 'read_faults', 'read_rules', 'run']
+
+# statuses of the command; 1 is an error
+EXPLAINED, NOTHING_KNOWN = 0, 3
+# Slurm, PBS (job.o4711), torchrun (stdout.log), and what people name theirs
+OUTPUT_NAME = re.compile(r'\.(?:out|err|log|txt|output|error)(?:\.gz)?$|\.[oe]\d+(?:\.\d+)?$|^slurm-\d')
+
+
+class Utf16:
+    """A log in UTF-16, as PowerShell writes it, read as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self.text = io.TextIOWrapper(stream, encoding, 'replace', newline='')
+
+    def read(self, size: int) -> bytes:
+        """About this many bytes."""
+        return self.text.read(size).encode('utf-8', 'replace')
+
+    def __enter__(self) -> 'Utf16':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.text.close()
+
+
+def decoded(stream: Any) -> Any:
+    """A stream that gives bytes of text: what is compressed with gzip or in UTF-16 is read as such."""
+    start = stream.peek(64)[:64]
+    low, high = start[::2], start[1::2]
+    if start[:2] == b'\x1f\x8b':
+        return gzip.GzipFile(fileobj=stream)
+    if start[:2] in (b'\xff\xfe', b'\xfe\xff'):
+        return Utf16(stream, 'utf-16')
+    # without a mark: every other byte is zero, and no other one
+    for encoding, zero, other in (('utf-16-le', high, low), ('utf-16-be', low, high)):
+        if len(zero) > 1 and not zero.strip(b'\0') and b'\0' not in other:
+            return Utf16(stream, encoding)
+    return stream
+
+
+def open_log(path: str) -> Tuple[str, Any]:
+    """(name, binary stream) of a log; '-' is standard input."""
+    if path == '-':
+        return 'standard input', decoded(sys.stdin.buffer)
+    return path, decoded(open(path, 'rb'))
+
+
+def outputs(directory: str) -> List[str]:
+    """The files of a directory whose names are those of job outputs, the newest last."""
+    paths = [entry.path for entry in os.scandir(directory) if OUTPUT_NAME.search(entry.name) and entry.is_file()]
+    return sorted(paths, key=lambda path: (os.stat(path).st_mtime, path))
+
+
+def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = None) -> int:
+    """slingtorch explain, of logs, '-' and directories of the flight recorder, on a site with this network."""
+    faults = read_faults()
+    rules = read_rules(faults=faults, check=False)
+    log, dumps, logs = Log(rules), [], []
+    for path in paths:
+        if not os.path.isdir(path):
+            logs.append(path)
+            continue
+        found, remarks = find_dumps(path)
+        log.remarks += remarks
+        inside = outputs(path)
+        if not found and not inside:
+            log.remarks.append("%s has no files of PyTorch's flight recorder (...rank-0, ...rank-1) and no outputs of "
+                               "jobs (slurm-*, *.out, *.err, *.log, *.o4711)" % path)
+        for prefix, by_rank in found.items():
+            dumps.append((os.path.join(path, prefix), len(by_rank), explain_dumps(by_rank)))
+        logs += inside
+    for path in logs:
+        try:
+            name, stream = open_log(path)
+            with stream:
+                log.read(name, stream)
+        except OSError as err:
+            raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
+                               % (path, err.strerror))
+    shown = answers(log, faults, [network.rstrip('0123456789')] if network else [])
+    told = [said for _, _, said in dumps if said]
+    if as_json:
+        print(json.dumps({'version': 1, 'findings': [answer.data() for answer in shown], 'remarks': log.remarks,
+                          'flight_recorder': [{'prefix': prefix, 'files': files, 'said': said}
+                                              for prefix, files, said in dumps]}, indent=2))
+        return EXPLAINED if shown or told else NOTHING_KNOWN
+    for prefix, files, said in dumps:
+        print("flight recorder, %d files %s*:" % (files, prefix))
+        for text in said or ["every collective that was begun ended, on all ranks with a file"]:
+            print(wrapped(text, '   ', '      '))
+        print()
+    for number, answer in enumerate(shown, 1):
+        answer.show(number)
+    for remark in log.remarks:
+        print('remark: %s' % remark)
+    reasons = [answer for answer in shown if answer.level != 'note']
+    if log.quoted and not reasons and not told:
+        print("No fault that is known explains the end. The last warnings and errors, which may or may not matter:")
+        for name, line, text in log.quoted:
+            print('   %s:%d: %s' % (name, line, text))
+        print()
+    if not shown and not told:
+        print("Nothing known was found. What helps: the whole output with standard error of another run, with "
+              "export NCCL_DEBUG=INFO FI_LOG_LEVEL=warn, conda-python-distributed --check before it, and the flight "
+              "recorder's files.")
+        return NOTHING_KNOWN
+    return EXPLAINED
