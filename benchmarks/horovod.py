@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -30,14 +31,14 @@ def train(kind, ranks, epochs, launcher):
     program = EXAMPLES / ('horovod_training.py' if kind == 'horovod' else 'ddp_training.py')
     start = pathlib.Path(os.environ['RUNSCRIPTS']) / 'conda-python-distributed'
     with tempfile.TemporaryDirectory() as directory:
-        command = [launcher, '-n', str(ranks), start, program, '--epochs', str(epochs), '--output-dir', directory]
+        command = [launcher, '-n', str(ranks), start, program, '--epochs', str(epochs), '--json', directory + '/json']
         env = dict(os.environ, OMP_NUM_THREADS='1', GLOO_SOCKET_IFNAME='lo')
         before, begin = loopback(), time.time()
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             sys.exit('%s failed:\n%s' % (kind, done.stdout[-2000:]))
         seconds, sent = time.time() - begin, loopback() - before
-    return seconds, sent, float(done.stdout.split()[-1])
+    return seconds, sent, float(re.findall(r': loss (\S+)', done.stdout)[-1])
 
 
 def loopback():

@@ -12,6 +12,7 @@ from collections import namedtuple
 from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
 from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
+from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
@@ -70,7 +71,7 @@ MPI_LIBS_REGEX = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 OPTION_REGEX = re.compile(r'(?<!\S)--(?:with|without|enable|disable)-([\w-]+)')
 
 
-class EB_aws_minus_ofi_minus_nccl(ConfigureMake):
+class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     """
     Support for building the OFI plugin of NCCL and RCCL: aws-ofi-nccl of all release lines since 1.6, and aws-ofi-rccl.
 

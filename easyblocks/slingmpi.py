@@ -9,10 +9,11 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import check_types, dependency_root, last_lines, with_parameters
+from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
 from easybuild.easyblocks.generic._pytorchprocess import (
     MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
     mpi_library, probe_pytorch)
+from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.tools import LooseVersion
@@ -40,7 +41,7 @@ sys.exit(0 if right else "%d ranks of 2, and a sum of %s in place of 3" % (size,
 """
 
 
-class EB_slingmpi(PythonPackage):
+class EB_slingmpi(KeepsPrevious, PythonPackage):
     """
     Builds the MPI backend of this bundle for one PyTorch and one MPI.
 
@@ -62,7 +63,6 @@ class EB_slingmpi(PythonPackage):
     def __init__(self, *args, **kwargs):
         """Initialise; nothing in it is there to be linked against."""
         super().__init__(*args, **kwargs)
-        check_types(self.cfg, self.extra_options())
         self.options['modulename'] = False  # the sanity check imports it, after torch
         self.python_asked = None
         for variable in [] if self.is_extension else ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:

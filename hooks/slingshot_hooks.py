@@ -16,10 +16,10 @@ from typing import Any, Dict, List, Tuple
 
 from easybuild.framework.easyconfig.constants import EASYCONFIG_CONSTANTS
 from easybuild.framework.easyconfig.default import DEFAULT_CONFIG, DEPENDENCIES, OTHER
-from easybuild.framework.easyconfig.easyconfig import get_easyblock_class, robot_find_easyconfig
+from easybuild.framework.easyconfig.easyconfig import ActiveMNS, get_easyblock_class, robot_find_easyconfig
 from easybuild.tools import version as easybuild_version
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
-from easybuild.tools.config import build_option
+from easybuild.tools.config import build_option, install_path
 
 # EasyBuild loads this file by its path: what lies beside it is not importable without this. It also archives this file,
 # alone (reprod/hooks beside an installation): the rest of the bundle is then the one that is activated.
@@ -302,8 +302,20 @@ def refuse_other_site(self: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # the hooks of EasyBuild
 
+def say_skipped(ec: Any) -> None:
+    """Say that eb skips an installation that is to be changed by --try-...: of its own words nobody can tell."""
+    if 'tweaked_easyconfigs' not in str(ec.path).split(os.sep) or build_option('rebuild') or build_option('force'):
+        return
+    name = ActiveMNS().det_full_module_name(ec)
+    path = os.path.join(install_path('mod'), build_option('suffix_modules_path'), name)
+    if any(os.path.isfile(path + ending) for ending in ('', '.lua')):
+        print_warning("slingtorch: %s is installed, so eb skips it and changes nothing of it. With --rebuild it does",
+                      name)
+
+
 def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     """Run for every easyconfig that is parsed."""
+    say_skipped(ec)
     own = [dep for key in ('dependencies', 'builddependencies') for dep in ec[key]]
     if ec['site_dependencies'] or any(EXTERNAL_MODULE in dep for dep in own):
         # name, version and prefix of the site's modules, where no file of EasyBuild's own form gives them
@@ -341,8 +353,9 @@ def fail_hook(error: EasyBuildError) -> None:
     for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
         line = chosen_site().role_of(module)
         if line and line not in error.msg:
-            print_warning("slingtorch: the module %s is named in %s. If this machine has it no more ('module spider "
-                          "%s'), correct that line, or take another generation (export %s=NAME)", module, line,
+            print_warning("slingtorch: the module %s is named in %s. A login node may lack it: run eb in a job. If the "
+                          "machine has it no more ('module spider %s'), correct that line, or take another generation "
+                          "(export %s=NAME)", module, line,
                           module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
 
 

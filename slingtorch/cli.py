@@ -28,6 +28,9 @@ IMPOSSIBLE = ':*?[$%"`\\\n'
 IMPOSSIBLE_IN_TCL = ' ;{}'
 # what a bundle holds
 BUNDLE_DIRS = ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts')
+# EasyBuild locks an installation with a file that has its path as name (easybuild/framework/easyblock.py, lock_name):
+# 255 bytes, less '.lock' and a software's own directories
+LONGEST_PATH = 175
 # (name, value), where None as value means: to be unset
 Variables = List[Tuple[str, Optional[str]]]
 
@@ -151,8 +154,13 @@ def check_destination(options: Any, syntax: str) -> None:
         check_path("EasyBuild's %s (%s)" % (option, variable), path,
                    IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
     # eb would end in a traceback
-    paths = [options.installpath_software or os.path.join(options.installpath, options.subdir_software),
-             modules_directory(options), options.buildpath] + options.sourcepath.split(':') + options.repositorypath[:1]
+    software = options.installpath_software or os.path.join(options.installpath, options.subdir_software)
+    if len(os.fsencode(software)) > LONGEST_PATH:
+        raise CliError("EasyBuild would install into %s, which is too long: it makes files that have this path as "
+                       "their name. Use a directory with %d bytes at most: export EASYBUILD_PREFIX=DIRECTORY"
+                       % (software, LONGEST_PATH))
+    paths = [software, modules_directory(options), options.buildpath]
+    paths += options.sourcepath.split(':') + options.repositorypath[:1]
     for path in filter(None, paths):
         closed = os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK)
         try:
@@ -337,6 +345,9 @@ def run_env(args: argparse.Namespace) -> int:
         if sys.stdout.isatty():
             use = 'eval "$(slingtorch env)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh`"'
             note("nothing has changed in your shell; to change it: %s" % use)
+        if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
+            note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
+                 "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
         fitting = gpu_note(choice.site)
         if fitting:
             note(fitting)
@@ -444,6 +455,14 @@ def run_sites(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({'chosen': chosen, 'sites': [site_data(site, sites.SITE_KEYS, found.get(site.name))
                                                       for site in known]}, indent=2, sort_keys=True))
+    elif not args.all:
+        networks = {}  # type: Dict[str, List[str]]
+        for site in known:
+            networks.setdefault(site.network, []).append('* '[site.name != chosen].strip() + site.name)
+        for network, names in sorted(networks.items()):
+            print(wrapped(' '.join(names), '%-12s ' % network, ' ' * 13, width=112))
+        print("'slingtorch sites NAME' shows the values of a site, each with its reason and its source; "
+              "'slingtorch sites --all'\nwhat each is, with its opt-in groups. *: this machine.")
     else:
         rows = [('  site', 'network', 'gpu', 'system and opt-in groups')]
         for site in known:
@@ -451,7 +470,6 @@ def run_sites(args: argparse.Namespace) -> int:
             rows += [('', '', '', '  %s: %s; needs %s' % (group.name, group.title, group.needs))
                      for group in site.groups.values()]
         print(table(rows), end='')
-        print("'slingtorch sites NAME' shows the values of a site, each with its reason and its source.")
     note(message)
     return 1 if failed else 0
 
@@ -473,6 +491,33 @@ def run_explain(args: argparse.Namespace) -> int:
     except sites.SiteError:
         network = None
     return explain.run(args.logs, args.json, network)
+
+
+def run_examples(args: argparse.Namespace) -> int:
+    """slingtorch examples"""
+    top = os.path.join(bundle_root(), 'examples')
+
+    def below(room):
+        return sorted(name for name in os.listdir(os.path.join(top, room)) if name[0] not in '._')
+
+    if not args.name:
+        print(table([(room, ' '.join(below(room))) for room in below('') if '.' not in room]), end='')
+        note("'slingtorch examples slurm' copies these of a directory into the working directory, 'slingtorch examples "
+             "slurm/ddp_pytorch.job' one. The pages that messages call docs/NAME.md are in %s"
+             % os.path.join(bundle_root(), 'docs'))
+        return 0
+    source = os.path.normpath(os.path.join(top, args.name))
+    if not source.startswith(top + '/') or not os.path.exists(source):
+        raise CliError("There is no example '%s': 'slingtorch examples' lists what there is" % args.name)
+    room, names = (source, below(source)) if os.path.isdir(source) else (os.path.dirname(source), [args.name])
+    there = [name for name in names if os.path.lexists(os.path.join(args.directory, os.path.basename(name)))]
+    if there:
+        raise CliError("In %s there is %s already, which stays as it is. Name another directory: slingtorch examples "
+                       "%s DIR" % (os.path.abspath(args.directory), ', '.join(map(os.path.basename, there)), args.name))
+    os.makedirs(args.directory, exist_ok=True)
+    for name in map(os.path.basename, names):
+        print(shutil.copy(os.path.join(room, name), args.directory))
+    return 0
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -508,6 +553,7 @@ def make_parser() -> argparse.ArgumentParser:
     sites = command('sites', run_sites, "show the sites, and which one this machine is",
                     "Shows the sites, or everything about one.", as_json=True)
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
+    sites.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
                        help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
                             "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
@@ -529,6 +575,11 @@ def make_parser() -> argparse.ArgumentParser:
     explaining.add_argument('logs', nargs='+', metavar='LOG',
                             help="output of a job (also gzipped), - for standard input, or a directory with such files "
                                  "or those of PyTorch's flight recorder")
+    examples = command('examples', run_examples, "list job scripts and training programs, or copy them", """
+        Lists the job scripts and training programs that come with slingtorch, or copies those of a directory, or one
+        of them. It replaces no file.""")
+    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory of them, or DIRECTORY/FILE")
+    examples.add_argument('directory', nargs='?', metavar='DIR', default='.', help="where to copy to (default: here)")
     command('status', run_status, "show what is installed, and whether it is as the bundle has it", """
         Lists what is installed in the modules of EasyBuild's configuration: with which runscripts and which site
         values. Prints the command that renews what is not as the bundle has it. Status 0: all is; 3: not all.""",
@@ -538,7 +589,8 @@ def make_parser() -> argparse.ArgumentParser:
     new = actions.add_parser('new', help="look at this machine", description="""
         Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
         its reason, and what could not be seen is said. It overwrites nothing. A login node does not show everything:
-        'srun slingtorch site new --complete NAME' adds the rest, and leaves alone what you have edited.""")
+        'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest, and leaves alone what you have
+        edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
     new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")

@@ -6,7 +6,6 @@ run of the same user. `rm -r` removes it. It runs on any Python from 3.6 without
 PyTorch has wheels for.
 """
 import argparse
-import ast
 import configparser
 import fcntl
 import glob
@@ -24,11 +23,11 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # started as a file
 sys.path.insert(0, BUNDLE)
-from slingtorch import gpus  # noqa: E402
+from slingtorch import bundle_module, gpus  # noqa: E402
 
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
-EXAMPLE = os.path.join(BUNDLE, 'examples', 'digits', 'train_digits.py')
+EXAMPLE = os.path.join(BUNDLE, 'examples', 'training', 'ddp_training.py')
 # the versions that the lock files cover, and the order in which commands are tried
 PYTHON_VERSIONS = ('3.11', '3.12', '3.13', '3.14')
 PYTHON_COMMANDS = ('python3', 'python3.13', 'python3.12', 'python3.11', 'python3.14', '/usr/bin/python3')
@@ -109,7 +108,7 @@ def claim(path: str) -> Tuple[str, Dict[str, Any], int]:
     try:
         os.makedirs(prefix, mode=0o755, exist_ok=True)
         names, status = set(os.listdir(prefix)), os.stat(prefix)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022 and not status.st_mode & 0o1000:
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise QuickstartError("%s belongs to another user, or others may write to it" % prefix, another)
         mark: Dict[str, Any] = {'prefix': prefix}
         if MARK in names:
@@ -272,19 +271,15 @@ def set_up_packages(wanted: Optional[str], lock: int, log: str) -> Tuple[Describ
 
 # --- EasyBuild, the bundle, an MPI launcher
 
-def pip_environment(python: str, environ: Env) -> Dict[str, str]:
+def pip_environment(python: str) -> Dict[str, str]:
     """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration."""
-    # a 'user = true' would make 'pip config list' show the user's file alone
-    status, said, errors = ask([python, '-sE', '-m', 'pip', 'config', 'list'], dict(environ, PIP_USER='0'))
-    if status != 0:
-        raise QuickstartError("pip cannot read its configuration: " + errors.strip()[-300:], "correct that file")
-    settings = {'PIP_CONFIG_FILE': os.devnull}
-    # what pip would take for 'pip install' comes last
-    for where in ('global', 'download', 'install', ':env:'):
-        for option, value in re.findall(r"^%s\.\.?([^=\n]+)=(.*)$" % where, said, re.M):
-            if option in PIP_NETWORK_OPTIONS:
-                settings['PIP_' + option.upper().replace('-', '_')] = ' '.join(ast.literal_eval(value).split())
-    return settings
+    try:
+        settings = bundle_module('easyblocks/generic/_lockfile.py').pip_settings(python, 'install')
+    except RuntimeError as err:
+        raise QuickstartError(str(err))
+    return dict({'PIP_CONFIG_FILE': os.devnull}, **{
+        'PIP_' + option.upper().replace('-', '_'): ' '.join(value.split())
+        for option, value in settings.items() if option in PIP_NETWORK_OPTIONS})
 
 
 def set_up_tools(prefix: str, mark: Dict[str, Any], python: Described, env: Env, lock: int) -> None:
@@ -303,7 +298,7 @@ def set_up_tools(prefix: str, mark: Dict[str, Any], python: Described, env: Env,
         print("installing with pip: " + ' '.join(wanted))
         if run([python['path'], '-m', 'venv', venv], env, lock, log):
             raise QuickstartError("%s -m venv failed:" % python['path'], last_lines(log))
-        env = dict(env, **pip_environment(venv_python, os.environ))
+        env = dict(env, **pip_environment(venv_python))
         pip = [venv_python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar',
                'off', '--retries', '2', '--timeout', '15']
         # EasyBuild comes as source: with these there, pip needs no environment of its own for each package
@@ -382,7 +377,7 @@ def install_pytorch(prefix: str, easyconfig: str, software: str, python: Describ
             print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could "
                   "then\ndamage the machine. It is allowed here because nothing foreign is built: wheels whose hashes\n"
                   "are checked are unpacked below %s. On a shared system use an account of its own." % prefix)
-        env = dict(env, **pip_environment(os.path.join(prefix, 'venv', 'bin', 'python'), os.environ))
+        env = dict(env, **pip_environment(os.path.join(prefix, 'venv', 'bin', 'python')))
     # nobody else installs here: a lock is what a killed run has left
     shutil.rmtree(os.path.join(prefix, 'easybuild', 'software', '.locks'), ignore_errors=True)
     command = [os.path.join(prefix, 'venv', 'bin', 'eb'), easyconfig, '--disable-trace']

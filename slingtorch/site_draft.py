@@ -161,8 +161,9 @@ class Draft:
             if re.search(r'^SwitchType\s*=\s*switch/hpe_slingshot', self.text['slurm'], re.M):
                 self.seen['network'] = "Slingshot 11: SwitchType of Slurm is switch/hpe_slingshot"
                 return 'slingshot11'
-            self.unseen['network'] = ("a compute node shows it, with interfaces, adapters and storage: srun slingtorch "
-                                      "site new --complete %s. This login node has %s" % (self.name, words))
+            self.unseen['network'] = ("a compute node shows it, with interfaces, adapters and storage: %s slingtorch "
+                                      "site new --complete %s. This login node has %s"
+                                      % (site_probe.LAUNCHERS[self.site['scheduler']], self.name, words))
             return 'any'
         if main:
             kind = main.kind, main.rate
@@ -211,10 +212,10 @@ class Draft:
             "not of the RoCE adapters, which need not reach each other" if len(pool) < len(names) else
             "the one with the default route" if best in routes else "the first")
         why += ". It must have this name on every node"
-        if self.site['gpu'] == 'none':
-            self.add('env GLOO_SOCKET_IFNAME', value=best, source="/sys/class/net and ip address " + self.here,
-                     reason="Gloo else takes the interface of the host name, maybe that for management; " + why)
-        else:
+        # also beside NCCL: checkpoints and barriers of programs with GPUs use it
+        self.add('env GLOO_SOCKET_IFNAME', value=best, source="/sys/class/net and ip address " + self.here,
+                 reason="Gloo else takes the interface of the host name, maybe that for management; " + why)
+        if self.site['gpu'] != 'none':
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
                      reason="the interface over which ranks find each other ('=': exactly this name); " + why,
                      source="/sys/class/net and ip address %s; %s" % (self.here, NCCL_GUIDE))
@@ -336,6 +337,10 @@ class Draft:
                 if role not in roles:
                     self.unseen.setdefault(role, "no module of it was found, and the plugin is built with it: add the "
                                                  "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
+        if self.site['gpu'] in ('cuda', 'rocm') and 'gpu' not in roles:
+            self.unseen.setdefault('gpu', "no module of %s was found" % self.site['gpu'])
+        for role in {'gpu', *(role for role, _, _ in site_probe.ROLE_MODULES)}.intersection(self.unseen):
+            self.unseen[role] += '' if self.in_job else ". A login node may lack what compute nodes have"
         if roles:
             gpu = loads.get(self.site['gpu'])
             version = gpu.module.rpartition('/')[2] if gpu and 'gpu' in roles else ''

@@ -70,6 +70,9 @@ GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU
              ('amd-smi', 'rocm', r'^GPU: (\d+)'))
 VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
 
+# what starts one task on a node of a job, without scheduler nothing
+LAUNCHERS = {'slurm': 'srun --nodes=1 --ntasks=1', 'pbs': 'mpiexec -n 1', 'none': ''}
+
 Env = Mapping[str, str]
 Text = namedtuple('Text', ['text', 'problem'])
 Place = namedtuple('Place', ['host', 'kind', 'cluster'])        # kind: login node, compute node, machine

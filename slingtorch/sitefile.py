@@ -14,7 +14,8 @@ import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
 from slingtorch.site_draft import Draft
-from slingtorch.site_probe import LIMIT, Env, SiteFileError, Text, find_place, gather, one_line
+from slingtorch.site_probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
+                                   one_line)
 
 UNSEEN = '#   not seen: '
 
@@ -157,8 +158,9 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
         evidence = gather(environ)
     place = find_place(evidence, environ, host)
     if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
-        raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: srun "
-                            "slingtorch site new --complete %s" % (path, name))
+        raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: %s "
+                            "slingtorch site new --complete %s"
+                            % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
     in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
     known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
     draft = Draft(name, evidence, environ, place, args.partition, known[0] if known else None)
@@ -181,9 +183,10 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
     # outside an activated environment the shell does not find it
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:
-        command = 'srun --nodes=1 --ntasks=1' if draft.site['scheduler'] == 'slurm' else 'in a job:'
+        command = LAUNCHERS[draft.site['scheduler']]
         command += ' --partition=' + draft.seen['partition'] if 'partition' in draft.seen else ''
         command += ' --gres=gpu:%d' % draft.gpus_of_job if draft.gpus_of_job else ''
-        print("Now add what only a compute node shows:\n  %s %s site new --complete %s" % (command, program, name))
+        print("Now add what only a compute node shows%s:\n  %s %s site new --complete %s" % (
+            '' if draft.site['scheduler'] == 'slurm' else ', in a job', command, program, name))
     print("Look at it, and use it:\n  %s sites %s\n  eval \"$(%s env --site %s)\"" % (program, name, program, name))
     return 0

@@ -211,3 +211,18 @@ def installed_pytorch(lmod):
 def image_env(lmod, tmp_path_factory):
     """A small environment that is also one image, as `eb` installs it: testbed.easybuild.Installation, with `image`."""
     return stagedenv.installed(tmp_path_factory.mktemp('image-env'), lmod)
+
+
+@pytest.fixture
+def submit(slurm, lmod, tmp_path):
+    """A function: copy a job script, put other words into it, submit it from a shell that has Lmod; the ended job."""
+    (tmp_path / 'init').write_text(f'unset BASH_ENV\n{lmod.init}\n')
+
+    def submitted(script, words, *options, timeout=240, **env):
+        text = script.read_text()
+        for old, new in words.items():
+            assert old in text
+            text = text.replace(old, str(new))
+        return slurm.sbatch(text, *options, cwd=tmp_path, timeout=timeout, env={**lmod.env, 'BASH_ENV': tmp_path / 'init', **env})
+
+    return submitted

@@ -23,15 +23,15 @@ def with_parameters(extra_vars, parameters):
 def check_types(cfg, parameters):
     """Raise an EasyBuildError if one of these parameters is the bundle's and of another type than its default."""
     for name, (default, _, _) in parameters.items():
-        value = cfg[name]
-        strings = all(isinstance(item, (str, int)) for item in (value.values() if isinstance(value, dict) else ()))
         if name not in OWN_PARAMETERS:
             continue
+        value = cfg[name]
         if isinstance(default, list) and not (isinstance(value, (list, tuple))
                                               and all(isinstance(item, str) for item in value)):
             raise EasyBuildError("%s is %r: it must be a list of strings: %s = ['...']; on the command line "
                                  "--try-amend='%s=ONE,' with a comma", name, value, name, name)
-        if isinstance(default, dict) and not (isinstance(value, dict) and strings):
+        if isinstance(default, dict) and not (isinstance(value, dict)
+                                              and all(isinstance(item, (str, int)) for item in value.values())):
             raise EasyBuildError("%s is %r: it must be a dictionary: %s = {'name': 'value'}", name, value, name)
         if isinstance(default, bool) and not isinstance(value, bool):
             raise EasyBuildError("%s is %r: it must be True or False", name, value)

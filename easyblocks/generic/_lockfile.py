@@ -109,14 +109,19 @@ def uv_environment(kept=()):
     return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
 
 
-def pip_settings(python):
-    """What the pip of a Python is configured with, by files and variables: {name of an option: value}."""
+def pip_settings(python, command='download'):
+    """What the pip of a Python is configured with for a command, by files and variables: {name of an option: value}.
+
+    RuntimeError where pip cannot read its configuration: without it packages would come from elsewhere.
+    """
     # with a 'user = true', pip would list the user's own file alone
     done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
+    if done.returncode:
+        raise RuntimeError("pip cannot read its configuration: %s. Correct that file" % done.stderr.strip()[-300:])
     settings = {}
-    for section in ('global', 'download', ':env:'):
+    for section in ('global', command, ':env:'):
         for name, value in re.findall(r"^%s\.([\w-]+)=(['\"].*['\"])$" % section, done.stdout, re.M):
             settings[name] = ast.literal_eval(value)
     return settings

@@ -4,7 +4,7 @@ import os
 import re
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import with_parameters
+from easybuild.easyblocks.generic._dependencies import check_types, with_parameters
 from easybuild.easyblocks.generic._pytorchprocess import check_mpi, mpi_library
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.tools.build_log import EasyBuildError
@@ -29,6 +29,11 @@ class EnvironmentPackage(PythonPackage):
                             "'cc -shared'). The sanity check looks whether its MPI was linked"],
             'unload_modules': [[], "Modules that are not loaded while this is built"],
         })
+
+    def __init__(self, *args, **kwargs):
+        """Initialise: the parameters must be of their types."""
+        super().__init__(*args, **kwargs)
+        check_types(self.cfg, self.extra_options())
 
     def prepare_python(self):
         """Take the environment's Python."""

@@ -9,7 +9,8 @@ import tempfile
 from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded, with_parameters
 from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
 from easybuild.easyblocks.generic._lockfile import wheel_dir
-from easybuild.easyblocks.generic.runscripts import aside, wants_checksums_only
+from easybuild.easyblocks.generic.keepsprevious import aside
+from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths

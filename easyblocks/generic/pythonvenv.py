@@ -404,7 +404,10 @@ class PythonVenv(RunScripts):
                 if 'has bad hash' in line:
                     print_warning(line.replace('WARNING: ', '').strip(), log=self.log)
 
-            settings = pip_settings(pip_python)
+            try:
+                settings = pip_settings(pip_python)
+            except RuntimeError as err:
+                raise EasyBuildError("%s", err)
             answering, silent = self.look_at_indexes(settings)
             if answering:
                 settings.update({'index-url': answering[0], 'extra-index-url': ' '.join(answering[1:])})

@@ -9,13 +9,12 @@ import stat
 import tempfile
 import time
 
-from easybuild.easyblocks.generic._dependencies import check_types, with_parameters
-from easybuild.framework.easyblock import EasyBlock, StopException
+from easybuild.easyblocks.generic._dependencies import with_parameters
+from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
-    adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, remove_file,
-    write_file)
+    adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
 
 # a link into one of the directories in COPIES_DIR: a job that started with another one keeps that
 RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'
@@ -38,7 +37,7 @@ GPU_VISIBILITY_VARIABLES = ['ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP
                             'GPU_DEVICE_ORDINAL']
 
 
-class RunScripts(EasyBlock):
+class RunScripts(KeepsPrevious):
     """Puts runscripts beside an installation and their variables in its module file.
 
     To be inherited from first, in front of the easyblock that does the installation itself, as in
@@ -46,18 +45,12 @@ class RunScripts(EasyBlock):
 
     The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts, and adds it to $PATH:
     where the module was forgotten, 'srun conda-python-distributed' says that there is no such command.
-
-    A rebuild puts what is installed aside when the new files come, and its module with it. A failure puts both back;
-    after a SIGKILL the next eb does. Paths in an environment are absolute, so the new one is made in its place.
     """
-
-    # whether the easyblock makes all files of an installation anew, in make_installdir() and after it
-    sets_aside = True
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters for runscripts and for what a site adds."""
-        return with_parameters(EasyBlock.extra_options(extra_vars), {
+        return with_parameters(KeepsPrevious.extra_options(extra_vars), {
             'gpu_visibility': [None, "Name of the variable through which a runscript limits a task to its own GPUs "
                                      "(%s); None: the task sees what the scheduler gives it"
                                      % ', '.join(GPU_VISIBILITY_VARIABLES)],
@@ -70,7 +63,6 @@ class RunScripts(EasyBlock):
     def __init__(self, *args, **kwargs):
         """Initialise: where the scripts are is found in the fetch step."""
         super().__init__(*args, **kwargs)
-        check_types(self.cfg, self.extra_options())
         self.script_paths = {}
 
     def scripts(self):
@@ -111,84 +103,11 @@ class RunScripts(EasyBlock):
         return ((build_option('module_only') or self.cfg['module_only']) and not self.dry_run
                 and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)))
 
-    def remove_module_file(self):
-        """Leave the module where it is until the new one takes its place: jobs load it meanwhile."""
-        if not self.renews and not self.will_set_aside():
-            super().remove_module_file()
-
-    def will_set_aside(self):
-        """Whether a working installation is there that make_installdir() is to replace."""
-        return (self.sets_aside and os.path.isfile(self.mod_filepath) and os.path.isdir(self.installdir) and not (
-            self.dry_run or build_option('module_only') or self.cfg['module_only'] or self.cfg['keeppreviousinstall']
-            or build_option('ignore_locks')))  # without locks another eb may be at work
-
-    def make_installdir(self, *args, **kwargs):
-        """Put what is installed aside, the module first: what is there from now on cannot be loaded."""
-        if self.will_set_aside():
-            try:
-                os.rename(self.mod_filepath, aside(self.mod_filepath))
-                os.rename(self.installdir, aside(self.installdir))
-            except OSError as err:
-                self.end_replacement()
-                raise EasyBuildError("What is installed cannot be put aside for the new installation: %s. You must be "
-                                     "able to write to the directories that have %s and %s in them", err,
-                                     self.installdir, self.mod_filepath)
-        super().make_installdir(*args, **kwargs)
-
-    def post_init(self):
-        """Before any step put back what an eb that was killed has left aside."""
-        super().post_init()
-        if not self.dry_run:
-            self.end_replacement()
-
-    def run_step(self, *args, **kwargs):
-        """Put back what was put aside when a step fails, or is interrupted."""
-        try:
-            super().run_step(*args, **kwargs)
-        except StopException:
-            raise
-        except BaseException:
-            self.end_replacement()
-            raise
-
-    def end_replacement(self):
-        """Put back what was put aside, or remove it if the new installation has its module."""
-        module, installation = aside(self.mod_filepath), aside(self.installdir)
-        if build_option('ignore_locks') or not (os.path.lexists(module) or os.path.lexists(installation)):
-            return
-        try:
-            if os.path.lexists(module) and not os.path.lexists(self.mod_filepath):
-                if os.path.lexists(installation):
-                    remove_dir(self.installdir)
-                    os.rename(installation, self.installdir)
-                os.rename(module, self.mod_filepath)
-                print_msg("what was installed in %s before is put back", self.installdir, log=self.log,
-                          silent=self.silent)
-            else:
-                # in this order: a directory without its module is never put back
-                remove_file(module)
-                if build_option('read_only_installdir'):
-                    adjust_permissions(installation, stat.S_IWUSR, ignore_errors=True)
-                remove_dir(installation)
-        except OSError as err:
-            raise EasyBuildError("An earlier installation is left in %s, and its module in %s: %s. Who owns both runs "
-                                 "the same command", installation, module, err)
-
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts beside what is installed, and then its module."""
-        path = self.mod_filepath
-        if fake or self.cfg['stop'] or not (self.renews or os.path.lexists(aside(path))):  # --fetch is a stop, too
-            return super().make_module_step(fake=fake)
-        if self.renews:
+        if not fake and self.renews and not self.cfg['stop']:   # which --fetch is, too
             self.renew_scripts()
-        self.mod_filepath = os.path.join(os.path.dirname(path), '.%s.new' % os.path.basename(path))
-        try:
-            modpath = super().make_module_step(fake=fake)
-            os.rename(self.mod_filepath, path)
-        finally:
-            self.mod_filepath = path
-        self.end_replacement()
-        return modpath
+        return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
         """Put the scripts beside what is installed, as far as who runs this may."""
@@ -283,11 +202,6 @@ class RunScripts(EasyBlock):
         if self.cfg['gpu_visibility']:
             txt += self.module_generator.set_environment('SLINGTORCH_GPU_VISIBILITY', self.cfg['gpu_visibility'])
         return txt
-
-
-def aside(path):
-    """Where a directory or a module lies while another one takes its place; no modules tool shows it."""
-    return os.path.join(os.path.dirname(path), '.%s.previous' % os.path.basename(path))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ Time is that of the slowest rank, the median of several operations. Bandwidth is
 all_reduce times 2 (n - 1) / n, which does not depend on the number of ranks where the network is the limit.
 """
 import json
+import os
 import time
 
 import ranks
@@ -26,7 +27,7 @@ def parse_arguments():
     parser.add_argument('--max-bytes', type=int, default=64 * 1024 * 1024, help="largest message (default: 64 MiB)")
     parser.add_argument('--factor', type=int, default=4, help="from one size to the next, 2 or more (default: 4)")
     parser.add_argument('--repeat', type=int, default=20, help="timed operations of each size (default: 20)")
-    parser.add_argument('--json', metavar='FILE', help="write the results to FILE")
+    parser.add_argument('--json', metavar='FILE', help="a new file for the results")
     options = parser.parse_args()
     if options.min_bytes < 4 or options.min_bytes % 4:
         parser.error("--min-bytes %s: must be a multiple of 4 and more than 0" % options.min_bytes)
@@ -37,6 +38,8 @@ def parse_arguments():
         parser.error("--factor %s: sizes only grow with 2 or more" % options.factor)
     if options.repeat < 1:
         parser.error("--repeat %s: must be 1 or more" % options.repeat)
+    if options.json and os.path.exists(options.json):
+        parser.error("--json: %s is there already, and stays as it is: name another file" % options.json)
     return options
 
 

@@ -28,7 +28,7 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 [[ -n ${PBS_NODEFILE-} ]] || die "this is not a job: qsub -A <project> $0"
 cd "${PBS_O_WORKDIR:-.}"
 [[ -f $tests/test_imports.py ]] ||
-    die "no $tests/test_imports.py in $PWD: submit at the top of the checkout, or with qsub -v TESTS=DIRECTORY"
+    die "no $tests/test_imports.py in $PWD: submit at the top of a checkout, or beside this file with qsub -v TESTS=."
 
 module --force purge ||
     die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
@@ -46,5 +46,5 @@ python "$tests/test_imports.py"
 run python "$tests/test_backend.py" --backend mpi
 run "$RUNSCRIPTS/conda-python-distributed" "$tests/test_backend.py" --backend nccl
 run env MPICH_GPU_SUPPORT_ENABLED=0 python "$tests/test_refusal.py"
-run python "$tests/all_reduce_test.py" --backend mpi --json all_reduce_mpi.json
-run "$RUNSCRIPTS/conda-python-distributed" "$tests/all_reduce_test.py" --backend nccl --json all_reduce_nccl.json
+run python "$tests/all_reduce_test.py" --backend mpi
+run "$RUNSCRIPTS/conda-python-distributed" "$tests/all_reduce_test.py" --backend nccl

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Training on two GPU nodes of Derecho.
 #
-#   cd examples/digits
-#   qsub -A <project> -v EASYBUILD_PREFIX ../derecho/train.sh
+#   slingtorch examples training                      beside this file
+#   qsub -A <project> -v EASYBUILD_PREFIX train.sh
 #
 # EASYBUILD_PREFIX is where PyTorch was installed; without it, EasyBuild's default. PYTORCH_MODULE names another module,
 # BACKEND another backend than nccl.
@@ -23,7 +23,7 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 
 [[ -n ${PBS_NODEFILE-} ]] || die "this is not a job: qsub -A <project> $0"
 cd "${PBS_O_WORKDIR:-.}"
-[[ -f train_digits.py ]] || die "no train_digits.py in $PWD: submit in the directory examples/digits"
+[[ -f ddp_training.py ]] || die "no ddp_training.py in $PWD: submit where it is, after 'slingtorch examples training'"
 
 module --force purge ||
     die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
@@ -33,4 +33,5 @@ name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
 
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 mpiexec -n $((4 * nodes)) -ppn 4 --cpu-bind numa \
-    "$RUNSCRIPTS/conda-python-distributed" -u train_digits.py --backend "${BACKEND:-nccl}" --json losses.json
+    "$RUNSCRIPTS/conda-python-distributed" -u ddp_training.py --backend "${BACKEND:-nccl}" \
+    --output-dir "train-${PBS_JOBID%%.*}"

@@ -111,8 +111,11 @@ def load_snapshot(path, settings, network, optimizer):
 def save_snapshot(path, settings, network, optimizer, epochs):
     """Write a snapshot beside the last one, and then in its place: a kill leaves one of them whole."""
     part = path + '.part'
-    torch.save({'settings': settings, 'network': network.state_dict(), 'optimizer': optimizer.state_dict(),
-                'epochs': epochs}, part)
+    with open(part, 'wb') as stream:
+        torch.save({'settings': settings, 'network': network.state_dict(), 'optimizer': optimizer.state_dict(),
+                    'epochs': epochs}, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(part, path)
 
 

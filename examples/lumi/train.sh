@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Training on two whole nodes of LUMI-G, one task for each of their 8 GCDs, in a container.
 #
-#   cd examples/digits
-#   sbatch --account=project_<your_project_id> ../lumi/train.sh
+#   slingtorch examples training                      beside this file
+#   sbatch --account=project_<your_project_id> train.sh
 #
 # The image must have scikit-learn, whose handwritten digits are the data set. Where it has not, and the module has a
 # virtual environment (from 2.2.2 on), this adds it once:  module load LUMI PyTorch/...; pip install scikit-learn
@@ -27,4 +27,5 @@ binding=$("$RUNSCRIPTS/cpu-bind")
 
 srun --cpu-bind="$binding" \
     singularity exec "$SIFPYTORCH" \
-        conda-python-distributed -u train_digits.py --epochs "${EPOCHS:-20}" --json losses.json
+        conda-python-distributed -u ddp_training.py --epochs "${EPOCHS:-20}" \
+            --output-dir "$SLURM_JOB_NAME-$SLURM_JOB_ID"

@@ -1,52 +1,94 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
-"""
-Train with Horovod: each rank has the whole network and a part of every batch.
+"""Learn to read the handwritten digits of scikit-learn on many devices, with Horovod.
 
-    srun -N 2 --ntasks-per-node 4 conda-python-distributed horovod_training.py
-    horovodrun -np 4 python horovod_training.py
+    srun --mpi=pmi2 -N 2 --ntasks-per-node=4 --gpus-per-node=4 conda-python-distributed horovod_training.py
 """
-import functools
+import argparse
+import json
 import os
 import socket
-import sys
 
-import horovod
 import horovod.torch as hvd
 import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-import common
+BATCH, TEST = 48, 360       # images per step; images to test with, which are not trained on
 
 
-def check_ranks():
-    """Stop unless all tasks of the launcher found each other, with the same Horovod and PyTorch."""
-    expected = int(os.environ.get('WORLD_SIZE', hvd.size()))
-    if hvd.size() != expected:
-        sys.exit("Horovod sees %d rank(s), and the launcher started %d: its MPI and the launcher do not know each "
-                 "other. With Slurm name the interface that this MPI has ('srun --mpi=list' shows them), such as "
-                 "srun --mpi=pmi2; else use the mpiexec of the MPI that Horovod was built with"
-                 % (hvd.size(), expected))
-    own = '%s %s with PyTorch %s' % (os.path.dirname(horovod.__file__), horovod.__version__, torch.__version__)
-    found = hvd.allgather_object((own, socket.gethostname()))
-    if len({installation for installation, _ in found}) > 1:
-        sys.exit("the ranks have different installations: %s. Load the same module on all nodes"
-                 % '; '.join(sorted({'%s on %s' % pair for pair in found})))
+def report(args, epoch, loss, weights):
+    """Say the loss, and save: beside model.pt and then in its place, so that a kill leaves the newest whole one."""
+    print("epoch %2d of %d: loss %.4f" % (epoch, args.epochs, loss), flush=True)
+    if args.output_dir:
+        path = os.path.join(args.output_dir, 'model.pt')
+        os.makedirs(args.output_dir, exist_ok=True)
+        with open(path + '.part', 'wb') as stream:
+            torch.save(weights, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.rename(path + '.part', path)
+
+
+def finish(args, hosts, **found):
+    print("\nrank  node              device")
+    for rank, host in enumerate(hosts):
+        print("%4d  %-16s  %s" % (rank, host['node'], host['device']))
+    print("\naccuracy %.4f on %d test images, %d ranks" % (found['accuracy'], TEST, len(hosts)), flush=True)
+    if args.json:
+        with open(args.json, 'w') as stream:
+            json.dump({'world_size': len(hosts), 'hosts': hosts, **found}, stream)
 
 
 def main():
-    args = common.parse_arguments()
+    parser = argparse.ArgumentParser(description="Learn to read handwritten digits")
+    parser.add_argument('--epochs', type=int, default=20, help="passes over the images (default: 20)")
+    parser.add_argument('--lr', type=float, default=0.1, help="learning rate (default: 0.1)")
+    parser.add_argument('--output-dir', metavar='DIR', help="a new directory for model.pt (default: nothing is saved)")
+    parser.add_argument('--json', metavar='FILE', help="a new file for accuracy, losses and devices")
+    args = parser.parse_args()
+    for path in (args.output_dir, args.json):
+        if path and os.path.exists(path):
+            parser.error("%s is there already, and stays as it is: name another one" % path)
     hvd.init()
-    check_ranks()
-    device = common.own_device(hvd.local_rank())
-    data = common.load_data(args.data)
-    model = common.make_network(data, args.seed).to(device)
-    optimizer = hvd.DistributedOptimizer(common.make_optimizer(model, args.lr),
-                                         named_parameters=model.named_parameters(), op=hvd.Average)
+    if hvd.size() != int(os.environ.get('WORLD_SIZE', hvd.size())):
+        raise SystemExit("Horovod sees %d rank(s), and the launcher started %s: Horovod's MPI and the launcher do not "
+                         "know each other. srun --mpi=pmi2 is for MPICH, --mpi=pmix for Open MPI; or take the mpiexec "
+                         "of that MPI" % (hvd.size(), os.environ['WORLD_SIZE']))
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    if device.type == 'cuda':       # a rank that sees one GPU calls it 0, whatever its local rank is
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+    torch.manual_seed(1)
+    images, labels = map(torch.tensor, load_digits(return_X_y=True))
+    data = TensorDataset((images / 16).float(), labels)
+    train, test = random_split(data, [len(data) - TEST, TEST])
+    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), drop_last=True)
+    loader = DataLoader(train, max(1, BATCH // hvd.size()), sampler=sampler, drop_last=True)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    sum_over_ranks = functools.partial(hvd.allreduce_, op=hvd.Sum)
-    common.train(args, data, model, optimizer, hvd.rank(), hvd.size(), sum_over_ranks, hvd.barrier)
+    losses = []
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)        # another order in each epoch
+        total = torch.zeros((), device=device)
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        losses.append(hvd.allreduce(total).item() / len(loader))
+        if hvd.rank() == 0:
+            report(args, epoch, losses[-1], model.state_dict())
+    with torch.no_grad():
+        images, labels = data[test.indices]
+        accuracy = (model(images.to(device)).argmax(1) == labels.to(device)).float().mean().item()
+    hosts = hvd.allgather_object({'node': socket.gethostname(), 'device': str(model[0].weight.device)})
     if hvd.rank() == 0:
-        common.save(model.state_dict(), args.output_dir)
+        finish(args, hosts, accuracy=accuracy, losses=losses)
     hvd.shutdown()
 
 

@@ -2,24 +2,33 @@
 # No launcher has started this process: is it the only one on purpose? Sourced by ranks.bash, where it found none.
 
 # What batch systems say of the size of a job. Fields: a variable that their jobs have | how to start ranks | variables:
-# a number of nodes or tasks, or (*FILE) a file with a host a line, or (*HOSTS) hosts and slots in turn.
+# a number of nodes or tasks, or (*FILE) a file with a host a line, or (*_HOSTS) hosts and slots in turn.
 # Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference, environment variables;
-# sge_pe(5) and qsub(1) of Grid Engine; oarsub(1); HTCondor's manual, parallel universe; AWS Batch's guide, multi-node
-# jobs; Fujitsu's job operation manual (PJM_NODE).
+# sge_pe(5) and qsub(1) of Grid Engine, whose jobs have SGE_TASK_ID; oarsub(1); HTCondor's manual, parallel universe;
+# AWS Batch's guide, multi-node jobs; Fujitsu's job operation manual (PJM_NODE); MPICH's hydra (LOADL_HOSTFILE);
+# HyperQueue's docs, multi-node tasks; Google Batch's API, requireHostsFile; SkyPilot's docs, distributed jobs;
+# LeaderWorkerSet's docs; torch/distributed/argparse_util.py (PET_NNODES, which Kubeflow sets for torchrun).
 _batch_systems=(
     'SLURM_JOB_ID srun SLURM_JOB_NUM_NODES,SLURM_NNODES,SLURM_HET_SIZE'
     'PBS_JOBID mpiexec PBS_NODEFILE,PBS_NUM_NODES'
     'LSB_JOBID mpirun LSB_DJOB_HOSTFILE,LSB_MCPU_HOSTS'
     'PE_HOSTFILE mpirun PE_HOSTFILE,NHOSTS'
+    'SGE_TASK_ID mpirun NHOSTS'
     'OAR_JOB_ID mpirun OAR_NODEFILE'
     'COBALT_JOBID mpiexec COBALT_NODEFILE'
     '_CONDOR_NPROCS mpirun _CONDOR_NPROCS'
     'AWS_BATCH_JOB_ID mpirun AWS_BATCH_JOB_NUM_NODES'
     'PJM_JOBID mpiexec PJM_NODE'
+    'LOADL_STEP_ID mpirun LOADL_HOSTFILE'
+    'HQ_NODE_FILE mpirun HQ_NODE_FILE'
+    'BATCH_HOSTS_FILE mpirun BATCH_HOSTS_FILE'
+    'SKYPILOT_NUM_NODES torchrun SKYPILOT_NUM_NODES'
+    'LWS_GROUP_SIZE torchrun LWS_GROUP_SIZE'
+    'PET_NNODES torchrun PET_NNODES'
 )
 # ranks of launchers that do not say here how many there are, or in words that are not known: PMIx (prun), jsrun, aprun,
-# MVAPICH2's mpirun_rsh, Intel's and Platform's older ones
-_unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPIRUN_RANK,PMI_ID,MPI_RANKID
+# MVAPICH2's mpirun_rsh, HPE MPT's mpiexec_mpt (radical.pilot), Intel's and Platform's older ones
+_unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPT_MPI_RANK,MPIRUN_RANK,PMI_ID,MPI_RANKID
 
 _on_purpose="One process on its own is conda-python-simple; one rank on purpose: export RANK=0 WORLD_SIZE=1"
 
@@ -40,7 +49,7 @@ _job_size() {  # NAME -> count: what this variable says
                 "the container. $_on_purpose"
             while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || listed+=("$line"); done < "${!1}"
             _count_hosts ${listed[@]+"${listed[@]}"} ;;
-        *HOSTS)
+        *_HOSTS)
             set -f
             local IFS=$' \t\n'
             # shellcheck disable=SC2206  # split at blanks
@@ -56,24 +65,54 @@ _job_size() {  # NAME -> count: what this variable says
 
 _refuse_several() {  # WORDS
     _fail 1 "$1, but no $starter started this process, so it would be a training of one rank that knows of no other." \
-        "Put $starter in front${_torchrun:+, with one task per node}: $starter ... ${0##*/} ${_torchrun:+--torchrun}" \
+        "Put $starter in front${_torchrun:+, with one task per node}: $starter ... ${0##*/}${_torchrun:+ --torchrun}" \
         "... $_on_purpose"
 }
 
+# The launcher's variables are not all here: a container was given some of them, or none (--cleanenv, env -i). Those of
+# the processes in front are where these may be read: proc(5), environ.
+# shellcheck disable=SC2154  # _launchers: ranks.bash
+_refuse_lost_launcher() {
+    local row parts='' sizes=' ' name line entry lost='' pid=$$ i
+    for row in "${_launchers[@]}"; do
+        # shellcheck disable=SC2086  # split at blanks
+        set -- $row
+        [[ $1 != @(torchrun|manual) ]] || continue
+        sizes+="${4//,/ } "
+        # the batch script has those of Slurm, too
+        [[ $1 == slurm ]] || parts+=,$3,$4,$5
+    done
+    [[ ${SLURM_PROCID:-0} == 0 ]] || parts+=,SLURM_PROCID
+    for name in ${_unknown_ranks//,/ } ${parts//,/ }; do
+        # PMIx tells the size only to programs that are linked with it.
+        [[ -z ${!name-} ]] || _fail 1 "a launcher set $name=${!name}, but nothing says how many ranks there are," \
+            "or which one this is. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start" \
+            "them with srun, mpirun or mpiexec, and pass all their variables on"
+    done
+    for ((i = 0; i < 16 && pid > 1; i++)); do
+        IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
+        line=${line##*) ? }
+        pid=${line%% *}
+        [[ -r /proc/$pid/environ ]] || continue
+        while IFS= read -r -d '' entry; do
+            name=${entry%%=*}
+            [[ $sizes != *" $name "* || -n ${!name-} || $entry != *=[1-9]* || $entry == *=1 ]] ||
+                lost="process $pid has $entry"
+        done 2> /dev/null < "/proc/$pid/environ"
+        [[ -z $lost ]] || _fail 1 "this is one of several ranks, or of a job of several tasks, and does not know it:" \
+            "$lost, and here it is not set. Pass the launcher's variables on (no --cleanenv, no env -i). $_on_purpose"
+    done
+}
+
 _check_alone() {  # others that this one rank would wait for, or miss
-    local row name starter names count tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
-    if [[ -n ${SLURM_JOB_ID-} ]]; then
+    local row name starter names count known='' by='' tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
+    if [[ -n ${SLURM_JOB_ID-}${SLURM_PROCID-} ]]; then
         _need_number SLURM_NTASKS "$tasks"
         ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be" \
             "one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on" \
             "its own: conda-python-simple)"
     fi
-    for name in ${_unknown_ranks//,/ }; do
-        # PMIx tells the size only to programs that are linked with it.
-        [[ -z ${!name-} ]] || _fail 1 "a launcher set $name=${!name}, but nothing says how many ranks there are." \
-            "Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start the ranks with srun," \
-            "mpirun or mpiexec"
-    done
+    _refuse_lost_launcher
     # pbsdsh starts a process on each node, and tells it which (pbsdsh(1B)); the job's own script is task 1 of node 0
     # (seen in public outputs: 1 in the script, 146 below pbsdsh). Hexadecimal in some versions.
     starter=mpiexec
@@ -83,20 +122,48 @@ _check_alone() {  # others that this one rank would wait for, or miss
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
         [[ -n ${!1-} ]] || continue
-        starter=$2 names=${3//,/ }
+        starter=$2 names=${3//,/ } known=$1
         for name in $names; do
             [[ -n ${!name-} ]] || continue
+            known=job
             _job_size "$name"
             ((count <= 1)) || _refuse_several "this job has several nodes ($name: $count)"
         done
+        [[ $known == job || $1 != @(SLURM|PBS)* ]] || _fail 1 "this is a job ($1=${!1}), but none of ${3//,/, } is" \
+            "here to say how many nodes it has. Pass the job's variables on, or put $starter in front. $_on_purpose"
     done
     # the script of flux batch has none of the variables of a job: its instance says how many brokers it has, one a node
-    if [[ -n ${FLUX_URI-} ]] && type -P flux > /dev/null; then
-        starter='flux run'
-        count=$(flux getattr size 2> /dev/null)
-        ! _is_number "$count" || ((count <= 1)) || _refuse_several "this Flux instance has $count nodes"
+    if [[ -n ${FLUX_URI-} ]]; then
+        starter='flux run' count=''
+        ! type -P flux > /dev/null || count=$(flux getattr size 2> /dev/null)
+        _is_number "$count" || _fail 1 "FLUX_URI is set, but 'flux getattr size' does not say how many nodes this" \
+            "Flux instance has (is flux in PATH?). Put $starter in front. $_on_purpose"
+        ((count <= 1)) || _refuse_several "this Flux instance has $count nodes"
     fi
-    [[ -z ${RANK-}${WORLD_SIZE-} ]] || _fail 1 "RANK='${RANK-}' and WORLD_SIZE='${WORLD_SIZE-}': one without the" \
-        "other, and no launcher that knows the missing one. Export both for every rank, or neither and use srun," \
-        "mpirun or mpiexec"
+    [[ -z ${RANK-}${WORLD_SIZE-} && ${LOCAL_WORLD_SIZE:-1} == 1 ]] || _fail 1 "RANK='${RANK-}' and" \
+        "WORLD_SIZE='${WORLD_SIZE-}' (LOCAL_WORLD_SIZE='${LOCAL_WORLD_SIZE-}'): one without the other, and no" \
+        "launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
+    [[ -z $known ]] || return 0
+    # pdsh, clush and loops over ssh leave no more than this; a login has SSH_TTY (ssh(1))
+    [[ -z ${SSH_CONNECTION-} || -n ${SSH_TTY-} ]] || by='ssh (pdsh, clush) started this process'
+    [[ -z ${JOB_COMPLETION_INDEX-} ]] || by="this is pod $JOB_COMPLETION_INDEX of an indexed Job of Kubernetes"
+    _find_lost_job
+    [[ -z $by ]] || _say "one rank that knows of no other: $by, and no launcher says more. For one training of" \
+        "several, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
+}
+
+# The kernel knows the job of a process that has lost all variables: a container with --cleanenv, env -i, an ssh that
+# the job adopts. Slurm's cgroup.conf(5) and pam_slurm_adopt, PBS's cgroups hook; as public exporters parse them
+# (.../job_211/step_0/user/task_1, /slurm/uid_7/job_211/step_extern, /pbs_jobs.service/jobid/12.server).
+_find_lost_job() {  # -> by
+    local line found='' task=''
+    local form='/(slurm.*/step_([a-z]+|[0-9]+)(/user)?(/task_([0-9]{1,6}))?|pbs_jobs\.service/job(s|id)/[^/]+)'
+    while IFS= read -r line; do
+        [[ $line =~ $form ]] || continue
+        found=${BASH_REMATCH:0:80} task=${BASH_REMATCH[2]}/${BASH_REMATCH[5]}
+    done 2> /dev/null < "$_proc_cgroup"
+    [[ -n $found ]] || return 0
+    by="the kernel has this process in $found, and the variables of that job are not here (--cleanenv, env -i, ssh)"
+    [[ $task != [0-9]*/*[1-9]* ]] || _fail 1 "one of several ranks, which does not know it: $by. Pass them on." \
+        "$_on_purpose"
 }

@@ -27,6 +27,8 @@ _launchers=(  # launcher, taken if set | rank, size | local rank, local size | h
     'pmi PMI_RANK
         PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
         SLURM_JOB_NODELIST,SLURM_NODELIST,PBS_NODEFILE,LSB_DJOB_HOSTFILE,PE_HOSTFILE -'
+    'horovod HOROVOD_RANK+HOROVOD_SIZE
+        HOROVOD_RANK HOROVOD_SIZE HOROVOD_LOCAL_RANK HOROVOD_LOCAL_SIZE MASTER_ADDR -'
     'manual RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
 )
@@ -174,7 +176,7 @@ _drop_leftovers() {
     for row in "${_launchers[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
-        [[ $1 != "$launcher" && $1 != manual ]] || continue
+        [[ $1 != "$launcher" && $1 != @(horovod|manual) ]] || continue
         # these three have a PMI_RANK of their own
         [[ $launcher/$1 != @(hydra|pals|flux)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
         if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
@@ -251,12 +253,15 @@ _find_rank() {
         ! _all_set "$2" || { _read_row "$@"; break; }
     done
     # a PALS_RANKID or PMI_RANK beside the step's is srun's own
-    [[ $launcher == none || $launcher == manual || $launcher == slurm && -z ${PBS_JOBID-} ]] || _drop_leftovers
-    # Ranks started one by one, by ssh or by a launcher of the user's own, perhaps inside a step of one task.
-    if [[ $launcher/$world_size != torchrun/* && $world_size == 1 ]] && _all_set RANK+WORLD_SIZE &&
-        [[ $RANK/$WORLD_SIZE != 0/1 ]]; then
+    [[ $launcher == @(none|horovod|manual) || $launcher == slurm && -z ${PBS_JOBID-} ]] || _drop_leftovers
+    # Ranks started one by one, by ssh, horovodrun or a launcher of the user's own, perhaps inside a step of one task.
+    if [[ $launcher != torchrun && $world_size == 1 ]]; then
+        i=${#_launchers[@]}
+        if _all_set RANK+WORLD_SIZE && [[ $RANK/$WORLD_SIZE != 0/1 ]]; then ((i--))
+        elif _all_set HOROVOD_RANK+HOROVOD_SIZE; then ((i -= 2))
+        fi
         # shellcheck disable=SC2086
-        _read_row ${_launchers[${#_launchers[@]} - 1]}
+        ((i == ${#_launchers[@]})) || _read_row ${_launchers[i]}
     fi
 
     case $launcher in

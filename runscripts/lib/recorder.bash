@@ -5,8 +5,7 @@
 
 _set_recorder() {
     local where=${SLINGTORCH_FLIGHT_RECORDER-} job=${SLURM_JOB_ID:-${PBS_JOBID:-$flux_job}} step=${SLURM_STEP_ID-}
-    local own prefix
-    local -a torch
+    local own prefix torch
     [[ $where != off ]] || return 0
     ((world_size > 1)) || [[ -n ${_torchrun-} ]] || return 0
     if [[ -n $where ]]; then
@@ -28,8 +27,12 @@ _set_recorder() {
             own=${BASH_CMDS[python]-}
             hash -r
         fi
-        torch=("${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info)
-        [[ -z ${WITH_CONDA-} && -d ${torch[0]} && ${torch[0]##*/} != torch-@(1|2.[0-8]).* ]] ||
+        # an extended environment has the PyTorch of the installation that these scripts lie beside
+        for torch in "${own%/bin/python}"/lib/python3*/site-packages/torch-[0-9]*.dist-info \
+            ${RUNSCRIPTS:+"${RUNSCRIPTS%/runscripts}"/lib/python3*/site-packages/torch-[0-9]*.dist-info}; do
+            [[ ! -d $torch ]] || break
+        done
+        [[ -z ${WITH_CONDA-} && -d $torch && ${torch##*/} != torch-@(1|2.[0-8]).* ]] ||
             export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
     fi
     # 2.15 reads the first name (c10d/FlightRecorder.hpp), and warns of the older one, which others write by themselves

@@ -3,22 +3,31 @@
 # conda-python-distributed, after ranks.bash, master.bash, gpus.bash and threads.bash, where it is asked for.
 
 # Node rank, address and port come from the scheduler; torchrun would wait a minute for its other rendezvous, or find
-# other nodes there (torch/distributed/run.py, --rdzv-endpoint).
+# other nodes there (torch/distributed/run.py). An option may be cut short (argparse), and PET_* stands for it.
 _refuse_rendezvous() {  # OPTIONS OF TORCHRUN, SCRIPT AND ITS ARGUMENTS...
-    local word name before=''
+    local word name own before=''
+    local remedy='is set here, from what the scheduler says. Leave it out; for another number of workers on each node'
+    remedy+=' write --torchrun=N, for another port export MASTER_PORT'
+    for own in RDZV_ENDPOINT RDZV_BACKEND RDZV_ID STANDALONE; do
+        name=PET_$own
+        [[ -z ${!name-} ]] || _fail 1 "--torchrun: $name=${!name} is one of torchrun's options, whose rendezvous" \
+            "${remedy/Leave it out/Unset $name}"
+    done
     for word; do
         name=${word%%=*}
         name=${name//_/-}
         case $name in
             -m | --module | *.py | *.py[co] | */*) return ;;
-            --rdzv-endpoint | --rdzv-backend | --rdzv-id | --standalone | --nnodes | --node-rank | --nproc-per-node | \
-                --master-addr | --master-port)
-                _fail 2 "--torchrun: $name is set here, from what the scheduler says. Leave $name out; for another" \
-                    "number of workers on each node write --torchrun=N, for another port export MASTER_PORT" ;;
+            --no-python | --run-path) name='' ;;  # no value follows
+            --?*)
+                for own in rdzv-endpoint rdzv-backend rdzv-id standalone nnodes node-rank nproc-per-node master-addr \
+                    master-port; do
+                    [[ --$own != "$name"* ]] || _fail 2 "--torchrun: --$own $remedy"
+                done ;;
             -*) ;;
             *) [[ $before == -* ]] || return 0 ;;   # the value of an option, else the script
         esac
-        before=$word
+        before=$name
     done
 }
 

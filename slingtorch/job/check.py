@@ -71,7 +71,8 @@ class Probe:
     """probe.py as a child, so that a crash or a hang in a library is a finding."""
 
     def __init__(self, environ: dict, plugin: list, seconds: float, local_ranks: int = 1) -> None:
-        self.begin, self.seconds, self.asked, self.end_time = time.time(), seconds, False, time.time() + seconds
+        self.begin, self.seconds, self.asked = time.monotonic(), seconds, False
+        self.end_time = self.begin + seconds
         self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
         self.errors = scratch_file() or open(os.devnull, 'w+b')
@@ -105,14 +106,14 @@ class Probe:
 
     def ready(self) -> bool:
         """Whether it has imported PyTorch, and is ready for all nodes; waits for that."""
-        self.changed.wait(max(0, self.end_time - time.time()))
+        self.changed.wait(max(0, self.end_time - time.monotonic()))
         return bool(self.found.get('ready'))
 
     def go(self, words: str = '') -> None:
         """Let it take part in the collective, or end."""
         self.asked = bool(words)
         if self.asked:      # it ends itself when it has to wait for too long
-            self.end_time = time.time() + min(self.seconds, (network.ASIDE + 3) * max(1, self.seconds / 120))
+            self.end_time = time.monotonic() + min(self.seconds, (network.ASIDE + 3) * max(1, self.seconds / 120))
         self.write(words)
 
     def end(self) -> None:
@@ -123,7 +124,7 @@ class Probe:
 
     def result(self) -> dict:
         """Its dictionary; 'error' in it says what went wrong."""
-        killed = not self.over.wait(max(0.1, self.end_time - time.time()))
+        killed = not self.over.wait(max(0.1, self.end_time - time.monotonic()))
         found = self.found
         if found.get('stays'):
             return found
@@ -410,7 +411,7 @@ class Rank:
 
     def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', program: list) -> None:
         self.program = program
-        self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.time()
+        self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.monotonic()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
         self.seconds = seconds_to_wait(self.environ)
@@ -420,7 +421,7 @@ class Rank:
 
     def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
         """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
-        following, pairs = trade(self.trial.handles(), time.time() + plugin.Limit.MOST * plugin.START + star.SLACK)
+        following, pairs = trade(self.trial.handles(), time.monotonic() + plugin.Limit.MOST * plugin.START + star.SLACK)
         self.trial.move(following, pairs, number, nodes)
 
     def start_probe(self) -> 'Any':
@@ -477,7 +478,7 @@ def other_rank(rank: Rank) -> bytes:
     send_message(connection, rank.report.dump())
     send_message(connection, json.dumps(details).encode())
     try:
-        return receive_message(connection, time.time() + 3 * rank.seconds + 60)
+        return receive_message(connection, time.monotonic() + 3 * rank.seconds + 60)
     except PeerLost as err:
         raise PeerLost("the first rank of this node has ended (%s): see its own messages" % err)
 
@@ -543,11 +544,12 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     root.collect(report, end)
     check_job(report, machine, root)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
-    title = header(report, time.time() - rank.begin)
+    title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
     out.flush()
     if json_file:
-        records.write(report.data(title=title.splitlines()[0], seconds=round(time.time() - rank.begin, 3)), json_file)
+        seconds = round(time.monotonic() - rank.begin, 3)
+        records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
     word = b'1' if report.count('red') else b'0'
     tell_all([other.connection for other in root.nodes], word)
     return word
@@ -569,9 +571,9 @@ def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', de
     imported = probe.found['seconds'].get('import') if probe else 0     # None: not yet
     # on a busy node, where the import takes long, others of this node come late, too
     grace = min(BUSY, rank.seconds) if imported is None or imported > BUSY else 0
-    local.wait(max(rank.begin + rank.patience, time.time() + grace), rank.begin + rank.seconds)
+    local.wait(max(rank.begin + rank.patience, time.monotonic() + grace), rank.begin + rank.seconds)
     # other nodes need little time, or import PyTorch too
-    end = max(rank.begin + rank.patience, time.time() + min(rank.seconds, network.ASIDE + 3 * (imported or 0)))
+    end = max(rank.begin + rank.patience, time.monotonic() + min(rank.seconds, network.ASIDE + 3 * (imported or 0)))
     ranks = [details] + add_reports(report, machine, local)
     node.check_cores(report, ranks)
     took = probe.found.get('took', {}) if probe else {}

@@ -167,10 +167,10 @@ def main(argv: list) -> None:
                           NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
         # what fails is said here, and does not end the process
         os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0')
-        begin = time.time()
+        begin = time.monotonic()
         exchange = Exchange(int(argv[0]))
         say(descriptor, {'ready': True, 'backend': exchange.backend, 'gpu': exchange.gpu, 'port': exchange.store.port,
-                         'seconds': time.time() - begin})
+                         'seconds': time.monotonic() - begin})
         for line in sys.stdin:
             found = exchange.answer(json.loads(line))
             if exchange.backend == 'nccl' and log:

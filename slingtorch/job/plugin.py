@@ -63,11 +63,11 @@ class Limit:
     MOST = 3
 
     def __init__(self, seconds: float, process: object = 'self') -> None:
-        self.seconds, self.process, self.begin, self.before = seconds, process, time.time(), starved(process)
+        self.seconds, self.process, self.begin, self.before = seconds, process, time.monotonic(), starved(process)
 
     def left(self) -> float:
         """The seconds that are left of it."""
-        left = self.begin + self.seconds - time.time()
+        left = self.begin + self.seconds - time.monotonic()
         if left > 0:
             return left
         return left + min((self.MOST - 1) * self.seconds, max(0, starved(self.process) - self.before))
@@ -213,7 +213,7 @@ class Plugin:
         buffers = [(ctypes.c_char * MESSAGE).from_buffer(area) for area in memory]
         memory[0].write(bytes([1 + order['number'] % 255]) * MESSAGE)
         keys = [self.register(out, buffers[0]), self.register(into, buffers[1])]
-        began, left, running = time.time(), [count, count], [[], []]  # type: float, list, list
+        began, left, running = time.monotonic(), [count, count], [[], []]  # type: float, list, list
         while any(left) or any(running):
             before = left + list(map(len, running))
             for way, place in ((0, out), (1, into)):
@@ -230,10 +230,10 @@ class Plugin:
             if limit.over():
                 sent, came = (count - left[way] - len(running[way]) for way in (0, 1))
                 if came:
-                    return came * MESSAGE / (time.time() - began)   # slow it is, but it works
+                    return came * MESSAGE / (time.monotonic() - began)   # slow it is, but it works
                 raise Failed("%d of %d messages of 4 MB were sent, and none was received, within %d s" % (
                     sent, count, LIMIT))
-        seconds = time.time() - began
+        seconds = time.monotonic() - began
         if memory[1][:] != bytes([1 + order['before'] % 255]) * MESSAGE:
             raise Failed("wrong values were received")
         return count * MESSAGE / max(seconds, 1e-6)
@@ -296,7 +296,7 @@ def main(argv: list) -> None:
 def hear(lane: Lane, limit: Limit, turn: int) -> dict:
     """The answer of a process to this turn as soon as it is there, or why there is none."""
     while True:
-        found = lane.hear(time.time() + min(1, limit.left()), turn)
+        found = lane.hear(time.monotonic() + min(1, limit.left()), turn)
         if not found.get('absent') or limit.over():
             return found
 

@@ -40,7 +40,7 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
     gpu = torch.cuda.is_available() and dist.is_nccl_available()
     backend = 'nccl' if gpu else 'gloo'
     result['facts']['backend'] = backend
-    begin, limit = time.time(), datetime.timedelta(seconds=float(words[4]))
+    begin, limit = time.monotonic(), datetime.timedelta(seconds=float(words[4]))
     result['phase'] = 'rendezvous'
     say(descriptor, result)
 
@@ -54,13 +54,13 @@ def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: 
         watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
         store = dist.TCPStore(host, port, ranks, rank == 0, limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
-        result['seconds']['rendezvous'] = time.time() - begin
-        result['phase'], begin = 'collective', time.time()
+        result['seconds']['rendezvous'] = time.monotonic() - begin
+        result['phase'], begin = 'collective', time.monotonic()
         say(descriptor, result)
         times = result['row'] = {}
         network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch,
                      times)
-        result['seconds']['collective'] = time.time() - begin
+        result['seconds']['collective'] = time.monotonic() - begin
         result['took'] = taken(ranks)
         result['told'] = network.state(network.connections())
     except Exception as err:
@@ -122,9 +122,9 @@ def main(plugins: list) -> None:
         log = scratch_file()
         os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET',
                           NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
-        begin = time.time()
+        begin = time.monotonic()
         import torch
-        result['seconds']['import'] = time.time() - begin
+        result['seconds']['import'] = time.monotonic() - begin
         for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
             if value:
                 result['facts'][fact] = value

@@ -5,6 +5,10 @@ import json
 import os
 import re
 
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any
+
 FORMAT, VERSION = 'slingtorch bench', 1
 """What the first keys of a file say; a change that an older reader would misread gets a new number."""
 
@@ -18,9 +22,15 @@ KINDS = {
     'plain-mpi-gpu': "MPI itself (mpi4py), on GPUs",
 }
 UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
-KEYS = ('complete', 'date', 'environment', 'line_rates', 'nodes', 'not_measured', 'notes', 'providers', 'ranks',
-        'ranks_per_node', 'results', 'site', 'versions')
-"""What is read of a file."""
+NAMES, LINES, COUNT, FIGURE = {str: str}, [str], range(1, 2 ** 31), float
+FORM = {'complete': bool, 'date': str, 'environment': NAMES, 'line_rates': {str: FIGURE}, 'nodes': COUNT,
+        'not_measured': LINES, 'notes': LINES, 'ranks': COUNT,
+        'providers': {str: {'name': (str, None), 'evidence': (str, None)}},
+        'ranks_per_node': COUNT, 'site': (str, None), 'versions': {'torch': str, str: str},
+        'results': [{'kind': str, 'operation': str, 'size': range(2 ** 60), 'bytes': range(2 ** 60), 'seconds': FIGURE,
+                     'algorithm_bandwidth': FIGURE, 'bus_bandwidth': FIGURE, 'wrong': range(2 ** 60),
+                     'repeats': range(2 ** 60), 'first_wrong': (str, None)}]}  # type: dict
+"""What is read of a file, and of which form it must be."""
 
 
 class BenchError(RuntimeError):
@@ -51,6 +61,30 @@ def show_time(seconds: float) -> str:
     return '%.3g s' % seconds
 
 
+def misfit(value: 'Any', form: 'Any', where: str = '') -> str:
+    """Where a value is first of another form, '' if nowhere; {'name': X} must have it, {str: X} has any names."""
+    if isinstance(form, tuple):
+        return '' if value is None else misfit(value, form[0], where)
+    if isinstance(form, range):
+        fits = type(value) is int and value in form
+    elif form is float:
+        fits = type(value) in (int, float) and 0 <= value < 1e15
+    elif form is str:   # of a terminal no escape sequence
+        fits = isinstance(value, str) and ' '.join(value.split()).isprintable()
+    else:
+        fits = isinstance(value, form if isinstance(form, type) else type(form))
+    if not fits or not isinstance(form, (dict, list)):
+        return '' if fits else where
+    names = [name for name in {**form, **value} if name is not str] if isinstance(form, dict) else range(len(value))
+    for name in names:
+        inner = form.get(name, form.get(str)) if isinstance(form, dict) else form[0]
+        there = isinstance(form, list) or name in value
+        found = inner and (misfit(value[name], inner, '%s %s' % (where, name)) if there else '%s %s' % (where, name))
+        if found:
+            return found
+    return ''
+
+
 def read(path: str) -> dict:
     """The record in a file."""
     try:
@@ -58,16 +92,20 @@ def read(path: str) -> dict:
             record = json.load(stream)
     except OSError as err:
         raise BenchError("%s cannot be read: %s" % (path, err.strerror))
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise BenchError("%s is not JSON (%s): give the file that '--bench --json FILE' wrote" % (path, err))
     if not isinstance(record, dict) or record.get('format') != FORMAT:
         raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
     if record.get('version') != VERSION:
         raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
                          "that wrote it, or measure again" % (path, record.get('version'), VERSION))
-    missing = [key for key in KEYS if key not in record]
+    missing = [key for key in FORM if key not in record]
     if missing:
         raise BenchError("%s lacks %s: was it changed by hand?" % (path, ', '.join(missing)))
+    where = misfit(record, FORM).strip()
+    if where:
+        raise BenchError("%s is damaged: %s is not of the form that --bench writes. Take another copy, or measure again"
+                         % (path, ascii(where)))
     return record
 
 

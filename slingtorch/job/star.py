@@ -133,7 +133,7 @@ class LocalRanks:
     """
 
     def __init__(self, environ: dict, count: int, digest: str) -> None:
-        self.count, self.digest, self.begin = count, digest, time.time()
+        self.count, self.digest, self.begin = count, digest, time.monotonic()
         self.reports, self.ended, self.connections, self.late = {}, {}, [], {}  # type: dict, dict, list, dict
         self.changed = threading.Condition()
         listener = socket.socket(socket.AF_UNIX)
@@ -147,12 +147,12 @@ class LocalRanks:
         try:
             if not same_user(connection):
                 return
-            hello = json.loads(receive_message(connection, time.time() + ONE_DAY).decode())
+            hello = json.loads(receive_message(connection, time.monotonic() + ONE_DAY).decode())
             hello = int(hello['rank']), int(hello['pid']), hello['digest']
-            self.late[hello[0]] = time.time() - self.begin
+            self.late[hello[0]] = time.monotonic() - self.begin
             send_message(connection, b'skip' if hello[2] == self.digest else b'import')
-            report = Report.load(receive_message(connection, time.time() + ONE_DAY))
-            details = json.loads(receive_message(connection, time.time() + ONE_DAY).decode())
+            report = Report.load(receive_message(connection, time.monotonic() + ONE_DAY))
+            details = json.loads(receive_message(connection, time.monotonic() + ONE_DAY).decode())
         except (PeerLost, OSError, ValueError, KeyError, TypeError):
             if hello:
                 with self.changed:
@@ -175,8 +175,8 @@ class LocalRanks:
             return len(self.reports) + len(self.ended) >= count
 
         with self.changed:
-            self.changed.wait_for(lambda: all_of(self.count - 1), max(0, silent - time.time()))
-            self.changed.wait_for(lambda: all_of(len(self.late)), max(0, end - time.time()))
+            self.changed.wait_for(lambda: all_of(self.count - 1), max(0, silent - time.monotonic()))
+            self.changed.wait_for(lambda: all_of(len(self.late)), max(0, end - time.monotonic()))
 
 
 def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
@@ -195,7 +195,7 @@ def call_first_rank(environ: dict, rank: int, digest: str, end: float) -> tuple:
             break
         except OSError as err:
             connection.close()
-            if time.time() > end:
+            if time.monotonic() > end:
                 raise PeerLost("no answer from the first rank of this node (%s): see its own messages, and whether "
                                "LOCAL_RANK is right in the job script" % err)
             time.sleep(0.05)
@@ -266,7 +266,7 @@ class Root:
         called = {}
 
         def weight(words):
-            called[words] = Node(words, self.clock())
+            called[words] = Node(words, time.monotonic())
             return called[words].ranks
 
         try:
@@ -343,17 +343,17 @@ class Branch:
     def __init__(self, environ: dict, ranks: int, node: str, seconds: float,
                  clock: 'Callable[[], float]' = time.time) -> None:
         words = '%d %s %s' % (ranks, environ['RANK'], re.sub(r'[^A-Za-z0-9._-]', '_', node) or '_')
-        end = time.time() + patience(seconds, int(environ['WORLD_SIZE']) // ranks)
+        end = time.monotonic() + patience(seconds, int(environ['WORLD_SIZE']) // ranks)
         self.connection, wrong, attempt = None, {}, 1  # type: Any, dict, int
         while self.connection is None:
             for self.host, port in places(environ):
                 try:
                     self.connection = call(self.host, port, start_id(environ), words,
-                                           min(attempt, max(0.5, end - time.time())))
+                                           min(attempt, max(0.5, end - time.monotonic())))
                     break
                 except (PeerLost, OSError, UnicodeError) as err:
                     wrong[self.host, port] = str(err)
-                if time.time() > end:
+                if time.monotonic() > end:
                     raise PeerLost('; '.join(wrong.values()) + (
                         network.own_address(environ['MASTER_ADDR']) or ". Rank 0 was not started or has ended (see its "
                         "own messages), or MASTER_ADDR=%s leads elsewhere" % environ['MASTER_ADDR']))
@@ -395,4 +395,4 @@ class Branch:
 
     def verdict(self, seconds: float) -> bytes:
         """How it ended. :raises PeerLost: rank 0 is gone"""
-        return self.hear(time.time() + seconds)
+        return self.hear(time.monotonic() + seconds)

@@ -86,24 +86,24 @@ def answer(key: str, connection: socket.socket) -> None:
     # of what goes wrong, the one who measures says it
     with connection, contextlib.suppress(OSError, wire.PeerLost):
         connection.settimeout(PATIENCE)
-        if wire.read_line(connection, time.time() + PATIENCE) != key:
+        if wire.read_line(connection, time.monotonic() + PATIENCE) != key:
             return
         begin, size, view = 0.0, 0, memoryview(bytearray(len(BLOCK)))
         while True:
             count = connection.recv_into(view)
-            begin = begin or time.time()
+            begin = begin or time.monotonic()
             if not count:
                 break
             size += count
-        connection.sendall(b'%.0f\n' % (size / max(1e-6, time.time() - begin)))
+        connection.sendall(b'%.0f\n' % (size / max(1e-6, time.monotonic() - begin)))
 
 
 def measure(key: str, address: tuple, seconds: float = MEASURE) -> float:
     """Bytes a second to a partner. :raises OSError, PeerLost: it cannot be reached, or ended"""
     with socket.create_connection(address, PATIENCE) as connection:
         connection.sendall(key.encode() + b'\n')
-        end = time.time() + seconds
-        while time.time() < end:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
             connection.sendall(BLOCK)
         connection.shutdown(socket.SHUT_WR)
         return float(wire.read_line(connection))
@@ -281,7 +281,7 @@ class Lane:
         """Its answer, to this turn, before the time `end`."""
         while True:
             try:
-                found = self.said.get(timeout=max(0.1, end - time.time()))
+                found = self.said.get(timeout=max(0.1, end - time.monotonic()))
             except queue.Empty:
                 return {'error': "no answer in time", 'gone': True, 'absent': True}
             if found is None:
@@ -309,17 +309,17 @@ def play(lanes: list, orders: dict) -> dict:
     """This node's part of a round: what its processes say, by their numbers as texts."""
     for lane, order in orders.items():
         lanes[int(lane)].tell(order)
-    return {lane: lanes[int(lane)].hear(time.time() + order['limit'] + 3, order['turn'])
+    return {lane: lanes[int(lane)].hear(time.monotonic() + order['limit'] + 3, order['turn'])
             for lane, order in orders.items()}
 
 
 def follow(lanes: list, branch: star.Branch, seconds: float) -> None:
     """Another node than rank 0's: play() what that says, until it says that it is over. :raises PeerLost: it is gone"""
-    end = time.time() + seconds
+    end = time.monotonic() + seconds
     wire.send_message(branch.connection, json.dumps([lane.hear(end) for lane in lanes]).encode())
     while True:
         # others may import for as long, and one may be waited for in vain
-        orders = json.loads(branch.hear(time.time() + seconds + 3 * FIRST_LIMIT).decode())
+        orders = json.loads(branch.hear(time.monotonic() + seconds + 3 * FIRST_LIMIT).decode())
         if orders is None:
             return
         wire.send_message(branch.connection, json.dumps(play(lanes, orders)).encode())
@@ -356,7 +356,7 @@ class Conductor:
     def __init__(self, lanes: list, connections: list, table: list, seconds: float, failed: set) -> None:
         self.lanes, self.connections, self.table = lanes, connections, table
         self.failed, self.worked, self.network = collections.Counter(), set(), ''  # type: Any, set, str
-        end = time.time() + seconds
+        end = time.monotonic() + seconds
         self.states = {0: [lane.hear(end) for lane in lanes]}
         self.speeds = {}  # type: dict
         for number, connection in enumerate(connections, 1):
@@ -384,11 +384,11 @@ class Conductor:
 
     def round(self, turn: int) -> None:
         """All pairs of a round."""
-        begin, orders = time.time(), self.orders(turn)
+        begin, orders = time.monotonic(), self.orders(turn)
         for number, connection in enumerate(self.connections, 1):
             wire.tell_all([connection], json.dumps(orders[number]).encode())
         answers = {0: play(self.lanes, orders[0])}
-        end = time.time() + star.SLACK + (LIMIT if turn else FIRST_LIMIT) + 3
+        end = time.monotonic() + star.SLACK + (LIMIT if turn else FIRST_LIMIT) + 3
         for number, connection in enumerate(self.connections, 1):
             answers[number] = receive(connection, end)
             if answers[number] is None:     # what it says later would be taken for the answer to another round
@@ -398,7 +398,7 @@ class Conductor:
         for number, said in answers.items():
             for lane in orders[number]:
                 self.take(int(lane), number, partner(number, turn, len(self.states)), said.get(lane) or {})
-        self.seconds[1] += time.time() - begin
+        self.seconds[1] += time.monotonic() - begin
 
     def take(self, lane: int, number: int, other: 'Any', said: dict) -> None:
         """One process's answer to a round."""
@@ -444,7 +444,7 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
 def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional[str]', path: 'Optional[str]',
         references: dict) -> int:
     """As run(), with this node's processes of exchange.py."""
-    environ, begin = machine.environ, time.time()
+    environ, begin = machine.environ, time.monotonic()
     seconds = seconds_to_wait(environ)
     wanted = environ.get('NCCL_SOCKET_IFNAME', '')
     found = [] if wanted.startswith('^') else [name for name in interfaces_of(wanted) if address_of(name)]
@@ -457,7 +457,7 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     if environ['RANK'] != '0':
         branch = star.Branch(environ, local_world, machine.node, seconds, machine.clock)
         wire.send_message(branch.connection, json.dumps(hello).encode())
-        end = time.time() + seconds
+        end = time.monotonic() + seconds
         table, number, count = json.loads(branch.hear(end).decode())
         wire.send_message(branch.connection, json.dumps(rounds(number, table, key, count)).encode())
         if len(table) > 1:
@@ -469,7 +469,7 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     nodes, names, rates, table = [], [machine.node], [hello[2]], [[own or environ['MASTER_ADDR'], hello[1]]]
     silent = []
     for other in root.nodes:
-        theirs, port, rate = greeting(other.connection, time.time() + PATIENCE)
+        theirs, port, rate = greeting(other.connection, time.monotonic() + PATIENCE)
         if not port:
             silent.append(other.name)
             continue
@@ -481,12 +481,12 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     for number, connection in enumerate(nodes, 1):
         wire.send_message(connection, json.dumps([table, number, count]).encode())
     speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
-    end = time.time() + count * PATIENCE * 2
+    end = time.monotonic() + count * PATIENCE * 2
     for number, connection in enumerate(nodes, 1):
         told = receive(connection, end) or {}   # no pair of one that is silent counts
         speeds.update({(number, int(other)): speed for other, speed in told.items()})
     good, wrong, median = judge(names, speeds)
-    tcp, not_tested, yellow = time.time() - begin, [], []
+    tcp, not_tested, yellow = time.monotonic() - begin, [], []
     columns = {number: ['TCP %.2f GB/s' % (speed / 1e9)] for number, speed in best_pairs(speeds).items()}
     figures, kind, took = {}, '', [0.0, 0.0]  # type: dict, str, list
     if len(names) > 1:
@@ -520,7 +520,7 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
     total = len(names) + len(absent)
     figure = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
     text = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)" % (
-        total, 's'[:total != 1], count, 's'[:count != 1], time.time() - begin, figure,
+        total, 's'[:total != 1], count, 's'[:count != 1], time.monotonic() - begin, figure,
         ' on ' + interface if own else '')
     if figures:
         text += "; %.2f GB/s (%s%s)\ntimes: TCP %.1f s, start of PyTorch %.1f s, %s %.1f s" % (

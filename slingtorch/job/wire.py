@@ -29,7 +29,7 @@ def read_line(connection: socket.socket, end: 'Optional[float]' = None) -> str:
     line = b''
     while not line.endswith(b'\n'):
         there = connection.recv(200, socket.MSG_PEEK)
-        if not there or len(line) + len(there.partition(b'\n')[0]) >= 200 or end and time.time() > end:
+        if not there or len(line) + len(there.partition(b'\n')[0]) >= 200 or end and time.monotonic() > end:
             raise PeerLost("the node that sends it ended the connection")
         line += connection.recv(there.find(b'\n') + 1 or len(there))
     return line[:-1].decode('ascii', 'replace')
@@ -40,13 +40,13 @@ def call(host: str, port: int, key: str, words: str, seconds: float) -> socket.s
     A connection to another node, tried again for a while, to which that has said that it is the one, and is told that
     this was heard: who was not answered in time has gone elsewhere.
     """
-    end = time.time() + min(REACH, seconds)
+    end = time.monotonic() + min(REACH, seconds)
     while True:
         try:
             connection = socket.create_connection((host, port), min(ANSWER, seconds))
             break
         except OSError as err:
-            if time.time() > end or isinstance(err, socket.gaierror):
+            if time.monotonic() > end or isinstance(err, socket.gaierror):
                 raise PeerLost("no connection to %s, port %s (%s)" % (host, port, err))
             time.sleep(0.2)
     try:
@@ -112,11 +112,11 @@ def accept(listeners: list, count: int, key: str, seconds: float,
     def handshake(connection):
         with contextlib.suppress(OSError, PeerLost, ValueError):
             connection.settimeout(ANSWER)
-            word, _, rest = read_line(connection, time.time() + ANSWER).partition(' ')
+            word, _, rest = read_line(connection, time.monotonic() + ANSWER).partition(' ')
             if hmac.compare_digest(word.encode(), key.encode()):
                 counts = weight(rest)
                 connection.sendall(b'+\n')
-                if read_line(connection, time.time() + ANSWER) != '+':
+                if read_line(connection, time.monotonic() + ANSWER) != '+':
                     raise PeerLost("it has not heard the answer")
                 connection.settimeout(seconds)
                 with changed:
@@ -151,13 +151,13 @@ def tell_all(connections: list, data: bytes) -> None:
 def receive_message(connection: socket.socket, end: float) -> bytes:
     """:raises PeerLost: nothing whole came until the time `end`"""
     try:
-        connection.settimeout(max(0.1, end - time.time()))
+        connection.settimeout(max(0.1, end - time.monotonic()))
         size = int(read_line(connection, end))
         if not 0 <= size <= MAX_REPORT_BYTES:
             raise PeerLost("%d bytes" % size)
         data = bytearray()
         while len(data) < size:
-            connection.settimeout(max(0.1, end - time.time()))
+            connection.settimeout(max(0.1, end - time.monotonic()))
             block = connection.recv(min(size - len(data), 1 << 20))
             if not block:
                 raise PeerLost("it ended")

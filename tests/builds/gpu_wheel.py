@@ -57,6 +57,6 @@ def test_two_ranks_train(installed, tmp_path):
     result = tmp_path / 'result.json'
     env = {**installed.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': str(tmp_path)}
     run([launcher, '-n', '2', installed.runscripts / 'conda-python-distributed',
-         ROOT / 'examples/digits/train_digits.py', '--json', result], env=env, timeout=300, cwd=tmp_path)
+         ROOT / 'examples/training/ddp_training.py', '--json', result], env=env, timeout=300, cwd=tmp_path)
     found = json.loads(result.read_text())
     assert found['accuracy'] > 0.95, found

@@ -2,6 +2,7 @@
 """The image with PyTorch that `eb` builds on this machine: checked inside, and used through its module."""
 
 import re
+import shutil
 
 import pytest
 
@@ -18,7 +19,7 @@ def eb(eb_env, runtime):
     return eb_env
 
 
-def test_image_as_any_other(eb, lmod, runtime, pytorch_image, slurm, tmp_path):
+def test_image_as_any_other(eb, lmod, runtime, pytorch_image, submit, tmp_path):
     """What was built once is installed like an image from elsewhere, passes the checks of its easyconfig, and trains."""
     text = images.EASYCONFIG.read_text()
     image = f'{images.EASYCONFIG.stem}.sif'
@@ -44,12 +45,13 @@ ls $EBROOTPYTORCH/share/docker-defs
     assert 'status 7' in done.stdout
     assert '.def' in done.stdout
 
-    job = slurm.sbatch(ROOT / 'examples/slurm/ddp_pytorch.job', '--ntasks-per-node=1', cwd=tmp_path,
-                       arguments=['--epochs', '1', '--output-dir', tmp_path],
-                       env={'PATH': path, 'USE_CONTAINER': '1', 'CONTAINER_MODULE': MODULE, 'GLOO_SOCKET_IFNAME': 'lo',
-                            'EASYBUILD_PREFIX': eb.modulepath.parents[1], 'SLINGTORCH_CACHE_ROOT': tmp_path})
+    shutil.copy(ROOT / 'examples/training/ddp_training.py', tmp_path)
+    words = {'PyTorch/2.14.1-cuda-13.2-singularity-dockerhub': MODULE, '--output-dir': '--epochs 1 --output-dir'}
+    job = submit(ROOT / 'examples/slurm/container_pytorch.job', words, '--gpus-per-node=1', '--ntasks-per-node=1', PATH=path,
+                 GLOO_SOCKET_IFNAME='lo', EASYBUILD_PREFIX=eb.modulepath.parents[1], SLINGTORCH_CACHE_ROOT=tmp_path)
     assert job.returncode == 0, job.output
-    assert 'check-container: 2 node(s), one image' in job.output and 'final loss 2.298241' in job.output
+    assert 'check-container: 2 node(s), one image' in job.output and ' test images, 2 ranks' in job.output
+    assert (tmp_path / f'container_pytorch-{job.jobid}/model.pt').exists()
 
 
 def test_definition_and_lock_file_are_those_of_the_easyconfig(eb):

@@ -116,6 +116,14 @@ def test_parameter_of_another_type(kept, tiny, parameter, value, message):
     assert message in output(done) and 'Traceback' not in output(done)
 
 
+def test_amended_after_the_installation(kept):
+    """EasyBuild's word for it is that it skips what is installed."""
+    done = kept.eb(kept.easyconfig, '--try-amend=environment_image=True', f'--robot-paths={kept.dir}:', env=kept.pip_env)
+    said = ' '.join(output(done).split())
+    assert 'PyTorch/0.1-tiny is installed, so eb skips it and changes nothing of it. With --rebuild it does' in said
+    assert 'skips it' not in output(kept.eb(kept.easyconfig, env=kept.pip_env))
+
+
 def test_sanity_check_only(kept):
     assert 'sanity checking' in output(kept.eb('--sanity-check-only', kept.easyconfig, env=kept.pip_env))
 

@@ -209,7 +209,7 @@ def test_status(installed):
     """A table for people, and a command that renews all when it is pasted."""
     installed.eb(*installed.easyconfigs, *RENEW)
     done = installed.status()
-    assert done.returncode == 0 and done.stderr == '' and 'eb ' not in done.stdout
+    assert done.returncode == 0 and done.stderr == '' and ' eb ' not in done.stdout
     installed.fix()
     (installed.venv / 'runscripts/cpu-bind').write_text('#!/bin/bash\n')
     done = installed.status()

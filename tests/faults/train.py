@@ -55,4 +55,4 @@ if rank == 0:
     print(f'loss {loss.item():.1f}', flush=True)
 dist.barrier()
 sys.stdout.flush()
-os._exit(0)     # as train_digits.py ends, for the reason given there
+os._exit(0)     # as examples/training/ddp_training.py ends, for the reason given there

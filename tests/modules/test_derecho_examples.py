@@ -94,7 +94,7 @@ class Login:
         """Run test.sh or train.sh on two nodes."""
         nodefile = self.path / 'nodes'
         nodefile.write_text('deg0001\n' * 4 + 'deg0002\n' * 4)
-        directory = ROOT / 'examples/digits' if script == 'train.sh' else ROOT
+        directory = ROOT / 'examples/training' if script == 'train.sh' else ROOT
         env = {'PBS_NODEFILE': nodefile, 'PBS_O_WORKDIR': directory, 'PBS_JOBID': '1.desched1',
                **kwargs.pop('env', {})}
         return self.bash(EXAMPLES / script, env=env, **kwargs)
@@ -319,7 +319,7 @@ def test_jobs_say_where_modules_were_looked_for(login, script):
     assert 'qsub -v EASYBUILD_PREFIX' in done.stderr and login.calls == []
 
 
-@pytest.mark.parametrize('script, program', [('test.sh', 'test_imports.py'), ('train.sh', 'train_digits.py')])
+@pytest.mark.parametrize('script, program', [('test.sh', 'test_imports.py'), ('train.sh', 'ddp_training.py')])
 def test_jobs_in_the_wrong_place(login, script, program):
     """Not in a job, or submitted from a directory where the programs are not."""
     login.install(login.path / 'own')
@@ -331,7 +331,7 @@ def test_jobs_in_the_wrong_place(login, script, program):
 
 @pytest.mark.parametrize('script', ['test.sh', 'train.sh'])
 def test_jobs_without_the_command_module(login, script):
-    done = run(['bash', EXAMPLES / script], check=False, cwd=ROOT / 'examples/digits', env={
+    done = run(['bash', EXAMPLES / script], check=False, cwd=ROOT / 'examples/training', env={
         'PATH': '/usr/bin:/bin', 'HOME': str(login.home), 'PBS_NODEFILE': str(login.path / 'nodes'),
         'TESTS': str(EXAMPLES)})
     assert done.returncode == 1 and f"{script}: there is no command module in this job" in done.stderr
@@ -349,7 +349,7 @@ def imported(path):
 def test_training_program_finds_what_it_imports():
     """In the environment of every PyTorch for Derecho."""
     packages = {'sklearn': 'scikit-learn'}
-    needed = {packages.get(name, name) for name in imported(ROOT / 'examples/digits/train_digits.py')} - {'torch'}
+    needed = {packages.get(name, name) for name in imported(ROOT / 'examples/training/ddp_training.py')} - {'torch'}
     assert needed == {'scikit-learn'}
     easyconfigs = [path for name, path in EASYCONFIGS.items() if name.endswith('-derecho-cray-mpich.eb')]
     assert len(easyconfigs) > 5

@@ -126,22 +126,19 @@ def test_module_of_the_user_stays(module, mine, name):
 
 
 def test_another_version_was_loaded(module, mine, tmp_path):
-    """It comes back where the modules tool takes it away (Lmod); where the two conflict nothing is activated."""
+    """The modules tool replaces it (Lmod), or the two conflict and nothing is activated."""
     other = tmp_path / 'other/PyTorch'
     other.mkdir(parents=True)
     (other / '9.9').write_text('#%Module\nconflict PyTorch\nsetenv EBROOTPYTORCH /nowhere\nprepend-path PATH /nowhere/bin\n')
     done = module.tool.bash('''
         module load PyTorch/9.9
-        before=$PATH:$MODULEPATH:$LOADEDMODULES:$EBROOTPYTORCH
         source bin/activate || echo "status $?"
-        echo "$EBROOTPYTORCH"
-        ! typeset -f deactivate > /dev/null || deactivate
-        [[ $before == "$PATH:$MODULEPATH:$LOADEDMODULES:$EBROOTPYTORCH" ]] && echo same
+        echo "$EBROOTPYTORCH" "$(typeset -F deactivate)"
     ''', modulepath=[other.parent], cwd=mine)
     if module.tool.name == 'Lmod':
-        assert done.stdout == f'{module.root}\nsame\n'
+        assert done.stdout == f'{module.root} deactivate\n'
     else:
-        assert done.stdout == 'status 1\n/nowhere\nsame\n'
+        assert done.stdout == 'status 1\n/nowhere \n'
         assert 'conflict' in done.stderr and 'PyTorch/0.1-tiny, for which this environment was extended' in done.stderr
 
 
@@ -191,9 +188,8 @@ def test_module_is_gone(module, mine, name):
         moved = shell(name, script, cwd=mine, check=False)
     finally:
         file.write_text(text)
-    python = f'cpython {sys.version_info[0]}.{sys.version_info[1]}'
     assert (gone.returncode, gone.stdout) == (1, 'status 1\n\n') and same
-    message = f"activate: the module {module.module}, for which this environment was extended, cannot be loaded (above is why). Where it is gone, 'module avail'"
-    assert message in gone.stderr and f'that has {python}, and extend the environment again: extend-venv-activate ' in gone.stderr
+    message = f'activate: the module {module.module}, for which this environment was extended, cannot be loaded from {module.root} (above'
+    assert message in gone.stderr
     assert (moved.returncode, moved.stdout) == (1, 'status 1\n\n')
-    assert f'{module.module} is of /elsewhere, and this environment was extended for the one in {module.root}' in moved.stderr
+    assert message in moved.stderr and '/elsewhere is loaded' in moved.stderr

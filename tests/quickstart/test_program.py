@@ -50,11 +50,12 @@ def test_new_empty_and_own_directories_are_taken(tmp_path):
 @pytest.mark.parametrize('spoil, words', [
     (lambda path: (path / 'thesis.txt').write_text('x'), 'is not empty, and quickstart has not made it: it has thesis'),
     (lambda path: path.chmod(0o777), 'others may write to it'),
+    (lambda path: path.chmod(0o1777), 'others may write to it'),
     (lambda path: os.chown(path, 65534, 65534), 'belongs to another user'),
     (lambda path: (path / quickstart.MARK).write_text('[' * 100), 'is damaged'),
     (lambda path: (path / quickstart.MARK).write_text('{"prefix": "/elsewhere"}'), 'was moved: .*made for /elsewhere'),
     (lambda path: (path / quickstart.MARK).mkdir(), 'cannot be the prefix: Is a directory'),
-], ids=['file', 'mode', 'owner', 'damaged', 'moved', 'directory'])
+], ids=['file', 'mode', 'sticky', 'owner', 'damaged', 'moved', 'directory'])
 def test_directory_that_is_not_its_own(tmp_path, spoil, words):
     path = tmp_path / 'prefix'
     path.mkdir()
@@ -280,15 +281,19 @@ def test_index_out_of_reach(tmp_path, monkeypatch, lock):
     assert 'PIP_INDEX_URL' in err.value.args[2] and 'venv' not in mark
 
 
-def test_pip_keeps_the_network_and_nothing_else(tmp_path):
+def test_pip_keeps_the_network_and_nothing_else(tmp_path, monkeypatch):
     config = tmp_path / 'pip.conf'
     config.write_text('[global]\nindex-url = https://centre/simple\nuser = true\n'
                       '[install]\ntarget = /elsewhere\nextra-index-url =\n    https://one\n    https://two\n')
-    env = dict(clean_environ(), PIP_CONFIG_FILE=str(config), PIP_PROXY='http://proxy:1', HOME=str(tmp_path))
-    settings = quickstart.pip_environment(sys.executable, env)
+    for name, value in (('PIP_CONFIG_FILE', str(config)), ('PIP_PROXY', 'http://proxy:1'), ('HOME', str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    settings = quickstart.pip_environment(sys.executable)
     assert settings['PIP_INDEX_URL'] == 'https://centre/simple' and settings['PIP_PROXY'] == 'http://proxy:1'
     assert settings['PIP_EXTRA_INDEX_URL'] == 'https://one https://two'
     assert not {'PIP_TARGET', 'PIP_USER'} & set(settings)
+    config.write_text('no section\n')
+    with pytest.raises(quickstart.QuickstartError, match='pip cannot read its configuration: .*Correct that file'):
+        quickstart.pip_environment(sys.executable)
 
 
 # --- the file 'activate'

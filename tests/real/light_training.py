@@ -41,6 +41,6 @@ dist.destroy_process_group()
 if rank == 0:
     with open(sys.argv[1], 'w') as stream:
         json.dump({'losses': losses, 'world_size': world_size, 'hosts': hosts}, stream)
-# as train_digits.py ends, for the reason given there
+# as ddp_training.py ends, for the reason given there
 sys.stdout.flush()
 os._exit(0)

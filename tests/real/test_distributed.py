@@ -130,6 +130,23 @@ def test_torchrun_starts_the_workers_of_each_node(slurm, pytorch, distributed, o
     same(tmp_path / 'results.json', one_rank, 4, nodes_of(2))
 
 
+def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, distributed, tmp_path):
+    """scancel and --signal of Slurm reach the agent as well, and it has no handler for this one."""
+    program = tmp_path / 'save.py'
+    program.write_text(
+        'import os, pathlib, signal, sys, time\n'
+        f'own = pathlib.Path("{tmp_path}", os.environ["RANK"])\n'
+        'def save(*_):\n    own.with_suffix(".saved").touch()\n    sys.exit()\n'
+        'signal.signal(signal.SIGUSR1, save)\nown.with_suffix(".ready").touch()\ntime.sleep(600)\n')
+    job = slurm.popen(*ONE_BY_ONE, '--job-name=saves', distributed, '--torchrun=2', program, env=pytorch.env)
+    with ended(job):
+        slurm_.wait(lambda: len(list(tmp_path.glob('*.ready'))) == 4, 120, 'not all workers start',
+                    lambda: job.poll() is None or pytest.fail(''.join(job.communicate()), pytrace=False))
+        slurm.run('scancel', '--name=saves', '--signal=USR1')
+        finish(job)
+    assert len(list(tmp_path.glob('*.saved'))) == 4
+
+
 def test_two_jobs_at_the_same_time_on_the_same_nodes(slurm, pytorch, distributed, one_rank, tmp_path):
     results = [tmp_path / 'a.json', tmp_path / 'b.json']
     jobs = [slurm.popen(*ONE_BY_ONE, distributed, *training(path), env=pytorch.env) for path in results]

@@ -31,7 +31,7 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
     tree, env = machine
     login = run(['slingtorch', 'site', 'new', 'newex'], env=slurm.environ(env)).stdout
     node = {**env, 'PATH': f'{tree.commands}:{env["PATH"]}'}
-    options, = re.findall('srun (.*) slingtorch site new --complete newex', login)
+    *_, options = re.findall('srun (.*) slingtorch site new --complete newex', login)
     done = slurm.srun('-N1', '-n1', 'slingtorch', 'site', 'new', '--complete', 'newex', env=node).stdout
     path = tmp_path / '.config/slingtorch/sites/newex.cfg'
     text = path.read_text()
@@ -60,7 +60,7 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
     assert loaded['NCCL_NET_PLUGIN'].startswith(f'{plugin}/lib/') and loaded['SLINGTORCH_SITE'] == 'newex'
     assert {'cuda/12.9.0', 'libfabric/1.22.0', 'aws-ofi-nccl/1.21.1'} <= set(loaded['LOADEDMODULES'].split(':'))
 
-    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/digits/train_digits.py']
+    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/training/ddp_training.py']
     job = slurm.srun('-N2', '--ntasks-per-node=1', *train, '--epochs', '1', '--backend', 'gloo',
                      env={**loaded, 'GLOO_SOCKET_IFNAME': 'lo'}).stdout
     assert '2 ranks' in job, job

@@ -12,7 +12,7 @@ from testbed import ROOT, clean_environ, copy_of_checkout, readme, run, wheels
 
 pytestmark = pytest.mark.real
 
-ROOMS = ['easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscripts']
+ROOMS = ['docs/*.md', 'easyblocks', 'easyconfigs', 'examples', 'hooks', 'patches', 'runscripts']
 
 
 @pytest.fixture(scope='module')
@@ -58,10 +58,12 @@ def test_eb_after_the_installation_of_the_readme(lmod, tmp_path):
         export PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=%s
         unset PIP_EXTRA_INDEX_URL
         eb PyTorch-0.1-tiny.eb
+        slingtorch examples slurm mine
         echo "$EASYBUILD_ROBOT_PATHS"
     ''' % index
     done = run(['bash', '-euc', script], env=env, cwd=work, timeout=300)
     assert 'PyTorch-2.13.0-local-cpu.eb' in done.stdout
+    assert (work / 'mine/ddp_pytorch.job').read_bytes() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_bytes()
     assert f'{venv}/lib' in done.stdout.splitlines()[-1] and str(ROOT) not in done.stdout
     loaded = lmod.load('PyTorch/0.1-tiny', modulepath=[tmp_path / 'prefix/modules/all'])
     scripts = pathlib.Path(loaded['RUNSCRIPTS'])

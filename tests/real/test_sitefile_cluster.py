@@ -22,7 +22,7 @@ def test_from_login_node_to_training(slurm, lmod, installed_pytorch, tmp_path):
     login = run(['slingtorch', 'site', 'new', 'here'], env=slurm.environ(env)).stdout
     path = tmp_path / '.config/slingtorch/sites/here.cfg'
     assert f'Written: {path}' in login and 'partitions: gpu: 4 GPUs on 2 nodes' in login
-    options, = re.findall('srun (.*) slingtorch site new --complete here', login)
+    *_, options = re.findall('srun (.*) slingtorch site new --complete here', login)
     assert options == '--nodes=1 --ntasks=1 --partition=gpu --gres=gpu:4'
     path.write_text(path.read_text().replace('gpu = any', 'gpu = cuda  ').replace('node = any', 'node = 4'))
     # two tasks by mistake: the first one does it
@@ -47,6 +47,6 @@ def test_from_login_node_to_training(slurm, lmod, installed_pytorch, tmp_path):
     done = lmod.bash(script, env={**slurm.environ(env), 'http_proxy': None}, cwd=tmp_path)
     loaded = parse_env0(done.stdout)
     assert loaded['SLINGTORCH_SITE'] == 'here' and loaded['http_proxy'] == PROXY
-    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/digits/train_digits.py']
+    train = [loaded['RUNSCRIPTS'] + '/conda-python-distributed', ROOT / 'examples/training/ddp_training.py']
     job = slurm.srun('-N2', '--ntasks-per-node=1', *train, '--epochs', '1', '--backend', 'gloo', env=loaded).stdout
     assert '2 ranks' in job, job

@@ -26,8 +26,8 @@ CONTAINER = 'slingtorch_container'
 SETTINGS = ('nodes', 'ranks_per_node', 'site', 'network')
 """Keys below `slingtorch` in the `extras` of a partition."""
 
-LOSS = 1e-5
-"""How far the final losses may be apart; they are printed with six digits."""
+LOSS = 2e-4
+"""How far the losses may be apart; they are printed with four digits."""
 
 
 def other_network(providers, wanted):
@@ -193,18 +193,18 @@ class ContainerCheck(OnePerNode):
 
 
 class Training(Slingtorch):
-    """examples/training/ddp_training.py, which draws its data itself."""
+    """examples/training/ddp_training.py, whose data come with scikit-learn."""
     sourcesdir = os.path.join(ROOT, 'examples', 'training')
     waits = True
     program = variable(str, value='ddp_training.py')
 
     def arguments(self):
-        return [self.program, '--epochs', '2', '--batch-size', '64']
+        return [self.program, '--epochs', '2']
 
     def loss(self):
-        """The final loss. Ranks that do not see each other print one each."""
-        losses = re.findall(r'^final loss (\S+)$', self.output(), re.M)
-        self.expect(len(losses) == 1, "%d final losses were printed, and not one" % len(losses))
+        """The last loss. Ranks that do not see each other print one each."""
+        losses = re.findall(r'^epoch +2 of 2: loss (\S+)$', self.output(), re.M)
+        self.expect(len(losses) == 1, "%d last losses were printed, and not one" % len(losses))
         return float(losses[0])
 
 
@@ -222,13 +222,14 @@ class OneRank(Training):
 @rfm.simple_test
 class TrainingCheck(Training):
     """DistributedDataParallel learns on all ranks what it learns on one."""
-    descr = 'the final loss of N ranks is that of one'
+    descr = 'the last loss of N ranks is that of one'
     one = fixture(OneRank, scope='environment')
 
     @sanity_function
     def same_loss(self):
         one, many = self.one.loss(), self.loss()
-        self.expect(abs(one - many) <= LOSS, "the final loss is %g with one rank, and %g with %d" % (
+        # a number of ranks that does not divide its 48 images makes other batches
+        self.expect(abs(one - many) <= (0.5 if 48 % self.num_tasks else LOSS), "the last loss is %g with one rank, and %g with %d" % (
             one, many, self.num_tasks))
         return True
 

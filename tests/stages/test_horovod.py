@@ -62,18 +62,24 @@ def horovod(lmod, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def train(tmp_path_factory):
-    """Arguments of Python: train, and save there."""
-    return [TRAIN, '--epochs', str(EPOCHS), '--output-dir', tmp_path_factory.mktemp('model')]
+def train():
+    """Arguments of Python: train."""
+    return [TRAIN, '--epochs', str(EPOCHS)]
 
 
 @pytest.fixture(scope='module')
 def one_rank(horovod, train):
-    """What one rank without a launcher prints."""
-    printed = run([horovod.python, *train], env=horovod.env, timeout=300).stdout
-    losses = [float(loss) for loss in re.findall(r'^epoch \d loss ([\d.]+)$', printed, re.M)]
-    assert len(losses) == EPOCHS and losses[-1] < losses[0]
-    return printed
+    """The losses of one rank without a launcher."""
+    found = losses(run([horovod.python, *train], env=horovod.env, timeout=300).stdout)
+    assert found[-1] < found[0]
+    return pytest.approx(found, abs=2e-4)
+
+
+def losses(printed):
+    """The loss of each epoch; ranks that do not find each other print one each."""
+    found = [float(loss) for loss in re.findall(r'epoch .*: loss (\d\.\d+)', printed)]
+    assert len(found) == EPOCHS, printed
+    return found
 
 
 def test_check_build_prints_the_table(horovod):
@@ -83,28 +89,27 @@ def test_check_build_prints_the_table(horovod):
 
 def test_mpich(horovod, train, one_rank, mpich):
     done = mpich.run(4, horovod.runscripts / 'conda-python-distributed', *train, env=horovod.env, timeout=300)
-    assert done.stdout == one_rank
+    assert losses(done.stdout) == one_rank
 
 
 def test_two_nodes_of_slurm(horovod, train, one_rank, slurm):
     """Plain srun, which the MPI finds its ranks through."""
     done = slurm.srun('--mpi=pmi2', '-N2', '--ntasks-per-node=2', horovod.runscripts / 'conda-python-distributed', *train,
                       env=horovod.env, timeout=300)
-    assert done.stdout == one_rank
+    assert losses(done.stdout) == one_rank
 
 
-@pytest.mark.parametrize('launcher', ['srun', 'mpirun'])
-def test_job_script(horovod, slurm, tmp_path, launcher):
-    """examples/slurm/horovod_pytorch.job with nothing edited, and no MPI named: two ranks learn what one does."""
-    arguments = ['--epochs', '1', '--output-dir', tmp_path]
-    program = ROOT / 'examples/training/horovod_training.py'
-    one = run([horovod.python, program, *arguments], env=horovod.env, timeout=300)
-    env = {'EASYBUILD_PREFIX': horovod.modulepath.parents[1], 'LAUNCHER': launcher, 'OMP_NUM_THREADS': '1',
-           'SLINGTORCH_CACHE_ROOT': tmp_path, 'PATH': f'{horovod.mpi}:{os.environ["PATH"]}'}
-    job = slurm.sbatch(ROOT / 'examples/slurm/horovod_pytorch.job', '--ntasks-per-node=1', arguments=arguments, env=env,
-                       cwd=tmp_path, timeout=300)
-    assert job.returncode == 0 and f'2 nodes (nid[000001-000002]), 1 ranks and 0 GPUs on each, {launcher}, ' in job.output, job.output
-    assert re.findall('^final loss .*', job.output, re.M) == re.findall('^final loss .*', one.stdout, re.M) != []
+@pytest.mark.parametrize('words', [{}, {'srun --mpi=pmi2 --kill-on-bad-exit=1 --error="$name.err"': 'mpirun -n 2 -ppn 1',
+                                            'tail -n 30 "$name.err"': ''}], ids=['srun', 'mpirun'])
+def test_job_script(horovod, submit, one_rank, tmp_path, words):
+    """examples/slurm/horovod_pytorch.job, and with the other launcher that it names."""
+    shutil.copy(TRAIN, tmp_path)
+    words = {'--output-dir': f'--epochs {EPOCHS} --output-dir', **words}
+    job = submit(ROOT / 'examples/slurm/horovod_pytorch.job', words, '--ntasks-per-node=1', timeout=300, OMP_NUM_THREADS='1',
+                 EASYBUILD_PREFIX=horovod.modulepath.parents[1], SLINGTORCH_CACHE_ROOT=tmp_path,
+                 PATH=f'{horovod.mpi}:{os.environ["PATH"]}')
+    assert job.returncode == 0 and 'test images, 2 ranks' in job.output and losses(job.output) == one_rank, job.output
+    assert (tmp_path / f'horovod_pytorch-{job.jobid}/model.pt').exists()
 
 
 @pytest.mark.parametrize('controller', ['--mpi', '--gloo'])
@@ -114,22 +119,7 @@ def test_horovodrun(horovod, train, one_rank, controller):
     done = run([horovod.root / 'bin/horovodrun', controller, '-np', '4', '-H', 'localhost:4', horovod.python, *train],
                env=env, timeout=300)
     # horovodrun has MPICH's hydra write '[0] ' before what it passes on, which need not be a whole line
-    output = re.sub(r'\[\d+\] ', '', done.stdout)
-    assert re.findall('(?:epoch|final).*', output) == one_rank.splitlines()
-
-
-def test_loss_that_is_no_number(horovod, train, mpich):
-    done = mpich.run(2, horovod.python, *train, '--lr', '1e30', env=horovod.env, check=False, timeout=300)
-    assert done.returncode != 0 and done.stderr.count('epoch 1: the loss is nan') == 1
-
-
-def test_ranks_with_different_installations(horovod, tmp_path):
-    packages = next(horovod.root.glob('lib/python3*/site-packages'))
-    shutil.copytree(packages / 'horovod', tmp_path / 'horovod')
-    done = run([horovod.mpi / 'mpiexec', '-n', '1', horovod.python, TRAIN, ':', '-n', '1', '-env', 'PYTHONPATH', tmp_path,
-                horovod.python, TRAIN], env=horovod.env, check=False, timeout=300)
-    assert done.returncode != 0 and 'the ranks have different installations: ' in done.stderr
-    assert f'{tmp_path}/horovod 0.28.1' in done.stderr and 'Load the same module on all nodes' in done.stderr
+    assert losses(re.sub(r'\[\d+\] ', '', done.stdout)) == one_rank
 
 
 def test_ranks_that_do_not_find_each_other(horovod, slurm):

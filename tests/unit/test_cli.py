@@ -396,6 +396,24 @@ def test_why_is_remembered(environ):
         assert activated(evaluate('', later)) == activated(env)
 
 
+def test_slurm_without_a_rule(environ, tmp_path):
+    (tmp_path / 'sinfo').write_text('')
+    (tmp_path / 'sinfo').chmod(0o755)
+    environ['PATH'] += f':{tmp_path}'
+    done = run(['env'], environ)
+    assert done.returncode == 0 and "'slingtorch env --site slurm' takes the site for it" in done.stderr
+    assert '--site slurm' not in run(['env', '--site', 'slurm'], environ).stderr
+
+
+def test_long_prefix(environ, tmp_path):
+    """EasyBuild's lock has the path of an installation as its name: in 176 bytes it would end in a traceback."""
+    top = f'/{"x" * 90}/{"y" * 75}'
+    for more, wrong in (('', 0), ('/z', 1)):
+        done = run(['env'], {**environ, 'EASYBUILD_PREFIX': '/p', 'EASYBUILD_INSTALLPATH': top[:166] + more})
+        assert done.returncode == wrong and ('which is too long' in done.stderr) == bool(wrong)
+        assert 'Traceback' not in done.stderr
+
+
 def test_what_nobody_named_is_detected_again(environ):
     """After the site's modules were loaded; but what the user has named stays."""
     env = evaluate('', environ)
@@ -516,9 +534,10 @@ def test_sites(environ):
     environ['NCAR_HOST'] = 'derecho'
     done = run(['sites'], environ)
     assert done.returncode == 0
-    assert [line for line in done.stdout.splitlines() if line.startswith('* derecho')]
+    assert re.search('^slingshot11 .* \\*derecho ', done.stdout, re.M) and len(done.stdout.splitlines()) <= 10
     assert "this machine: derecho ($NCAR_HOST is derecho)" in done.stderr
-    assert 'alt_read' in done.stdout
+    everything = run(['sites', '--all'], environ).stdout
+    assert [line for line in everything.splitlines() if line.startswith('* derecho')] and 'alt_read' in everything
 
 
 def test_sites_one(environ):
@@ -548,3 +567,19 @@ def test_sites_with_contradiction(environ):
 def test_no_command(environ):
     done = run([], environ)
     assert done.returncode == 2 and 'name a command' in done.stderr
+
+
+def test_examples(environ, tmp_path):
+    """They are listed, and copied where no file of the same name is."""
+    done = run(['examples'], environ)
+    assert re.search(r'^slurm .* ddp_pytorch\.job', done.stdout, re.M) and done.stderr.endswith(' are in %s/docs\n' % ROOT)
+    assert run(['examples', 'slurm/ddp_pytorch.job', str(tmp_path / 'new')], environ).returncode == 0
+    job = tmp_path / 'new/ddp_pytorch.job'
+    assert job.read_text() == (ROOT / 'examples/slurm/ddp_pytorch.job').read_text()
+    job.write_text('mine')
+    done = run(['examples', 'slurm', str(job.parent)], environ)
+    assert done.returncode == 1 and 'there is ddp_pytorch.job already, which stays as it is' in done.stderr
+    assert [path.name for path in job.parent.iterdir()] == ['ddp_pytorch.job'] and job.read_text() == 'mine'
+    for name in ('nowhere', '../hooks', '/etc'):
+        done = run(['examples', name, str(tmp_path)], environ)
+        assert done.returncode == 1 and "There is no example '%s'" % name in done.stderr

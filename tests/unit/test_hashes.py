@@ -18,10 +18,9 @@ ROCM = {
     'triton-rocm==3.6.0': 'cff15082784c7056b0af9347770e034ab0a8ccbce0642723ddc8c8de1bd6af3f',
 }
 PINNED = {'PyTorch-2.10.0-frontier-rocm-7.1.1.lock': ROCM, 'PyTorch-2.10.0-rocm-7.1.lock': ROCM}
-# of source archives: Homebrew's formula; a Spack recipe
+# of source archives: Homebrew's formula
 SOURCES = {
     'pytorch-v2.14.1.tar.gz': 'd0ebad9ca4219959b29b7ad9ab6469fe49a3d668f8b5a62dd115f02f3a914447',
-    'pytorch-v2.2.2.tar.gz': '57a1136095bdfe769acb87876dce77212da2c995c61957a67a1f16172d235d17',
 }
 
 

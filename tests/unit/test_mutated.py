@@ -14,8 +14,9 @@ import subprocess
 
 import pytest
 
-from slingtorch import bundle_module, site_probe, slingshot_sites
-from slingtorch.job import elf, limits, machine
+import test_bench
+from slingtorch import bench, bundle_module, site_probe, slingshot_sites, status
+from slingtorch.job import elf, limits, machine, records
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -124,6 +125,21 @@ def library(data, path):
         assert str(path) in str(err)
 
 
+def bench_record(data, path):
+    path.write_bytes(data)
+    try:
+        record = records.read(str(path))
+        bench.show(record), bench.compare(record, test_bench.RECORD, ['a', 'b']), bench.differences(record, test_bench.RECORD)
+    except records.BenchError as err:
+        assert str(err)
+
+
+def installation(data, path):
+    (path.parent / 'runscripts/lib').mkdir(parents=True, exist_ok=True)
+    (path.parent / status.RECORD).write_bytes(data)
+    assert status.describe('PyTorch/1', str(path.parent), SITES)['why']
+
+
 @functools.lru_cache(maxsize=None)
 def small_library():
     path = pathlib.Path(os.environ.get('TMPDIR', '/tmp')) / f'mutated-{os.getpid()}.so'
@@ -141,6 +157,9 @@ RDMA = [b'mlx5_0/ports/1/state: 4: ACTIVE\nmlx5_0/ports/1/link_layer: InfiniBand
 READERS = {
     'site file': (site_file, [path.read_bytes() for path in sorted((ROOT / 'hooks/sites').glob('*.cfg'))]),
     'library': (library, None),
+    'bench': (bench_record, [json.dumps(dict(test_bench.RECORD, results=test_bench.RECORD['results'][:2])).encode()]),
+    'installation': (installation, [json.dumps({'slingtorch': '1', 'site': 'lumi', 'groups': [], 'values': 'x', 'files': {
+        'runscripts/a': {'source': 'a', 'sha256': 'x'}}}).encode()]),
     'lock file': (probe(bundle_module('easyblocks/generic/_lockfile.py').read_head),
                   [path.read_bytes()[:4000] for path in sorted((ROOT / 'easyconfigs').rglob('*.lock'))]),
     'sinfo': (probe(site_probe.read_sinfo), SINFO),
@@ -153,7 +172,7 @@ READERS = {
     'cores': (probe(machine.cpus_of), [b'0-7,16-23', b'0']),
     'mounts': (probe(machine.read_mounts), [b'/dev/sda1 / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,size=1k 0 0\n']),
     'program': (lambda data, path: (limits.imports_of(data), limits.gpu_of_program([data])),
-                [(ROOT / 'examples/training/common.py').read_bytes()]),
+                [(ROOT / 'examples/training/ddp_training.py').read_bytes()]),
 }
 
 

@@ -25,8 +25,8 @@ FACTS = {
     'beegfs|panfs': {MACHINE},
     # memory; pytorch_cray.py asks for the limit of a build
     r'memory\.max|limit_in_bytes': {MACHINE, 'easyblocks/pytorch_cray.py'},
-    # processors: of bash, cpu-bind and torchrun.bash
-    'Cpus_allowed_list': {MACHINE, 'runscripts/cpu-bind', 'runscripts/lib/torchrun.bash'},
+    # processors: of bash, cpu-bind and threads.bash
+    'Cpus_allowed_list': {MACHINE, 'runscripts/cpu-bind', 'runscripts/lib/threads.bash'},
     'local_cpulist': {MACHINE, 'runscripts/cpu-bind'},
     # host lists: get-master has only the first host, and how many there are
     r'zfill': {MACHINE},
@@ -44,7 +44,7 @@ def test_a_fact_is_written_once(pattern):
     rooms = ['slingtorch', 'easyblocks', 'hooks', 'runscripts', 'quickstart']
     listed = subprocess.run(['git', 'ls-files', *rooms], cwd=ROOT, stdout=subprocess.PIPE, check=True,
                             text=True).stdout.split()
-    programs = [name for name in listed if not name.endswith(('.cfg', '.inc')) and (ROOT / name).is_file()]
+    programs = [name for name in listed if not name.endswith(('.cfg', '.inc', '.txt')) and (ROOT / name).is_file()]
     assert len(programs) > 60
     assert {name for name in programs if re.search(pattern, (ROOT / name).read_text())} == FACTS[pattern]
 

@@ -109,7 +109,7 @@ def test_a_network_that_is_not_the_one_of_the_machine_is_named(trials, tmp_path,
 @pytest.mark.parametrize('passed, waited, left', [(3, 0, 5), (9, 0, -1), (9, 4, 3), (3, 4, 5), (25, 60, -1)])
 def test_a_busy_node_is_no_plugin_that_hangs(monkeypatch, passed, waited, left):
     now, ready = [100.0], [7.0]
-    monkeypatch.setattr(plugin.time, 'time', lambda: now[0])
+    monkeypatch.setattr(plugin.time, 'monotonic', lambda: now[0])
     monkeypatch.setattr(plugin, 'starved', lambda process: ready[0])
     limit = plugin.Limit(8)
     now[0], ready[0] = 100.0 + passed, 7.0 + waited

@@ -119,6 +119,8 @@ def slurm(rank=0, tasks="2(x2)", nodes=None, step=0, job=4711, **more):
         "SLURM_STEP_NODELIST": nodes,
         "SLURM_NODELIST": nodes,
         "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_NUM_NODES": len(counts),
+        "SLURM_NNODES": len(counts),
         "SLURMD_NODENAME": f"nid{node + 1:03d}",
         "SLURM_DISTRIBUTION": "block",
     }
@@ -883,7 +885,8 @@ def test_each_row_of_the_table_is_started_and_left_over():
     program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo ${row%% *}; done'
     rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True, text=True)
     rows = rows.stdout.split()
-    assert {name.partition("-")[0] for name in STARTS} | {"manual"} == set(rows) == {*LEFT, "manual"}
+    set_alike = {"horovod", "manual"}
+    assert {name.partition("-")[0] for name in STARTS} | set_alike == set(rows) == {*LEFT, *set_alike}
 
 
 def test_leftovers_are_named_once_and_not_handed_on(job):
@@ -1157,9 +1160,11 @@ def test_flight_recorder_in_a_directory_of_others_goes_to_the_private_one(job):
 
 @pytest.mark.parametrize("version, old", [("2.7.1+rocm6.2", True), ("1.13.1", True), ("2.9.0", False), ("2.15.0", False)])
 def test_flight_recorder_has_the_name_that_this_pytorch_reads(job, version, old):
-    (job.dir / f"lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
-    sizes, _ = recorder(job.rank(slurm(0), cwd=job.dir))
-    assert sizes == ("2000", "2000" if old else None, "1", "1" if old else None)
+    """Also where the environment that is active extends that of the module."""
+    for place, more in (("", {}), ("module/", {"VIRTUAL_ENV": f"{job.dir}/mine", "RUNSCRIPTS": f"{job.dir}/module/runscripts"})):
+        (job.dir / f"{place}lib/python3.11/site-packages/torch-{version}.dist-info").mkdir(parents=True)
+        sizes, _ = recorder(job.rank({**slurm(0), **more}, cwd=job.dir))
+        assert sizes == ("2000", "2000" if old else None, "1", "1" if old else None)
 
 
 @pytest.mark.parametrize("env, expected", [
@@ -1207,7 +1212,7 @@ def test_caches_are_private_per_job_and_node(job):
         assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700, directory
     assert job.rank(slurm(0, job=4712))["TRITON_CACHE_DIR"] != first["TRITON_CACHE_DIR"]
     assert "/7_5_.srv-" in job.rank(hydra(0, 1, PBS_JOBID="7[5].srv"))["TRITON_CACHE_DIR"]
-    assert ".._.._x-" in job.rank({"SLURM_JOB_ID": "../../x"})["TRITON_CACHE_DIR"]
+    assert ".._.._x-" in job.rank({"SLURM_JOB_ID": "../../x", "SLURM_NNODES": "1"})["TRITON_CACHE_DIR"]
 
 
 def test_caches_of_the_user_are_kept(job):
@@ -1328,7 +1333,7 @@ def test_a_root_that_is_missing_or_relative(job):
 
 
 def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
-    env = {"SLINGTORCH_CACHE_ROOT": None, "TMPDIR": "/var/tmp/pbs.7.srv", "SLURM_JOB_ID": "tmpdir-test"}
+    env = {"SLINGTORCH_CACHE_ROOT": None, "TMPDIR": "/var/tmp/pbs.7.srv", "SLURM_JOB_ID": "tmpdir-test", "SLURM_NNODES": "1"}
     done = job.start({**slurm(0), **env})
     seen = json.loads(done.stdout)["env"]["TRITON_CACHE_DIR"]
     shutil.rmtree(os.path.dirname(seen))
@@ -1700,12 +1705,20 @@ def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
 @pytest.mark.parametrize("options", [
     ("--rdzv_endpoint", "nid001:29500"), ("--rdzv-endpoint=nid001:29500",), ("--rdzv_backend=c10d",), ("--standalone",),
     ("--max-restarts", "3", "--nnodes=2"), ("--nproc_per_node", "4"), ("--master_port=1",), ("--node_rank=0",),
+    ("--rdzv_end=nid001",), ("--nproc-per", "2"), ("--no-python", "--standalone"),
 ])
 def test_torchrun_sets_the_rendezvous_by_itself(job, options):
     message = job.error(**torchrun(job, "--torchrun=2", *options, "train.py"), status=2)
-    assert "is set here, from what the scheduler says. Leave --" in message
+    assert "is set here, from what the scheduler says. Leave it out" in message
     argv = json.loads(job.start(**torchrun(job, "--torchrun=2", "--max-restarts", "3", "train.py", *options)).stdout)["argv"]
     assert argv[-len(options):] == list(options), "the program's own"
+    job.start(**torchrun(job, "--torchrun=2", "--no-python", "program", *options)).check_returncode()
+
+
+def test_torchrun_and_its_own_variables(job):
+    env = {"PET_RDZV_BACKEND": "c10d"}
+    assert "PET_RDZV_BACKEND=c10d is one of torchrun's options" in job.error(
+        **torchrun(job, "--torchrun=2", "train.py", env=env))
 
 
 def test_torchrun_outlives_the_signal_before_the_end(job):
@@ -2101,6 +2114,18 @@ def test_open_mpi_with_slurms_own_library(job, libraries):
     assert "mpiexec of an MPICH started 2 ranks and speaks PMI, which the Open MPI" in job.error(env)
 
 
+def test_mpi4py_without_pmi_is_said(job):
+    """Each rank would be rank 0 of 1 for MPI, and write the same files."""
+    (job.dir / "own.py").write_text('"""mpi4py"""\nimport torch\nfrom mpi4py import MPI\n')
+    (job.dir / "other.py").write_text("# import mpi4py\nimport torch\n")
+    own, other = (("-u", str(job.dir / name)) for name in ("own.py", "other.py"))
+    said = job.start(slurm(), args=own)
+    assert said.returncode == 0 and said.stderr.count("\n") == 1
+    assert "own.py imports mpi4py, and srun --mpi=none started the 4 ranks" in said.stderr
+    for env, args in (slurm(1), own), (slurm(0, "1"), own), (slurm(**PMI2), own), (slurm(**PMIX), own), (slurm(), other):
+        job.rank(env, args=args)
+
+
 def test_one_word_about_the_mpi_for_each_node(job):
     done = job.start(slurm(rank=1, SLINGTORCH_MPI="openmpi"))
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
@@ -2124,6 +2149,16 @@ BATCH = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_TA
     ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun"),
     ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun"),
     ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),
+    ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),  # qrsh -inherit, a container
+    ({"LOADL_STEP_ID": "ll.1.0", "LOADL_HOSTFILE": "FILE"}, "mpirun"),
+    ({"HQ_NODE_FILE": "FILE", "HQ_NUM_NODES": "2"}, "mpirun"),
+    ({"BATCH_HOSTS_FILE": "FILE", "BATCH_TASK_INDEX": "0"}, "mpirun"),
+    ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "torchrun"),
+    ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "torchrun"),
+    ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-0"}, "torchrun"),
+    # a container that was given some variables alone
+    ({"SLURM_JOB_ID": "4711"}, "srun"),
+    ({"PBS_JOBID": "12.server"}, "mpiexec"),
     ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun"),
     ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun"),
     ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun"),
@@ -2148,6 +2183,8 @@ def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, option
     {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "a09n03 4", "LSB_DJOB_HOSTFILE": "FILE"},
     {"PE_HOSTFILE": "FILE", "NHOSTS": "1", "NSLOTS": "8"},
     {"NHOSTS": "5"},
+    {"SGE_TASK_ID": "undefined", "NHOSTS": "1", "NSLOTS": "1"},
+    {"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22", "SSH_TTY": "/dev/pts/1"},
     {"FLUX_URI": "local:///run/flux/local"},
 ], ids=lambda value: "-".join(value))
 def test_one_node_without_a_launcher_is_one_rank(job, env):
@@ -2157,9 +2194,64 @@ def test_one_node_without_a_launcher_is_one_rank(job, env):
     assert identity(job.rank(env)) == (0, 1, 0, 1)
 
 
-@pytest.mark.parametrize("name", ["PMIX_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK", "PMI_ID"])
+@pytest.mark.parametrize("name", ["PMIX_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK", "PMI_ID",
+                                  "MPT_MPI_RANK", "SLURM_PROCID", "FLUX_TASK_RANK", "MPI_LOCALRANKID", "PMI_SIZE"])
 def test_launcher_that_says_the_rank_alone(job, name):
     assert f"{name}=1, but nothing says how many ranks" in job.error({name: "1"})
+
+
+@pytest.mark.parametrize("env, message", [
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "this Slurm job has 2 tasks"),
+    ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "(LOCAL_WORLD_SIZE='2'): one without the other"),
+    ({"FLUX_URI": "local:///run/flux/local"}, "FLUX_URI is set, but 'flux getattr size' does not say"),
+    ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"},
+     "which host rank 0 is on is unknown: MASTER_ADDR is not set"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
+def test_half_of_what_a_launcher_sets(job, env, message):
+    assert message in job.error(env)
+
+
+@pytest.mark.parametrize("launcher", [slurm(1), hydra(0, 2), ompi(0, 2), pals(0, 8, 0, 4)],
+                         ids=["slurm", "hydra", "ompi", "pals"])
+def test_ranks_that_have_lost_their_variables(job, launcher):
+    """A container with --cleanenv, env -i: each of them was rank 0 of 1."""
+    clean = 'env -i PATH="$PATH" SLINGTORCH_CACHE_ROOT="$SLINGTORCH_CACHE_ROOT" $more "$0" "$@"; exit $?'
+    prefix = ("bash", "-c", clean)
+    assert "this is one of several ranks" in job.error(launcher, prefix=prefix)
+    assert identity(job.rank({**launcher, "more": "RANK=0 WORLD_SIZE=1"}, prefix=prefix)) == (0, 1, 0, 1)
+    assert identity(job.rank(slurm(0, "1"), prefix=prefix)) == (0, 1, 0, 1), "the only rank"
+
+
+def test_horovodrun(job):
+    env = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+    assert identity(job.rank(env)) == identity(job.rank({**slurm(0, "1"), **env})) == (1, 2, 1, 2)
+    assert identity(job.rank({**slurm(3), **env})) == (3, 4, 1, 2), "set for Horovod in a task of several"
+
+
+STEP = "0::/system.slice/slurmstepd.scope/job_4711/step_"
+
+
+@pytest.mark.parametrize("env, cgroup, by", [
+    ({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}, "0::/user.slice", "ssh (pdsh, clush) started this process"),
+    ({"JOB_COMPLETION_INDEX": "3"}, "0::/", "this is pod 3 of an indexed Job of Kubernetes"),
+    ({}, STEP + "0/user/task_0", "job_4711/step_0/user/task_0, and the variables of that job are not here"),
+    ({}, STEP + "extern/user/task_1", "job_4711/step_extern/user/task_1, and"),
+    ({}, "4:cpuset:/\n3:memory:/slurm/uid_7/job_4711/step_batch/task_0", "slurm/uid_7/job_4711/step_batch/task_0, and"),
+    ({}, "9:memory:/pbs_jobs.service/jobid/12.server", "pbs_jobs.service/jobid/12.server, and"),
+], ids=["ssh", "pod", "task", "adopted", "batch", "pbs"])
+def test_one_rank_that_may_be_one_of_several_is_said(job, env, cgroup, by):
+    (job.dir / "cgroup").write_text(cgroup + "\n")
+    env = {**env, "_proc_cgroup": job.dir / "cgroup"}
+    done = job.start(env)
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert "one rank that knows of no other: " in done.stderr and by in done.stderr
+    job.rank({**env, "SLURM_JOB_ID": "4711", "SLURM_NNODES": "1"})
+    job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})
+
+
+def test_a_task_that_is_not_the_first_and_has_lost_all_variables(job):
+    (job.dir / "cgroup").write_text(STEP + "0/user/task_1\n")
+    assert "one of several ranks, which does not know it" in job.error({"_proc_cgroup": job.dir / "cgroup"})
 
 
 @pytest.mark.parametrize("name, file", [("LSB_DJOB_HOSTFILE", "batch3\na01n06\na01n06\na01n07\n"),

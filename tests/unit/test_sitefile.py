@@ -82,17 +82,17 @@ EXPECTED = {
          'TORCH_DIST_USE_NCCL2': '0'}, {}),
     'infiniband-h100': (
         ('cuda', '8'), ('cuda', '4', 'infiniband'),
-        {'bind_paths': ['/home', '/scratch'], 'NCCL_SOCKET_IFNAME': '=enp27s0f0np0',
+        {'bind_paths': ['/home', '/scratch'], 'NCCL_SOCKET_IFNAME': '=enp27s0f0np0', 'GLOO_SOCKET_IFNAME': 'enp27s0f0np0',
          'NCCL_IB_HCA': '=' + ','.join('mlx5_%d' % number for number in (0, 3, 4, 5, 6, 9, 10, 11))},
         {'proxy': {'http_proxy': 'http://proxy.example.org:3128', 'no_proxy': 'localhost,.example.org'}}),
     'roce-h100': (
         ('any', 'any'), ('cuda', '8', 'ethernet'),
-        {'bind_paths': ['/mnt/weka'], 'NCCL_SOCKET_IFNAME': '=mgmt_eth',
+        {'bind_paths': ['/mnt/weka'], 'NCCL_SOCKET_IFNAME': '=mgmt_eth', 'GLOO_SOCKET_IFNAME': 'mgmt_eth',
          'NCCL_IB_HCA': '=' + ','.join('mlx5_%d' % number for number in range(4, 12))},
         {'roce': {'NCCL_IB_GID_INDEX': '3'}}),
     'efa-p4d': (
         ('cuda', '8'), ('cuda', '8', 'ethernet'),
-        {'bind_paths': ['/home', '/fsx'], 'NCCL_SOCKET_IFNAME': '=ens32'},
+        {'bind_paths': ['/home', '/fsx'], 'NCCL_SOCKET_IFNAME': '=ens32', 'GLOO_SOCKET_IFNAME': 'ens32'},
         {'ofi': {'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric'}}),
     'ethernet-cpu': (
         ('none', '0'), ('none', '0', 'ethernet'),
@@ -185,10 +185,11 @@ ADDRESSES = '[%s]' % ','.join('{"ifname": "%s", "addr_info": [{"family": "inet",
 
 
 @pytest.mark.parametrize('gres, rdma, net, wanted', [
-    ('gpu:a100:4', 'mlx5_0 InfiniBand', NET, {'NCCL_SOCKET_IFNAME': 'ib'}),
+    ('gpu:a100:4', 'mlx5_0 InfiniBand', NET, {'NCCL_SOCKET_IFNAME': 'ib', 'GLOO_SOCKET_IFNAME': 'ib0'}),
     ('(null)', 'mlx5_0 InfiniBand', NET, {'GLOO_SOCKET_IFNAME': 'ib0'}),
-    ('gpu:a100:4', 'hfi1_0 InfiniBand', NET.replace('ib0/operstate: up', ''), {'NCCL_SOCKET_IFNAME': '=eth0'}),
-    ('gpu:a100:4', 'rxe0 Ethernet', NET.replace('ib0', 'x').replace('1000', '-1'), {'NCCL_SOCKET_IFNAME': '=eth1'}),
+    ('gpu:a100:4', 'hfi1_0 InfiniBand', NET.replace('ib0/operstate: up', ''), {'NCCL_SOCKET_IFNAME': '=eth0', 'GLOO_SOCKET_IFNAME': 'eth0'}),
+    ('gpu:a100:4', 'rxe0 Ethernet', NET.replace('ib0', 'x').replace('1000', '-1'),
+     {'NCCL_SOCKET_IFNAME': '=eth1', 'GLOO_SOCKET_IFNAME': 'eth1'}),
     ('gpu:a100:4', 'mlx5_0 Ethernet', 'eth0/operstate: up\n', {}),
 ])
 def test_interface(gres, rdma, net, wanted, person):
@@ -311,7 +312,7 @@ def test_complete_in_the_wrong_place(person):
     with pytest.raises(sitefile.SiteFileError, match='no file .*mine.cfg to complete. Write it on the login'):
         person.complete(recorded('roce-h100', node=True))
     person.new(recorded('roce-h100'))
-    with pytest.raises(sitefile.SiteFileError, match='This is a login node: .*srun slingtorch site new --complete'):
+    with pytest.raises(sitefile.SiteFileError, match='This is a login node: .*srun .*slingtorch site new --complete'):
         person.new(recorded('roce-h100'), complete=True)
 
 
@@ -340,6 +341,16 @@ def test_no_slurm(person):
     assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('none', 'cuda', '4', 'infiniband')
     assert '--complete' not in out
     assert site.rules == [('hostname', 'box3')]
+
+
+def test_login_node_of_pbs(person):
+    """It names mpiexec, in the file as well."""
+    evidence = without(sinfo=('', 'there is no command sinfo here'), slurm=('', 'no'), pbs=('pbs_version = 2022', None))
+    out = person.new(evidence)
+    assert person.site().scheduler == 'pbs' and 'srun' not in out + person.path.read_text()
+    assert re.search(r'compute node shows, in a job:\n  mpiexec -n 1 \S*slingtorch site new --complete mine', out)
+    with pytest.raises(sitefile.SiteFileError, match='Run it there: mpiexec -n 1 slingtorch site new --complete'):
+        person.new(evidence, complete=True)
 
 
 def test_slurm_without_a_cluster(person):
@@ -543,6 +554,13 @@ def test_roles_of_slingshot_with_rocm(person):
     assert 'gpu: rocm/6.3.4: the only one; prefix $ROCM_PATH' in text
     assert (ROOT / 'easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.21.1.eb').exists()
     assert (ROOT / 'easyconfigs/c/CondaPython/CondaPython-3.12.eb').exists()
+
+
+def test_module_that_a_login_node_lacks(person):
+    slingshot = site_probe.Text('SwitchType = switch/hpe_slingshot\n', None)
+    out = person.new(dict(recorded('slingshot-mi250x'), slurm=slingshot))
+    assert 'not seen: gpu: no module of it was found, and the plugin is built with it' in out
+    assert out.count('. A login node may lack what compute nodes have') == 2 and person.site().network == 'slingshot11'
 
 
 def test_roles_of_infiniband(person):

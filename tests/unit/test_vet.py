@@ -164,7 +164,7 @@ def test_a_node_that_greets_in_another_way_did_not_answer(said, heard):
     with here, there:
         if said is not None:
             wire.send_message(there, said)
-        assert vet.greeting(here, time.time() + 0.3) == heard
+        assert vet.greeting(here, time.monotonic() + 0.3) == heard
 
 
 def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
@@ -198,7 +198,7 @@ def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
         (tmp_path / 'torch.py').write_text(code)
     lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
     try:
-        assert lane.hear(vet.time.time() + 60) == found
+        assert lane.hear(vet.time.monotonic() + 60) == found
     finally:
         lane.end()
 
@@ -207,7 +207,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path):
     (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
     lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
     try:
-        assert lane.hear(vet.time.time() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
+        assert lane.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
     finally:
         lane.end()
 
@@ -290,6 +290,7 @@ def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
     (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: how many nodes'),
     (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, 'leave none of the 3'),
     (['1', 'mpiexec', '-ppn', '4', 'train.py'], {'PBS_NODEFILE': '/nowhere'}, 1, 'cannot be read'),
+    (['--help'], {}, 0, 'with-spares N srun [OPTIONS] PROGRAM'),
     (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, 3 are needed. Bad ones: b.hsn.'),
 ])
 def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
