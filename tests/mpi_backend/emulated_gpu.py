@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Run on 2 ranks: what slingmpi does with tensors whose streams are as late as they can be. $EMULATED: the extension.
 
-MPI must say that it takes such memory, which is the host's: a library with MPIX_GPU_query_support is preloaded.
+MPI must say that it takes such memory, which is the host's: a library with MPIX_GPU_query_support is preloaded. Or it
+does not, and SLINGMPI_HOST_STAGING=1 is set.
 """
 import importlib.util
 import os
@@ -56,6 +57,19 @@ def main():
     dist.destroy_process_group(group)
     work.wait()
     assert memory.tolist() == [2] * 5, memory
+    # a result is there, whatever the stream has been given since; it lies there in columns
+    memory = torch.zeros(2, 3)
+    columns = gpu.tensor(memory, 0).t()
+    gpu.use_stream(0, 0)
+    gpu.fill(memory, 1, 0)
+    work = backend.allreduce([columns])
+    gpu.fill(memory, 9, 0)
+    work.wait()
+    assert memory.tolist() == [[2] * 3] * 2, memory
+    # a barrier is one for the device too
+    memory, _ = late(3, 1, 2)
+    backend.barrier(dist.BarrierOptions()).wait()
+    assert memory.tolist() == [3] * 5, memory
     dist.barrier()
     print('emulated: right', flush=True)
     dist.destroy_process_group()

@@ -63,19 +63,62 @@ def killed():
     dist.all_reduce(torch.ones(3))
 
 
-def differences():
-    """What the ranks do differently is named before they wait for each other."""
-    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
-    rank = start(60)
-    for different in (
-            lambda: dist.all_reduce(torch.ones(3 + rank)),
-            lambda: dist.broadcast(torch.ones(3, dtype=torch.float64 if rank else torch.float32), 0),
-            lambda: dist.barrier() if rank else dist.reduce(torch.ones(3), 0)):
+def differences(*operations):
+    """What two ranks do differently is named before MPI makes a wrong result of it; each in a group of its own."""
+    for different in operations:
+        group = dist.new_group()
         try:
-            different()
-        except dist.DistBackendError as err:
+            different(group)
+        except (dist.DistBackendError, ValueError) as err:
             print(err, flush=True)
+    dist.barrier()      # the first one to leave ends the others
     sys.exit('and that was all')
+
+
+def different_sizes():
+    rank = start(20)
+    mine = torch.ones(3 + 2 * rank)
+    rows = [torch.zeros_like(mine) for _ in range(2)]
+    differences(
+        lambda group: dist.broadcast(mine, 0, group=group),
+        lambda group: dist.all_reduce(mine, group=group),
+        lambda group: dist.all_reduce_coalesced([torch.ones(1)] * 99 + [mine], group=group),
+        lambda group: dist.reduce(mine, 0, group=group),
+        lambda group: dist.all_gather(rows, mine, group=group),
+        lambda group: dist.all_gather_into_tensor(torch.cat(rows), mine, group=group),
+        lambda group: dist.gather(mine, None if rank else rows, group=group),
+        lambda group: dist.scatter(mine, None if rank else rows, group=group),
+        lambda group: dist.reduce_scatter(mine, rows, group=group),
+        lambda group: dist.reduce_scatter_tensor(mine, torch.cat(rows), group=group),
+        lambda group: dist.all_to_all([torch.ones(3 - (one == rank)) for one in range(2)],
+                                      [torch.ones(2), torch.ones(2)], group=group))
+
+
+def different_operations():
+    rank = start(20)
+    differences(
+        lambda group: dist.broadcast(torch.ones(3, dtype=torch.float64 if rank else torch.float32), 0, group=group),
+        lambda group: dist.broadcast(torch.ones(3), rank, group=group),
+        lambda group: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM, group=group),
+        lambda group: dist.barrier(group) if rank else dist.reduce(torch.ones(3), 0, group=group))
+
+
+def different_from_before():
+    """Both sizes are known: the ranks compare them each time."""
+    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
+    rank = start(20)
+
+    def after_both(group):
+        for size in (3, 4, 3 + rank):
+            dist.all_reduce(torch.ones(size), group=group)
+    differences(after_both)
+
+
+def known_and_new():
+    """The rank that does what it knows waits for the other, which asks."""
+    rank = start(3)
+    for size in (3, 3 + rank):
+        dist.all_reduce(torch.ones(size))
 
 
 def too_short():
@@ -94,29 +137,15 @@ def too_long():
         dist.barrier()
 
 
-def unequal(operation):
-    """Each on ranks of its own: the first is the end of the group."""
-    rank = start(20)
+def overwritten():
+    start(20)
     kept = torch.full((1000,), 7.)
     try:
-        operation(rank, kept)
-    except (dist.DistBackendError, ValueError) as err:
+        dist.all_to_all_single(kept[:16], torch.ones(1000))
+    except ValueError as err:
         print(err, flush=True)
-    else:
-        dist.barrier()
+    dist.barrier()
     sys.exit('and that was all' if (kept == 7).all() else f'overwritten: {kept}')
-
-
-def unequal_broadcast():
-    unequal(lambda rank, kept: dist.broadcast(torch.ones(5 if rank else 3), 0))
-
-
-def unequal_all_to_all():
-    unequal(lambda rank, kept: dist.all_to_all([torch.ones(3), torch.ones(3)], [torch.ones(2), torch.ones(2)]))
-
-
-def unequal_all_to_all_single():
-    unequal(lambda rank, kept: dist.all_to_all_single(kept[:16], torch.ones(1000)))
 
 
 def sizes():

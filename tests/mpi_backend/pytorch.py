@@ -28,7 +28,16 @@ LIMIT = datetime.timedelta(seconds=60)
 
 def put_in_place_of_gloo():
     """PyTorch makes slingmpi where it would make gloo."""
-    helper, members = distributed_c10d._new_process_group_helper, []
+    helper, wrapper, members = (
+        distributed_c10d._new_process_group_helper, distributed_c10d._create_process_group_wrapper, [])
+    gloo = distributed_c10d.ProcessGroupGloo
+
+    def wrapping(*args, **kwargs):      # TORCH_DISTRIBUTED_DEBUG=DETAIL: gloo compares what the ranks do
+        distributed_c10d.ProcessGroupGloo = gloo
+        try:
+            return wrapper(*args, **kwargs)
+        finally:
+            distributed_c10d.ProcessGroupGloo = Gloo
 
     def noting(size, rank, ranks, backend, store, name, *args, **kwargs):
         members[:] = [ranks, name]
@@ -44,6 +53,7 @@ def put_in_place_of_gloo():
                 store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=members[1],
                 global_ranks_in_group=members[0]))
     distributed_c10d._new_process_group_helper = noting
+    distributed_c10d._create_process_group_wrapper = wrapping
     distributed_c10d.ProcessGroupGloo = Gloo
     torch._C._distributed_c10d.Backend.options = types.SimpleNamespace()    # PyTorch notes the members in gloo's
 
@@ -81,8 +91,13 @@ def main():
 
     if kind == 'opened':    # the profiler's names are those of MPI
         by_name = distributed_test.get_profiling_event
-        distributed_test.get_profiling_event = lambda name, *args, **kwargs: by_name(
-            name.replace('gloo:', 'mpi:'), *args, **kwargs)
+
+        def renamed(name, *args, **kwargs):
+            events = by_name(name.replace('gloo:', 'mpi:'), *args, **kwargs)
+            for event in events:
+                event.name = event.name.replace('mpi:', 'gloo:')
+            return events
+        distributed_test.get_profiling_event = renamed
 
     class Tests(common_utils.TestCase, distributed_test.DistributedTest._DistTestBase):
         pass

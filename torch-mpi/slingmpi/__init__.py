@@ -75,11 +75,10 @@ def _require_one_mpi():
 
 def _require_built_mpi(extension):
     """The MPI that runs is the one that it was built for, or takes its place as Cray's does for an image's MPICH."""
-    found = re.search(r'(CRAY MPICH|MPICH|Open MPI)\D*(\d+\.\d+)', extension.library_version())
-    kind, version = built()['mpi'].split(None, 1)
+    kind, major = re.match(r'(\w+) (\d+)', built()['mpi']).groups()
+    found = re.search(r'(CRAY MPICH|MPICH|Open MPI)\D*(\d+)', extension.library_version())
     names = {'CRAY MPICH': 'cray', 'MPICH': 'mpich', 'Open MPI': 'openmpi'}
-    major_minor = version.replace(' ', '.').split('.')[:2]
-    if found and names[found.group(1)] == kind and major_minor != found.group(2).split('.'):
+    if found and names[found.group(1)] == kind and major != found.group(2):
         raise RuntimeError(f"slingmpi was built with {built()['mpi']}, and the MPI in this process is "
                            f"{extension.library_version()} ({', '.join(_mpi_libraries())}). Load the module of that "
                            'MPI, or build slingmpi again with this one')

@@ -9,6 +9,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -73,16 +74,11 @@ class MPIBackend::Call {
       const Tensors& inputs,
       const Tensors& outputs,
       std::chrono::milliseconds limit)
-      : group_(group), name_(name) {
+      : group_(group), type_(type), name_(name) {
     Engine::get().require_running();
     for (const auto* list : {&inputs, &outputs}) {
       for (const auto& tensor : *list) {
         look_at(tensor);
-      }
-    }
-    if (group.compares_) {
-      for (const auto& tensor : inputs) {
-        shapes_ += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
       }
     }
     operation = c10::make_intrusive<Operation>(
@@ -130,6 +126,43 @@ class MPIBackend::Call {
 
   void stage(Operation::Stage function) {
     operation->stages.push_back(std::move(function));
+  }
+
+  // Ranks that do different things are an error before MPI makes wrong results of it. In the ring of the ranks each
+  // tells the next what it does, and only the first time: one that knows it waits in it for one that does other things.
+  // TORCH_DISTRIBUTED_DEBUG=DETAIL: each time.
+  void alike(const Tensors& tensors, int root = -1, const ReduceOp& op = ReduceOp::UNUSED) {
+    size_t key = c10::get_hash(static_cast<int>(type_), root, static_cast<int>(op.op_));
+    for (const auto& tensor : tensors) {
+      key = c10::hash_combine(key, c10::get_hash(static_cast<int>(tensor.scalar_type()), tensor.numel()));
+    }
+    if (group_.agreed_.size() > 10000) {
+      group_.agreed_.clear();
+    }
+    const int rank = group_.rank_, size = group_.size_, tag = group_.communicator_->largest_tag - 1;
+    if (size == 1 || (!group_.agreed_.insert(key).second && !group_.compares_)) {
+      return;
+    }
+    auto own = std::make_shared<std::string>(
+        c10::str(name_, op.op_ != ReduceOp::UNUSED ? " " + name_of(op) : "", root < 0 ? "" : c10::str(" root ", root)));
+    for (const auto& tensor : tensors) {
+      *own += c10::str(" ", c10::toString(tensor.scalar_type()), "[", tensor.numel(), "]");
+    }
+    if (own->size() >= 192) {
+      own->replace(160, std::string::npos, c10::str("... ", key));
+    }
+    own->resize(192);
+    auto other = std::make_shared<std::string>(*own);
+    const int before = (rank + size - 1) % size, after = (rank + 1) % size;
+    stage([=, comm = group_.communicator_->comm](Requests& requests) {
+      check(MPI_Irecv(other->data(), 192, MPI_CHAR, before, tag, comm, &requests.emplace_back()), "MPI_Irecv");
+      check(MPI_Isend(own->data(), 192, MPI_CHAR, after, tag, comm, &requests.emplace_back()), "MPI_Isend");
+    });
+    stage([=, name = group_.communicator_->name](Requests&) {
+      TORCH_CHECK_WITH(
+          DistBackendError, *own == *other, "ranks of ", name, " do different things. This one: ", own->c_str(),
+          "; rank ", before, ": ", other->c_str());
+    });
   }
 
   // The stage of MPI_Isend or MPI_Irecv, which other operations need not wait for.
@@ -192,19 +225,8 @@ class MPIBackend::Call {
       };
     }
     ++group_.sequence_;
-    if (group_.compares_ && operation->ordered) {
-      compare();
-    }
     Engine::get().submit(operation, waits);
     return operation;
-  }
-
-  // What all ranks must have alike, for compare().
-  template <typename... Words>
-  void detail(const Words&... words) {
-    if (group_.compares_) {
-      details_ = c10::str(words...);
-    }
   }
 
   c10::intrusive_ptr<Operation> operation;
@@ -238,36 +260,9 @@ class MPIBackend::Call {
     return memory.copy_(tensor);
   }
 
-  // TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that do different things are named, before they wait for each other.
-  void compare() {
-    constexpr int length = 160;
-    std::string mine = c10::str(group_.sequence_, ": ", name_, details_, shapes_);
-    mine.resize(length - 1);
-    mine.push_back('\0');
-    const auto size = static_cast<size_t>(group_.getSize());
-    auto all = std::make_shared<std::vector<char>>(size * length);
-    auto text = std::make_shared<std::string>(mine);
-    auto asked = c10::make_intrusive<Operation>(
-        group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", std::nullopt, Tensors(), group_.timeout_);
-    const auto comm = group_.communicator_->comm;
-    asked->stages.push_back([comm, all, text](Requests& requests) {
-      auto* request = &requests.emplace_back();
-      check(MPI_Iallgather(text->data(), length, MPI_CHAR, all->data(), length, MPI_CHAR, comm, request),
-            "MPI_Iallgather");
-    });
-    Engine::get().submit(asked, true);
-    asked->wait();
-    for (size_t other = 0; other < size; ++other) {
-      TORCH_CHECK_WITH(
-          DistBackendError, std::memcmp(&(*all)[other * length], mine.data(), length) == 0,
-          "ranks of ", group_.communicator_->name, " do different things. This one: ", mine.c_str(), "; rank ", other,
-          ": ", &(*all)[other * length]);
-    }
-  }
-
   MPIBackend& group_;
+  OpType type_;
   const char* name_;
-  std::string details_, shapes_;
   std::vector<std::function<void()>> finishing_;
   Tensors written_;
   std::optional<c10::Stream> stream_;
@@ -382,19 +377,12 @@ c10::intrusive_ptr<c10d::Backend::Options> MPIBackend::getBackendOptions() {
 MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   need_one("broadcast", tensors);
   Call call(*this, OpType::BROADCAST, "mpi:broadcast", tensors, tensors, opts.timeout);
-  call.detail(" from ", opts.rootRank);
   const int root = static_cast<int>(opts.rootRank);
+  call.alike(tensors, root);
   const auto memory = root == rank_ ? call.in(tensors[0]) : call.out(tensors[0]);
   const auto comm = communicator_->comm;
-  const auto size = std::make_shared<int64_t>(bytes_of(memory));
-  call.stage([=](Requests& requests) {
-    check(MPI_Ibcast(size.get(), 1, MPI_INT64_T, root, comm, &requests.emplace_back()), "MPI_Ibcast");
-  });
   // MPICH 4.0.2 ends its MPI_Ibcast of a type of more than 2^31 bytes with an error
-  call.stage([=, name = communicator_->name](Requests& requests) {
-    TORCH_CHECK_WITH(
-        DistBackendError, *size == bytes_of(memory), "broadcast in ", name, ": rank ", root, " sends ", *size,
-        " bytes where the tensor to receive into has ", bytes_of(memory), ". Give both the same shape and data type");
+  call.stage([=](Requests& requests) {
     in_parts(bytes_of(memory), [&](int64_t offset, int count) {
       auto* place = static_cast<char*>(memory_of(memory)) + offset;
       check(MPI_Ibcast(place, count, MPI_BYTE, root, comm, &requests.emplace_back()), "MPI_Ibcast");
@@ -429,7 +417,7 @@ void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI
 MPIBackend::WorkPtr MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce: no tensor");
   Call call(*this, OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  call.alike(tensors, -1, opts.reduceOp);
   for (const auto& tensor : tensors) {
     add_allreduce(call, tensor, opts.reduceOp, communicator_->comm, size_);
   }
@@ -443,10 +431,10 @@ MPIBackend::WorkPtr MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d
 MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   need_one("reduce", tensors);
   Call call(*this, OpType::REDUCE, "mpi:reduce", tensors, tensors, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp), " to ", opts.rootRank);
   const auto tensor = tensors[0];
   const auto comm = communicator_->comm;
   const int root = static_cast<int>(opts.rootRank);
+  call.alike(tensors, root, opts.reduceOp);
   const auto how = reduction(tensor.scalar_type(), opts.reduceOp);
   call.reduces(how);
   auto memory = root == rank_ ? call.out(tensor, /*filled=*/true) : call.in(tensor);
@@ -527,6 +515,7 @@ void add_allgather_lists(Call& call, const std::vector<at::Tensor>& outputs, con
 MPIBackend::WorkPtr MPIBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   need_lists("all_gather", outputs.size(), inputs.size(), outputs.data(), size_);
   Call call(*this, OpType::ALLGATHER, "mpi:all_gather", inputs, outputs[0], opts.timeout);
+  call.alike(inputs);
   add_allgather_lists(call, outputs[0], inputs[0]);
   return call.go(somebody_waits(opts));
 }
@@ -542,6 +531,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
     all.insert(all.end(), list.begin(), list.end());
   }
   Call call(*this, OpType::ALLGATHER, "mpi:all_gather", inputs, all, opts.timeout);
+  call.alike(inputs);
   for (size_t number = 0; number < inputs.size(); ++number) {
     Tensors list;
     for (const auto& of_rank : outputs) {
@@ -556,6 +546,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
 MPIBackend::WorkPtr MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   Call call(*this, OpType::_ALLGATHER_BASE, "mpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
+  call.alike({input});
   add_allgather(call, "all_gather_into_tensor", output, input, rank_, size_);
   return call.go(somebody_waits(opts));
 }
@@ -565,6 +556,7 @@ MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor: ", inputs.size(), " tensors, but ",
                     outputs.size(), " for results");
   Call call(*this, OpType::COALESCED, "mpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
+  call.alike(inputs);
   for (size_t number = 0; number < inputs.size(); ++number) {
     add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], rank_, size_);
   }
@@ -585,7 +577,7 @@ MPIBackend::WorkPtr MPIBackend::with_root(
   }
   Call call(*this, gathers ? OpType::GATHER : OpType::SCATTER, gathers ? "mpi:gather" : "mpi:scatter", mine,
             !gathers ? mine : here ? lists[0] : Tensors(), timeout);
-  call.detail(gathers ? " to " : " from ", root);
+  call.alike(mine, root);
   const auto memory = gathers ? call.in(mine[0]) : call.out(mine[0]);
   const auto rows = !here ? memory
       : gathers ? rows_into(call, name, lists[0], mine[0])
@@ -647,7 +639,7 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
   need_lists("reduce_scatter", inputs.size(), outputs.size(), inputs.data(), size_);
   Call call(*this, OpType::REDUCE_SCATTER, "mpi:reduce_scatter", inputs[0], outputs, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  call.alike(outputs, -1, opts.reduceOp);
   call.reduces(reduction(outputs[0].scalar_type(), opts.reduceOp));
   const auto rows = rows_of(call, "reduce_scatter", inputs[0], outputs[0]);
   add_reduce_scatter(call, outputs[0], rows, opts.reduceOp, communicator_->comm, size_);
@@ -665,7 +657,7 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor: ", inputs.size(), " tensors, but ",
                     outputs.size(), " for results");
   Call call(*this, OpType::_REDUCE_SCATTER_BASE, "mpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  call.alike(outputs, -1, opts.reduceOp);
   for (size_t number = 0; number < inputs.size(); ++number) {
     need_same("reduce_scatter_tensor", inputs[number], outputs[number]);
     need_numel("reduce_scatter_tensor", inputs[number], outputs[number].numel() * size_);
@@ -698,7 +690,7 @@ std::vector<int64_t> shares(const char* name, const at::Tensor& tensor, const st
   return elements;
 }
 
-// From each rank to each: messages, which may be as large as they are. The largest tag is not a user's.
+// From each rank to each: messages, which may be as large as they are. The two largest tags are not a user's.
 template <typename Call>
 void add_exchange(Call& call, std::vector<at::Tensor> from, std::vector<at::Tensor> to, const Communicator& group) {
   const auto comm = group.comm;
@@ -740,6 +732,7 @@ MPIBackend::WorkPtr MPIBackend::alltoall_base(
   const char* name = "all_to_all_single";
   need_same(name, input, output);
   Call call(*this, OpType::ALLTOALL_BASE, "mpi:all_to_all_single", {input}, {output}, opts.timeout);
+  call.alike({});
   const auto sent = shares(name, input, input_splits, size_), received = shares(name, output, output_splits, size_);
   const auto to = call.out(output);
   auto from = call.in(input);
@@ -758,6 +751,7 @@ MPIBackend::WorkPtr MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
   need_lists("all_to_all", 1, 1, &inputs, size_);
   need_lists("all_to_all", 1, 1, &outputs, size_);
   Call call(*this, OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, opts.timeout);
+  call.alike({});
   Tensors from, to;
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
     need_same("all_to_all", inputs[rank], inputs[0]);
@@ -775,6 +769,7 @@ MPIBackend::WorkPtr MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
 MPIBackend::WorkPtr MPIBackend::barrier(const c10d::BarrierOptions& opts) {
   Call call(*this, OpType::BARRIER, "mpi:barrier", {}, {}, opts.timeout);
   call.wait_for_gpus();
+  call.alike({});
   const auto comm = communicator_->comm;
   call.stage([comm](Requests& requests) {
     check(MPI_Ibarrier(comm, &requests.emplace_back()), "MPI_Ibarrier");
@@ -784,7 +779,7 @@ MPIBackend::WorkPtr MPIBackend::barrier(const c10d::BarrierOptions& opts) {
 
 MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag) {
   need_one("send", tensors);
-  need_tag("send", tag, communicator_->largest_tag);
+  need_tag("send", tag, communicator_->largest_tag - 1);
   Call call(*this, OpType::SEND, "mpi:send", tensors, {}, c10d::kUnsetTimeout);
   call.message(MPI_Isend, "MPI_Isend", call.in(tensors[0]), destination, tag);
   return call.go(false);
@@ -792,7 +787,7 @@ MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag)
 
 MPIBackend::WorkPtr MPIBackend::recv(Tensors& tensors, int source, int tag) {
   need_one("recv", tensors);
-  need_tag("recv", tag, communicator_->largest_tag);
+  need_tag("recv", tag, communicator_->largest_tag - 1);
   const bool any = source == MPI_ANY_SOURCE;
   Call call(*this, any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors,
             c10d::kUnsetTimeout);

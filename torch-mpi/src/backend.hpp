@@ -6,6 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <unordered_set>
+
 namespace slingmpi {
 
 class MPIBackend : public c10d::Backend {
@@ -66,6 +68,7 @@ class MPIBackend : public c10d::Backend {
   const bool compares_;    // TORCH_DISTRIBUTED_DEBUG=DETAIL
   std::shared_ptr<Communicator> communicator_;
   uint64_t sequence_ = 0;
+  std::unordered_set<size_t> agreed_;    // what all ranks have been found to do alike
 };
 
 } // namespace slingmpi

@@ -61,7 +61,7 @@ bool Operation::test() {
   const c10::OptionalDeviceGuard guard(device);
   int complete = 0;
   const int number = static_cast<int>(requests_.size());
-  if (expected.empty()) {
+  if (expected.empty() || next_stage_ < stages.size()) {
     check(number == 1 ? MPI_Test(requests_.data(), &complete, MPI_STATUS_IGNORE)
                       : MPI_Testall(number, requests_.data(), &complete, MPI_STATUSES_IGNORE),
           title_);
@@ -319,8 +319,8 @@ bool Engine::progress() {
       if (!error && !complete && look_at_clock && now > operation->deadline_) {
         error = error_of(
             operation->title_, " in ", operation->communicator_->name, " is not complete after ",
-            operation->limit_.count(), " ms: at least one other rank did not come to it, or is dead. Look for the "
-            "first message of another rank; the limit is init_process_group's timeout");
+            operation->limit_.count(), " ms, the timeout of it or of its group: at least one other rank did not come "
+            "to it, came with another size, or is dead. Look for the first message of another rank");
       }
       if (error) {
         failed_.emplace_back(operation, error);

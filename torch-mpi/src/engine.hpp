@@ -67,7 +67,7 @@ class Operation : public c10d::Work {
   c10::SmallVector<Stage, 1> stages;                  // they hold the memory that MPI is given
   std::function<void()> finishing;                    // when MPI has done its part: copies and divisions
   std::optional<c10::Device> device;                        // of the tensors; none for the processor
-  c10::SmallVector<int64_t, 1> expected;              // bytes that the first requests receive: others are an error
+  c10::SmallVector<int64_t, 1> expected;              // bytes that the last stage's first requests must receive
   bool ordered = true;                                // a collective, not a message
 
   bool isCompleted() override;
