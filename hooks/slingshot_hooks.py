@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-EasyBuild hooks of slingtorch: they add the values of the site that this machine is, refuse what is for another one, and
-lock installations.
+EasyBuild hooks of slingtorch: they add the values of the site that this machine is, and refuse what is for another one.
 
 Sites are data, in sites/*.cfg (see docs/sites.md); nothing in this file knows one by name.
 
@@ -26,7 +25,6 @@ from easybuild.tools.config import build_option, install_path
 HOOKS_PATHS = [__file__, os.environ.get('EASYBUILD_HOOKS') or __file__]
 sys.path[:0] = [os.path.dirname(os.path.realpath(path)) for path in HOOKS_PATHS]
 try:
-    import slingshot_lock
     import slingshot_sites
 except ImportError as error:
     # an EasyBuildError would end in a traceback: hooks are loaded before eb handles errors (easybuild/main.py)
@@ -331,10 +329,9 @@ def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def pre_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Run before an installation, and before EasyBuild looks at its lock."""
+    """Run before an installation."""
     refuse_other_site(self)
     print_site_values(self.cfg)
-    slingshot_lock.take_lock(self)
 
 
 def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -349,7 +346,13 @@ def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def fail_hook(error: EasyBuildError) -> None:
-    """Run when eb ends with an error: says where the name of a module that it could not load is from."""
+    """Run when eb ends with an error: says where the name of a module that it could not load is from, or whose lock
+    it met."""
+    lock = re.search(r'Lock (\S+) already exists', error.msg)
+    if lock:
+        print_warning("slingtorch: another eb installs this, or one that was killed has left its lock. If nothing of "
+                      "it runs any more, on this host or another one: rmdir %s. To wait for another eb: "
+                      "--wait-on-lock-limit=3600", lock.group(1))
     for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
         line = chosen_site().role_of(module)
         if line and line not in error.msg:
@@ -357,8 +360,3 @@ def fail_hook(error: EasyBuildError) -> None:
                           "machine has it no more ('module spider %s'), correct that line, or take another generation "
                           "(export %s=NAME)", module, line,
                           module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
-
-
-def post_easyblock_hook(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Run after an installation, a failed one too."""
-    slingshot_lock.release_lock()

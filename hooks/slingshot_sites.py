@@ -503,8 +503,12 @@ def directories(environ: Env) -> List[str]:
         if not (os.path.isabs(path) and os.path.isdir(path)):
             raise SiteError("$%s names '%s', which is not the absolute path of a directory: correct it, or unset the "
                             "variable" % (PATH_VARIABLE, path))
+        try:
+            names = [name for name in os.listdir(path) if name.endswith((SITE, SHARED))]
+        except OSError as err:
+            raise SiteError("%s, from where $%s reads sites, cannot be read: %s"
+                            % (path, PATH_VARIABLE, err.strerror))
         # a centre's group may write there, but not everybody
-        names = [name for name in os.listdir(path) if name.endswith((SITE, SHARED))]
         for name in [path] + [os.path.join(path, name) for name in names]:
             if os.path.exists(name) and os.stat(name).st_mode & stat.S_IWOTH:
                 raise SiteError("Everybody may write to %s, from where $%s reads sites: their values reach every "

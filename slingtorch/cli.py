@@ -433,10 +433,7 @@ def run_sites(args: argparse.Namespace) -> int:
     if args.name:
         site = sites.load(args.name)
         if args.form:
-            try:
-                sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
-            except ValueError as err:
-                raise CliError(str(err))
+            sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
         elif args.json:
             print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
@@ -555,9 +552,8 @@ def make_parser() -> argparse.ArgumentParser:
     sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     sites.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
     sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
-                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
-                            "documentation (markdown; without NAME a table of all sites)")
+                       help="print its values for use without the modules: lines for a shell or --env-file, or a page "
+                            "for documentation (markdown; without NAME a table of all sites)")
     sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
@@ -593,7 +589,6 @@ def make_parser() -> argparse.ArgumentParser:
         edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
-    new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
     new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
     bench.add_parser(commands)
     check.add_parsers(commands)

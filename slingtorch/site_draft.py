@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What 'slingtorch site new' writes into a site file: a Draft decides it from what was seen of a machine."""
 import re
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from slingtorch import site_probe
 from slingtorch.job import machine
-from slingtorch.site_probe import Gpus, Partitions, Place, Port, SiteFileError, Text, one_line
+from slingtorch.site_probe import Gpus, Partitions, Place, Text, one_line
 
-MPI = re.compile(r'(^|/)(open-?mpi|(cray-)?mpich|mvapich|impi|intel-?mpi|hpcx|psmpi|parastationmpi|(hpe-)?mpt)', re.I)
-LOCAL = 'ext2 ext3 ext4 xfs btrfs zfs tmpfs'.split()
-SYSTEM = re.compile(r'/$|/(proc|sys|dev|run|boot|etc|usr|s?bin|lib|lib64|root|snap|tmp/.*|var(?!/(tmp|scratch)))(/|$)')
 # what --robot installs where a machine has no module of it: easyconfigs of the bundle
 PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.21.1', 'CondaPython/3.12'
 NCCL_GUIDE = "NVIDIA NCCL user guide, environment variables"
 
 
-def choose_partition(partitions: Partitions, default: Optional[str], wanted: Optional[str] = None) -> str:
-    """
-    The partition that the file is for: the wanted one, the default one if it has GPUs, else that with most GPUs.
-
-    :raises SiteFileError: if the wanted one does not exist
-    """
-    if wanted:
-        if wanted not in partitions:
-            raise SiteFileError("--partition names '%s', which sinfo does not show. It shows: %s"
-                                % (one_line(wanted), ', '.join(partitions)))
-        return wanted
+def choose_partition(partitions: Partitions, default: Optional[str]) -> str:
+    """The partition that the file is for: the default one if it has GPUs, else that with most GPUs."""
     gpus = {name: sum(number * count for nodes, number in kinds.items() for _, count in nodes)
             for name, kinds in partitions.items()}
     most = max(gpus, key=lambda name: gpus[name])
@@ -37,14 +25,6 @@ def gpu_words(gpus: Gpus) -> str:
     return ' and '.join('%d GPUs%s' % (count, kind and ' (%s)' % kind) for kind, count in gpus) or 'no GPUs'
 
 
-def port_words(ports: Iterable[Port]) -> str:
-    """RDMA ports in words, those of one kind and rate together."""
-    groups: Dict[str, List[str]] = {}
-    for port in ports:
-        groups.setdefault(port.kind + (' at %g Gb/s' % port.rate if port.rate else ''), []).append(port.device)
-    return '; '.join('%s (%s)' % (' '.join(devices), words) for words, devices in groups.items())
-
-
 class Draft:
     """
     What a person would write who had seen this.
@@ -54,25 +34,23 @@ class Draft:
     :ivar unseen: {what: why it could not be seen}
 
     :param evidence: {name of a probe: Text}, as gather() returns it
-    :param partition: name of the partition that the file is for, instead of the one that is chosen
     :param known: name of a site that this machine is already
     """
 
     def __init__(self, name: str, evidence: Dict[str, Text], environ: Mapping[str, str], place: Place,
-                 partition: Optional[str] = None, known: Optional[str] = None) -> None:
+                 known: Optional[str] = None) -> None:
         self.name, self.evidence, self.place, self.environ = name, evidence, place, environ
         self.text = {probe: found.text for probe, found in evidence.items()}
         self.sections: Dict[str, Dict[str, str]] = {}
         self.seen: Dict[str, str] = {}
         self.unseen: Dict[str, str] = {}
-        self.ports: List[Port] = []
         self.gpus_of_job = 0
         self.in_job = place.kind != 'login node'
         self.here = 'on %s' % place.host
         self.site = self.add('site', title=place.cluster or name, centre='(write its name here)',
                              url='(write the address of its pages here)',
                              scheduler=site_probe.find_scheduler(evidence, environ))
-        self.site['gpu'], self.site['gpus_per_node'] = self.gpus(partition)
+        self.site['gpu'], self.site['gpus_per_node'] = self.gpus()
         self.site['network'] = self.network()
         if self.site['network'] == 'slingshot11' and self.site['gpu'] in ('cuda', 'rocm'):
             self.site['include'] = 'slingshot11'
@@ -80,13 +58,12 @@ class Draft:
         self.detection(known)
         if self.in_job:
             self.interfaces()
-            if self.site['gpu'] != 'none':
-                self.adapters()
-            self.temporary_files()
+            if self.site['gpu'] == 'rocm' and self.site['network'] == 'slingshot11':
+                self.add('env HSA_FORCE_FINE_GRAIN_PCIE', value='1',
+                         reason="RCCL needs fine-grained memory over PCIe for GPUDirect RDMA and warns without it",
+                         source="olcf/olcf-user-docs software/analytics/pytorch_frontier.rst")
         self.file_systems()
-        self.software()
         self.provides()
-        self.proxies()
 
     def add(self, section: str, **keys: str) -> Dict[str, str]:
         """Add a section, with reason and source at its end. Its keys come back."""
@@ -98,19 +75,16 @@ class Draft:
         """Remember what was seen, else why it was not."""
         (self.seen if words else self.unseen)[what] = words or why_not
 
-    def gpus(self, wanted: Optional[str]) -> Tuple[str, str]:
+    def gpus(self) -> Tuple[str, str]:
         """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
         own = site_probe.node_gpus(self.evidence) if self.in_job else None
         partitions, default = site_probe.read_sinfo(self.text['sinfo'])
         slurm = self.site['scheduler'] == 'slurm'
         if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
-        if wanted and not partitions:
-            raise SiteFileError("--partition names '%s', but %s"
-                                % (one_line(wanted), self.unseen.get('partitions', "there is no Slurm here")))
         if slurm and partitions:
             of_job = self.environ.get('SLURM_JOB_PARTITION')
-            chosen = choose_partition(partitions, default, wanted or (of_job if of_job in partitions else None))
+            chosen = of_job if of_job in partitions else choose_partition(partitions, default)
             self.seen['partition'] = chosen
             self.seen['partitions'] = '; '.join('%s: %s' % (name, ', '.join(
                 '%s on %d nodes' % (gpu_words(gpus), number) for gpus, number in kinds.items()))
@@ -118,8 +92,8 @@ class Draft:
             kinds = {gpus: number for gpus, number in partitions[chosen].items() if gpus}
             gpus = max(kinds, key=lambda gpus: kinds[gpus], default=())
             if len(kinds) > 1:
-                self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s. For "
-                                                   "another partition: --partition NAME" % (chosen, gpu_words(gpus)))
+                self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s"
+                                                   % (chosen, gpu_words(gpus)))
             vendor, by = site_probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
             if own and not vendor:
                 vendor, by = own[0], '; %s by %s' % (own[0], own[2])
@@ -143,36 +117,23 @@ class Draft:
         return 'none', '0'
 
     def network(self) -> str:
-        """network of the site; keeps the RDMA ports of a compute node. A login node only shows its own."""
-        ports = site_probe.read_rdma(self.text['rdma'])
+        """The network of the compute nodes; a login node may have another one, unless Slurm says what it is."""
         providers = site_probe.read_providers(self.text['fi_info'])
         cards = sorted(set(site_probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
-        if not ports and 'efa' in providers:
-            ports = [Port(domain, '1', 'EFA', 0, set(), set()) for domain in providers['efa']]
-        main = max(ports, key=lambda port: (port.rate, port.kind == 'InfiniBand'), default=None)
-        if cards:
-            network, words, ports = 'slingshot11', "Slingshot 11: %s" % ', '.join(cards), []
-        elif main:
-            network = {'InfiniBand': 'infiniband', 'Omni-Path': 'any'}.get(main.kind, 'ethernet')
-            words = "%s: %s" % (main.kind, port_words(ports))
-        else:
-            network, words = 'ethernet', "Ethernet: no RDMA device is active"
-        if not self.in_job:
-            if re.search(r'^SwitchType\s*=\s*switch/hpe_slingshot', self.text['slurm'], re.M):
-                self.seen['network'] = "Slingshot 11: SwitchType of Slurm is switch/hpe_slingshot"
-                return 'slingshot11'
-            self.unseen['network'] = ("a compute node shows it, with interfaces, adapters and storage: %s slingtorch "
-                                      "site new --complete %s. This login node has %s"
-                                      % (site_probe.LAUNCHERS[self.site['scheduler']], self.name, words))
-            return 'any'
-        if main:
-            kind = main.kind, main.rate
-            self.ports = sorted(ports, key=lambda port: (port.kind, port.rate) != kind)
-        self.seen['network'] = words
-        self.note('libfabric', ', '.join('%s (%s)' % (name, ' '.join(domains[:8]) + ' ...' * (len(domains) > 8))
-                                         for name, domains in providers.items()),
-                  self.evidence['fi_info'].problem or "fi_info names no provider")
-        return network
+        fabric = site_probe.infiniband(self.text['rdma'])
+        network, words = (('slingshot11', "Slingshot 11: %s" % ', '.join(cards)) if cards else
+                          ('infiniband', "InfiniBand: %s" % ' '.join(fabric)) if fabric else
+                          ('ethernet', "Ethernet: neither Slingshot nor InfiniBand is active"))
+        if self.in_job:
+            self.seen['network'] = words
+            return network
+        if re.search(r'^SwitchType\s*=\s*switch/hpe_slingshot', self.text['slurm'], re.M):
+            self.seen['network'] = "Slingshot 11: SwitchType of Slurm is switch/hpe_slingshot"
+            return 'slingshot11'
+        self.unseen['network'] = ("a compute node shows it, with interfaces and storage: %s slingtorch site new "
+                                  "--complete %s. This login node has %s"
+                                  % (site_probe.LAUNCHERS[self.site['scheduler']], self.name, words))
+        return 'any'
 
     def detection(self, known: Optional[str]) -> None:
         """Rules by which the site is recognised, unless it is another one already: two that match are an error."""
@@ -190,115 +151,38 @@ class Draft:
 
     def interfaces(self) -> None:
         """The interface over which processes find each other, where there are several."""
-        interfaces = site_probe.read_interfaces(self.text['net'], self.text['addresses'])
-        self.note('interfaces',
-                  ', '.join(name + (' at %g Gb/s' % speed if speed else '') for name, speed in interfaces),
-                  self.evidence['addresses'].problem or "none is up and has an address")
-        names = [interface.name for interface in interfaces]
-        fast = [item for item in interfaces if item.name.startswith(('hsn', 'ib'))]
+        speeds = site_probe.read_interfaces(self.text['net'], self.text['addresses'])
+        names = list(speeds)
+        self.note('interfaces', ', '.join(names), self.evidence['addresses'].problem or "none is up and has an address")
+        fast = [name for name in names if name.startswith(('hsn', 'ib'))]
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
-        # adapters of GPUs need not reach each other (NCCL's rails): rather one without RoCE, or slower, as at clouds
-        roce = [port for port in self.ports if self.ports[0].kind == port.kind == 'RoCE']
-        rails = [port for port in roce if port.rate == roce[0].rate]
-        pool = fast or next((pool for pool in [
-            [item for item in interfaces if not any(item.name in port.interfaces for port in ports)]
-            for ports in (roce, rails)] if pool), interfaces)
         routes = [entry.get('dev') for entry in site_probe.read_json(self.text['routes'])]
-        best = max(pool, key=lambda item: (item.speed, item.name in routes)).name
-        why = "of %s it is " % ', '.join(names) + (
-            "the one of the fast network" if fast else "the fastest" if len({item.speed for item in pool}) > 1 else
-            "not of the RoCE adapters, which need not reach each other" if len(pool) < len(names) else
+        best = max(fast or names, key=lambda name: (speeds[name], name in routes))
+        why = "of %s it is %s. It must have this name on every node" % (
+            ', '.join(names), "the one of the fast network" if fast else
+            "the fastest" if len(set(speeds.values())) > 1 else
             "the one with the default route" if best in routes else "the first")
-        why += ". It must have this name on every node"
+        source = "/sys/class/net and ip address " + self.here
         # also beside NCCL: checkpoints and barriers of programs with GPUs use it
-        self.add('env GLOO_SOCKET_IFNAME', value=best, source="/sys/class/net and ip address " + self.here,
+        self.add('env GLOO_SOCKET_IFNAME', value=best, source=source,
                  reason="Gloo else takes the interface of the host name, maybe that for management; " + why)
         if self.site['gpu'] != 'none':
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
                      reason="the interface over which ranks find each other ('=': exactly this name); " + why,
-                     source="/sys/class/net and ip address %s; %s" % (self.here, NCCL_GUIDE))
-
-    def adapters(self) -> None:
-        """Values for the RDMA adapters that NCCL or RCCL uses."""
-        if self.site['gpu'] == 'rocm' and self.site['network'] == 'slingshot11':
-            self.add('env HSA_FORCE_FINE_GRAIN_PCIE', value='1',
-                     reason="RCCL needs fine-grained memory over PCIe for GPUDirect RDMA and warns without it",
-                     source="olcf/olcf-user-docs software/analytics/pytorch_frontier.rst")
-        if not self.ports:
-            return
-        main = self.ports[0]
-        used = [port for port in self.ports if (port.kind, port.rate) == (main.kind, main.rate)]
-        if main.kind in ('EFA', 'Omni-Path'):
-            self.add('group ofi', title="NCCL over libfabric (%s)" % main.kind, source="aws/aws-ofi-nccl README",
-                     needs="the plugin aws-ofi-nccl, which the job must find (docs/ofi-plugin.md)",
-                     reason="without the plugin a job of several nodes would not start")
-            self.add('env SLINGTORCH_MULTINODE_NCCL_NET in ofi', value='AWS Libfabric',
-                     source="aws/aws-ofi-nccl README",
-                     reason="a job of several nodes without the plugin fails, and does not run over TCP unnoticed")
-        elif len(used) < len(self.ports):
-            several = len({port.device for port in self.ports}) < len(self.ports)
-            self.add('env NCCL_IB_HCA', value='=' + ','.join(
-                port.device + (':' + port.number if several else '') for port in used),
-                reason="the adapters of the fast network, out of %s. They must have these names on every node"
-                % port_words(self.ports),
-                source="/sys/class/infiniband %s; %s" % (self.here, NCCL_GUIDE))
-        common = set.intersection(*[port.gids for port in used])
-        if main.kind == 'RoCE' and not common:
-            self.unseen['GID index'] = "no index has a RoCE v2 address with IPv4 on all of %s" % port_words(used)
-        elif main.kind == 'RoCE':
-            self.add('group roce', title="the address (GID) that RoCE uses, by its index",
-                     needs="NCCL before 2.21: newer ones find the index themselves",
-                     reason="a fixed index is in the way of a newer NCCL, as an adapter can number its addresses anew",
-                     source=NCCL_GUIDE + ", NCCL_IB_GID_INDEX")
-            self.add('env NCCL_IB_GID_INDEX in roce', value=str(min(common)),
-                     source="/sys/class/infiniband " + self.here,
-                     reason="the RoCE v2 address with IPv4 has this index on %s" % port_words(used))
-
-    def temporary_files(self) -> None:
-        """A directory for caches, where the usual one is on a shared file system."""
-        mounts = machine.read_mounts(self.text['mounts'])
-        match = re.search(r'^TMPDIR=(/.*)', self.text['environment'], re.M)
-        top = match.group(1) if match else '/tmp'
-        kind = machine.mount_of(top, mounts)[1]
-        self.seen['temporary files'] = "%s, on %s" % (top, kind or 'an unknown file system')
-        if kind not in machine.SHARED:
-            return
-        local = ['/tmp'] * (machine.mount_of('/tmp', mounts)[1] not in machine.SHARED) + [
-            path for path, kind, options in mounts
-            if kind in LOCAL and 'ro' not in options and (path == '/dev/shm' or not SYSTEM.match(path))]
-        if local:
-            self.add('env SLINGTORCH_CACHE_ROOT', value=local[0], source="/proc/mounts " + self.here,
-                     reason="%s is shared (%s), which does not serve the caches of every rank" % (top, kind))
-        else:
-            self.unseen['storage of the node'] = "%s is shared (%s), and nothing else was seen" % (top, kind)
+                     source="%s; %s" % (source, NCCL_GUIDE))
 
     def file_systems(self) -> None:
         """What containers must be given to see."""
-        found = {path: kind for path, kind, options in machine.read_mounts(self.text['mounts'])
-                 if not SYSTEM.match(path) and not (kind in LOCAL and 'ro' in options)}
-        shared, local = (['%s (%s)' % item for item in found.items() if item[1] in kinds]
-                         for kinds in (machine.SHARED, LOCAL))
-        self.note('shared file systems', ', '.join(shared), "/proc/mounts has none")
-        if local:
-            self.seen['local file systems'] = ', '.join(local)
+        found = {path: kind for path, kind, _ in machine.read_mounts(self.text['mounts']) if kind in machine.SHARED}
+        self.note('shared file systems', ', '.join('%s (%s)' % item for item in found.items()), "/proc/mounts has none")
         # the runtime takes a colon or a comma for a separator
-        bound = [path for path, kind in found.items() if kind in machine.SHARED
-                 and not re.search(r'[:,%#;]', path) and path == one_line(path)]
+        bound = [path for path in found if path != '/' and not re.search(r'[:,%#;]', path) and path == one_line(path)]
         if bound:
             self.add('parameter bind_paths', values='\n    ' + '\n    '.join(bound), for_='Singularity',
                      reason="the shared file systems, which a container does not see by itself; a path that a node "
                             "does not have is left out there", source="/proc/mounts " + self.here)
-
-    def software(self) -> None:
-        """Container runtime and MPI modules: for the person, the site file has no place for them."""
-        modules = site_probe.read_modules(self.text['modules'])
-        for what, found, problem in (
-                ('container runtime', self.text['runtimes'].split(), "none of " + ', '.join(site_probe.RUNTIMES)),
-                ('MPI modules', list(filter(MPI.search, modules)),
-                 self.evidence['modules'].problem or "none of %d modules looks like one" % len(modules))):
-            self.note(what, ', '.join(found[:12]) + ', ...' * (len(found) > 12), problem)
 
     def provides(self) -> None:
         """The machine's modules by their roles: those that load, and what is installed where there is none."""
@@ -330,7 +214,7 @@ class Draft:
         if self.site['gpu'] == 'rocm' and 'gpu' in roles:
             roles['nccl'] = 'gpu'
         if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
-                self.site['network'] == 'slingshot11' or 'group ofi' in self.sections):
+                self.site['network'] == 'slingshot11'):
             roles['nccl_plugin'] = 'eb ' + PLUGIN
             self.seen['nccl_plugin'] = "there is no module of it: --robot builds ours for this libfabric"
             for role in ('gpu', 'libfabric'):
@@ -347,26 +231,3 @@ class Draft:
             self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (self.site['gpu'], version)) if version
                                     else 'modules'),
                      source="module avail, and what the modules set when they are loaded, " + self.here, **roles)
-
-    def proxies(self) -> None:
-        """The way out, on request."""
-        proxies: Dict[str, str] = {}
-        left_out = []
-        for variable, _, value in (line.partition('=') for line in self.text['environment'].splitlines()):
-            if variable.lower() not in site_probe.PROXIES:
-                continue
-            # a file is shown to others; and Python's httpx refuses socks://
-            if re.search(r'@|%\(|^socks://', value):
-                left_out.append(variable)
-            else:
-                proxies.setdefault(variable.lower(), value)
-        if left_out:
-            self.unseen['proxy'] = "%s is left out: with a password, or of a form that is refused" % ', '.join(left_out)
-        if set(proxies) - {'no_proxy'}:
-            source = "the environment " + self.here
-            self.add('group proxy', title="the way out through the proxy of this site", source=source,
-                     needs="a job that downloads something, on nodes that reach the proxy",
-                     reason="a job that downloads nothing should not depend on it")
-            for variable, value in proxies.items():
-                self.add('env %s in proxy' % variable, value=value, source=source,
-                         reason="as on this " + self.place.kind)

@@ -9,7 +9,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections import namedtuple
@@ -53,18 +52,13 @@ OLDEST_PYTHON = (3, 11)     # that the wheels are locked for
 TREES = {
     'net': ('/sys/class/net', ['*/operstate', '*/speed']),
     'cxi': ('/sys/class/cxi', ['*']),
-    'rdma': ('/sys/class/infiniband', ['*/device/driver'] + ['*/ports/*/' + name for name in [
-        'link_layer', 'rate', 'state'] + ['%s/%s' % (kind, index) for kind in (
-            'gids', 'gid_attrs/types', 'gid_attrs/ndevs') for index in ('[0-9]', '1[0-5]')]]),
+    'rdma': ('/sys/class/infiniband', ['*/ports/*/link_layer', '*/ports/*/state']),
     'pci': ('/sys/bus/pci/devices', ['*/class', '*/vendor']),
 }
-RUNTIMES = ('apptainer', 'singularity', 'podman-hpc', 'podman', 'enroot', 'shifter', 'sarus', 'ch-run')
-PROXIES = ('http_proxy', 'https_proxy', 'ftp_proxy', 'all_proxy', 'no_proxy')
 
 # how administrators write types of GPUs
 GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
-             ('cuda', r'nvidia|tesla|quadro|titan|geforce|rtx|gtx|[avp]100|a800|[hb][1238]00|g[hb]\d00|[plt]4|a[1-6]0'
-                      r'|a[2456]000|l40s?|[km][2468]0|\dg\.\d+gb'))
+             ('cuda', r'nvidia|tesla|[avphlt]\d+|g[hb]\d00|b\d00|k80|rtx|\dg\.\d+gb'))
 # lines that stand for a GPU in the output of a command
 GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'),
              ('amd-smi', 'rocm', r'^GPU: (\d+)'))
@@ -76,11 +70,9 @@ LAUNCHERS = {'slurm': 'srun --nodes=1 --ntasks=1', 'pbs': 'mpiexec -n 1', 'none'
 Env = Mapping[str, str]
 Text = namedtuple('Text', ['text', 'problem'])
 Place = namedtuple('Place', ['host', 'kind', 'cluster'])        # kind: login node, compute node, machine
-Interface = namedtuple('Interface', ['name', 'speed'])
 Gpus = Tuple[Tuple[str, int], ...]       # of a node: type and number
 Partitions = Dict[str, Dict[Gpus, int]]
 Loaded = namedtuple('Loaded', ['module', 'why', 'prefix', 'problem'])
-Port = namedtuple('Port', ['device', 'number', 'kind', 'rate', 'gids', 'interfaces'])
 
 
 class SiteFileError(RuntimeError):
@@ -142,10 +134,6 @@ def gather(environ: Env) -> Dict[str, Text]:
     evidence['loads'] = load_modules(choose_modules(evidence, environ), environ)
     with open('/proc/mounts', errors='replace') as stream:
         evidence['mounts'] = Text(stream.read(), None)
-    evidence['runtimes'] = Text(' '.join(filter(shutil.which, RUNTIMES)), None)
-    names = [name for proxy in PROXIES for name in (proxy, proxy.upper())] + ['TMPDIR']
-    evidence['environment'] = Text(''.join('%s=%s\n' % (name, one_line(environ[name])) for name in names
-                                           if environ.get(name)), None)
     return evidence
 
 
@@ -233,39 +221,19 @@ def read_json(text: str) -> List[Dict[str, Any]]:
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
-def read_interfaces(net: str, addresses: str) -> List[Interface]:
-    """Network interfaces that are up and have an IPv4 address, with their speed in Gb/s (0: unknown)."""
+def read_interfaces(net: str, addresses: str) -> Dict[str, int]:
+    """Network interfaces that are up and have an IPv4 address, with their speed in Mb/s (0: unknown)."""
     addressed = {entry.get('ifname') for entry in read_json(addresses) for info in entry.get('addr_info') or []
                  if info.get('family') == 'inet' and info.get('scope') == 'global'}
-    return [Interface(name, int(keys['speed']) / 1000 if keys.get('speed', '').isdigit() else 0)
-            for name, keys in read_tree(net).items()
-            if name in addressed and not VIRTUAL.match(name) and keys.get('operstate') in ('up', 'unknown')]
+    return {name: int(keys['speed']) if keys.get('speed', '').isdigit() else 0 for name, keys in read_tree(net).items()
+            if name in addressed and not VIRTUAL.match(name) and keys.get('operstate') in ('up', 'unknown')}
 
 
-def read_rdma(text: str) -> List[Port]:
-    """RDMA ports that are up, as Port; their kind is InfiniBand, RoCE, Omni-Path, EFA or what the link layer says."""
-    res = []
-    for device, keys in read_tree(text).items():
-        for number in sorted(path.split('/')[1] for path in keys if re.match(r'ports/\d+/state$', path)):
-            port = {path.split('/', 2)[2]: value for path, value in keys.items()
-                    if path.startswith('ports/%s/' % number)}
-            if 'ACTIVE' not in port['state'] or device.startswith(('rxe', 'siw')):      # RDMA in software
-                continue
-            types = {path.rpartition('/')[2]: value for path, value in port.items()
-                     if path.startswith('gid_attrs/types/')}
-            gids = {int(index) for index, kind in types.items() if kind == 'RoCE v2'
-                    and port.get('gids/' + index, '').startswith('0000:0000:0000:0000:0000:ffff:')}
-            kind = port.get('link_layer', '')
-            if device.startswith('hfi1'):
-                kind = 'Omni-Path'      # which says InfiniBand
-            elif device.startswith('efa') or keys.get('device/driver') == 'efa':
-                kind = 'EFA'
-            elif kind == 'Ethernet' and any('RoCE' in name for name in types.values()):
-                kind = 'RoCE'
-            rate = re.match(r'\d+(\.\d+)?', port.get('rate', ''))
-            res.append(Port(device, number, kind, float(rate.group()) if rate else 0, gids,
-                            {name for path, name in port.items() if path.startswith('gid_attrs/ndevs/')}))
-    return res
+def infiniband(text: str) -> List[str]:
+    """Devices of InfiniBand with a port that is up; Omni-Path says InfiniBand too."""
+    return [device for device, keys in read_tree(text).items() if not device.startswith('hfi1') and any(
+        'ACTIVE' in state and keys.get(path.replace('/state', '/link_layer')) == 'InfiniBand'
+        for path, state in keys.items() if path.endswith('/state'))]
 
 
 def read_providers(text: str) -> Dict[str, List[str]]:

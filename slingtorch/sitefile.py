@@ -163,7 +163,7 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
                             % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
     in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
     known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
-    draft = Draft(name, evidence, environ, place, args.partition, known[0] if known else None)
+    draft = Draft(name, evidence, environ, place, known[0] if known else None)
     print("This is %s, a %s.\n%s" % (place.host, place.kind, ''.join(line[1:] for line in remarks(draft))), end='')
 
     if args.complete:

@@ -2,19 +2,14 @@
 """
 slingtorch sites NAME --format: a site's values for people who do not use the modules, each with its reason.
 
-What is printed comes from the site's file alone; the formats are lines of a job script (sbatch, pbs), a container
-engine's EDF file (edf), a file for --env-file (env) and a page for documentation (markdown; without NAME a table of all
-sites).
+What is printed comes from the site's file alone: lines that a shell and --env-file read (env), or a page for
+documentation (markdown; without NAME a table of all sites).
 """
-import json
-import shlex
-from typing import Any, Iterable, List, Sequence, Tuple
+from typing import Any, Iterable, List, Sequence
 
 from slingtorch import wrapped
 
-FORMATS = ('sbatch', 'pbs', 'flux', 'edf', 'env', 'markdown')
-# of job scripts, by the site's scheduler
-OF_SCHEDULER = {'slurm': 'sbatch', 'pbs': 'pbs', 'flux': 'flux'}
+FORMATS = ('env', 'markdown')
 
 Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
 
@@ -24,15 +19,6 @@ NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 OWN = 'SLINGTORCH_'
 KINDS_OF_GPUS = {'cuda': 'NVIDIA', 'rocm': 'AMD', 'xpu': 'Intel'}
 CONDITION = 'only for software with %s = %s'
-# EDF: https://docs.cscs.ch/software/container-engine/resource-hook (2026-08-20), variants of the plugin by kind of GPU
-PLUGIN_VARIANTS = {'cuda': ('cuda-dl', "or cuda12, cuda13"), 'rocm': ('rocm6', "or rocm5")}
-# number of nodes of the job
-NODES = {'slurm': '"${SLURM_JOB_NUM_NODES:-1}"', 'pbs': '"$(sort -u "$PBS_NODEFILE" | wc -l)"',
-         'flux': '"$(flux resource list -n -o {nnodes})"'}      # flux-environment(7)
-# what alt_read needs of a job
-NO_GET = {'slurm': '#SBATCH --network=disable_rdzv_get',
-          'pbs': '# start the ranks with: mpiexec --disable-rdzv-get ...',
-          'flux': '#flux: --setattr=rdzv_get_en=0'}
 
 
 def comment(text: str) -> List[str]:
@@ -40,71 +26,23 @@ def comment(text: str) -> List[str]:
     return wrapped(text, '# ', '# ').splitlines()
 
 
-def sorted_out(site: Any, names: Names) -> Tuple[List[str], List[Any], Any, List[str]]:
-    """
-    With these groups: (comment on what the values are, and what the groups need of every job; values that everybody can
-    set; value of NCCL_NET in jobs of several nodes or None; comment that names what only slingtorch's runscripts read).
-    """
+def env_file(site: Any, names: Names) -> List[str]:
+    """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
     lines = comment("%s: values for PyTorch, from slingtorch's site '%s' (%s)" % (site.title, site.name, site.source))
     for group in site.check_groups(names):
         lines += comment("group %s: %s; needs %s" % (group.name, group.title, group.needs))
-    values = list(site.env_values(names).values())
-    net = next((value for value in values if value.name == NET), None)
-    own = [value.name for value in values if value.name.startswith(OWN) and value.name != NET]
-    return (lines, [value for value in values if not value.name.startswith(OWN)], net,
-            comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else [])
-
-
-def setting(value: Any, line: str) -> List[str]:
-    """A value's line after its reason; a comment where it does not always hold."""
-    return comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
-
-
-def job_script(site: Any, names: Names, scheduler: str) -> List[str]:
-    """Lines of a job script."""
-    lines, values, net, left_out = sorted_out(site, names)
-    if scheduler == 'slurm' and site.gpus_per_node.isdigit() and int(site.gpus_per_node):
-        lines += ['#SBATCH --%s-per-node=%s' % (what, site.gpus_per_node) for what in ('ntasks', 'gpus')]
-    if ('FI_CXI_RDZV_PROTO', 'alt_read') in [(value.name, value.value) for value in values]:
-        lines += comment("alt_read needs it: without it performance and stability suffer")
-        lines += [NO_GET[scheduler]]
-    for value in values:
-        lines += [''] + setting(value, 'export %s=%s' % (value.name, shlex.quote(value.value)))
-    if net:
-        lines += [''] + comment("on one node the plugin would take the network needlessly, or not start; " + net.reason)
-        lines += ['if (( %s > 1 )); then' % NODES[scheduler], '    export NCCL_NET=%s' % shlex.quote(net.value), 'fi']
-    return lines + ([''] + left_out if left_out else [])
-
-
-def env_file(site: Any, names: Names) -> List[str]:
-    """Lines for --env-file of podman, docker, apptainer and singularity: no quotes, no conditions."""
-    lines, values, net, left_out = sorted_out(site, names)
-    for value in values:
-        lines += setting(value, '%s=%s' % (value.name, value.value))
-    if net:
-        lines += comment("for jobs of several nodes only, since a file has no conditions: " + net.reason)
-        lines += ['#NCCL_NET=%s' % net.value]
+    own = []
+    for value in site.env_values(names).values():
+        line = '%s=%s' % (value.name, value.value)
+        if value.name == NET:
+            lines += comment("for jobs of several nodes only, since a file has no conditions: " + value.reason)
+            lines += ['#NCCL_NET=%s' % value.value]
+        elif value.name.startswith(OWN):
+            own.append(value.name)
+        else:
+            lines += comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
+    left_out = comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
     return lines + left_out
-
-
-def edf(site: Any, names: Names) -> List[str]:
-    """An EDF file of CSCS' container engine (TOML) without the image."""
-    lines, values, net, left_out = sorted_out(site, names)
-    lines += ['# image = "..."', '', '[env]']
-    for value in values:
-        lines += setting(value, '%s = %s' % (value.name, json.dumps(value.value)))
-    if net:
-        lines += comment("for jobs of several nodes only: " + net.reason) + ['# NCCL_NET = %s' % json.dumps(net.value)]
-    lines += left_out
-    if site.network == 'slingshot11':
-        lines += ['', '[annotations]'] + comment("the host's libfabric instead of the image's: without it TCP is used")
-        lines += ['com.hooks.cxi.enabled = "true"']
-        if site.gpu in PLUGIN_VARIANTS:
-            lines += comment("the plugin for %s, built for that libfabric. The variants are those of CSCS: %s"
-                             % ('RCCL' if site.gpu == 'rocm' else 'NCCL', ' '.join(PLUGIN_VARIANTS[site.gpu])))
-            lines += ['com.hooks.aws_ofi_nccl.enabled = "true"',
-                      'com.hooks.aws_ofi_nccl.variant = "%s"' % PLUGIN_VARIANTS[site.gpu][0]]
-    return lines
 
 
 def cell(text: str) -> str:
@@ -169,17 +107,7 @@ def markdown(site: Any, names: Names) -> List[str]:
 
 
 def render(site: Any, form: str, names: Names = ()) -> str:
-    """
-    The text of a site in one of FORMATS.
-
-    :param names: opt-in groups
-    :raises ValueError: if the site has another scheduler than the format is for
-    """
-    scheduler = {name: key for key, name in OF_SCHEDULER.items()}.get(form)
-    if scheduler and site.scheduler not in (scheduler, 'none'):
-        raise ValueError("the site '%s' has the scheduler %s: use --format %s"
-                         % (site.name, site.scheduler, OF_SCHEDULER[site.scheduler]))
+    """The text of a site in one of FORMATS, with these opt-in groups."""
     # groups that exclude each other, and names that are none
     site.check_groups(names, asked_by='--group')
-    make = {'edf': edf, 'env': env_file, 'markdown': markdown}.get(form)
-    return '\n'.join(make(site, names) if make else job_script(site, names, scheduler or '')) + '\n'
+    return '\n'.join((markdown if form == 'markdown' else env_file)(site, names)) + '\n'

@@ -1,7 +1,26 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Cirrus as far as the modules of EPCC's recipes go, on this machine's gcc, MPICH and Python: that of today, and the former.
+"""Cirrus as far as the modules of EPCC's recipes go, on this machine's gcc, MPICH and Python: that of today, and the
+former.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. CUDA and NCCL are empty libraries.
+CUDA and NCCL are empty libraries.
+
+Who says so besides us ("believed": nobody):
+
+* modules of the EX: EPCCed/cirrus-docs@7b569d0 docs/user-guide/development.md (`module avail`, `module list`; "mpicc
+  are not available on Cirrus")
+* cray-python: EPCCed/cirrus-docs@7b569d0 docs/user-guide/python.md, lines 274 to 299
+* variables of cray-python: hpc-uk/build-instructions@bc7eb48
+  pyenvs/pytorch/build_pytorch_1.13.0a0_from_source_archer2_cpu.md (ARCHER2, the same module)
+* prefix of cray-mpich: EPCCed/cirrus-docs@7b569d0 docs/user-guide/containers.md, lines 477 to 481
+* what is in the prefix of cray-mpich: believed, by the rule of ofi/gnu/9.1 on Derecho
+* variables of cray-mpich: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py
+  (cray-mpich/8.1.31 on Frontier)
+* the former machine: modules, NVHPC and what they set: hpc-uk/build-instructions@bc7eb48
+  pyenvs/pytorch/build_pytorch_2.3.1_cirrus_gpu.md, pyenvs/python/build_python_3.12.1_cirrus_gpu.md (MPI is Open MPI
+  4.1.6, for which MPICH stands)
+* the former machine: the module for CPUs: hpc-uk/build-instructions@bc7eb48
+  pyenvs/python/build_python_3.12.1_cirrus_cpu.md
+* the former machine: LD_LIBRARY_PATH: believed
 """
 
 import pathlib

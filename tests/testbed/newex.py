@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A Cray EX with A100 that slingtorch does not know: modules, nvidia-smi and fi_info, on this machine's gcc and Python.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. CUDA, libfabric and MPI are empty.
+CUDA, libfabric and MPI are empty.
+
+Who says so besides us ("believed": nobody):
+
+* programming environment and Python: EPCCed/cirrus-docs@7b569d0 docs/user-guide/development.md and python.md (Cirrus,
+  another Cray EX)
+* variable of cray-mpich: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py
+  (cray-mpich/8.1.31 on Frontier)
+* libfabric, its place, and what fi_info prints: NCAR/HPC-Docs@b4f71ff
+  docs/compute-systems/derecho/derecho-modules-list.md; eth-cscs/cscs-docs@80abed1
+  docs/software/container-engine/resource-hook.md
+* libfabric is loaded after login: merthidayetoglu/Bisection_Bandwidth_Tester@115809f results/crusher_output.md (`module
+  list` on Crusher, 2023-01-23)
+* CUDA of the centre, an older Python, and what lies where: believed: no machine in particular
 """
 import io
 import os

@@ -6,7 +6,6 @@ import io
 import os
 import pathlib
 import re
-import subprocess
 import tempfile
 
 import pytest
@@ -18,7 +17,6 @@ from easybuild.framework.easyconfig.easyconfig import EasyConfig
 from easybuild.framework.easyconfig.tools import det_easyconfig_paths
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton
-from easybuild.tools.filetools import det_lock_path
 from easybuild.tools.module_naming_scheme import toolchain as mns_toolchain
 from easybuild.tools.modules import reset_module_caches
 from easybuild.tools.options import parse_external_modules_metadata, set_up_configuration
@@ -496,7 +494,7 @@ def test_only_known_hooks(parser):
     """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
     parser.configure()
     assert sorted(eb_hooks.load_hooks(str(HOOKS))) == [
-        'fail_hook', 'parse_hook', 'post_easyblock_hook', 'post_prepare_hook', 'pre_easyblock_hook']
+        'fail_hook', 'parse_hook', 'post_prepare_hook', 'pre_easyblock_hook']
 
 
 def test_sites_speak_of_easyblocks_that_exist():
@@ -546,9 +544,9 @@ def test_easyconfigs_say_which_site_they_are_for():
         assert [name.split('_')[0] for name in said] == named, path.name
 
 
-def test_another_site_is_refused(locked):
+def test_another_site_is_refused(installing):
     """Whatever the software is; and on the right site, or in a dry run, nothing is said."""
-    hooks, app = locked('--hooks=%s' % HOOKS, name='SomeLibrary')
+    hooks, app = installing('--hooks=%s' % HOOKS, name='SomeLibrary')
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
@@ -557,8 +555,6 @@ def test_another_site_is_refused(locked):
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)
 
-
-# --- locks (tests/modules/test_hooks_modules.py has real ones)
 
 class Config(dict):
     """What the hooks use of an easyconfig when it is installed."""
@@ -571,36 +567,14 @@ class App:
 
     dry_run = False
 
-    def __init__(self, tmp_path, name):
-        self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg, self.initial_environ = Config(only_site=None, site_dependencies=None), {}
-        self.installdir = str(tmp_path / 'software' / name / '9.9')
-        self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
+    def __init__(self, name):
+        self.name, self.cfg = name, Config(only_site=None, site_dependencies=None)
 
 
 @pytest.fixture
-def locked(parser):
+def installing(parser):
     """Function that configures EasyBuild; (hooks, app)."""
     def make(*args, name='PyTorch'):
         parser.configure(*args)
-        return eb_hooks.load_hooks(str(HOOKS)), App(parser.tmp_path, name)
+        return eb_hooks.load_hooks(str(HOOKS)), App(name)
     return make
-
-
-def test_lock_is_taken_and_released(locked):
-    hooks, app = locked()
-    hooks['pre_easyblock_hook'](app)
-    holder = pathlib.Path('%s.holder' % app.lock)
-    assert holder.read_text().startswith('process %d of user ' % os.getpid())
-    assert subprocess.run(['flock', '--nonblock', holder, 'true']).returncode == 1
-    hooks['post_easyblock_hook'](app)
-    assert not list(app.lock.parent.iterdir())
-
-
-@pytest.mark.parametrize('options, dry_run', [(['--ignore-locks'], False), ([], True)])
-def test_nothing_is_locked(locked, options, dry_run):
-    hooks, app = locked(*options)
-    app.dry_run = dry_run
-    hooks['pre_easyblock_hook'](app)
-    hooks['post_easyblock_hook'](app)
-    assert not app.lock.parent.exists()

@@ -129,7 +129,7 @@ def bench_record(data, path):
     path.write_bytes(data)
     try:
         record = records.read(str(path))
-        bench.show(record), bench.compare(record, test_bench.RECORD, ['a', 'b']), bench.differences(record, test_bench.RECORD)
+        bench.show(record)
     except records.BenchError as err:
         assert str(err)
 
@@ -165,7 +165,7 @@ READERS = {
     'sinfo': (probe(site_probe.read_sinfo), SINFO),
     'gres': (probe(site_probe.read_gres), [b'gpu:mi250:8(S:0),nvme:1', b'gpu:1g.5gb:7']),
     'interfaces': (probe(lambda text: site_probe.read_interfaces('hsn0/operstate: up\nhsn0/speed: 200000\n', text)), INTERFACES),
-    'rdma': (probe(site_probe.read_rdma), RDMA),
+    'rdma': (probe(site_probe.infiniband), RDMA),
     'providers': (probe(site_probe.read_providers), contents('fi_info/*')),
     'modules': (probe(site_probe.read_modules), contents('modules/*')),
     'hosts': (probe(machine.expand_hosts), [b'nid[001-004],nid010']),

@@ -392,7 +392,7 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
     )
 
 
-# what salloc's interactive step leaves to a container with another Slurm in it (names: docs/launchers-seen.md)
+# what salloc's interactive step leaves to a container with another Slurm in it (names: python -m testbed.launchers)
 INTERACTIVE = {
     "22.05": {"SLURM_NODE_ALIASES": "(null)", "SLURM_WORKING_CLUSTER": "c:10.0.0.1:6817:9728:109"},
     "24.11": {"SLURM_JOB_START_TIME": 1, "SLURM_TRES_PER_TASK": "gres/gpu=1", "PRTE_MCA_plm_slurm_args": "--external-launcher"},

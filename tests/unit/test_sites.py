@@ -311,6 +311,17 @@ def test_variable_that_leads_to_what_everybody_may_write(site_dir, name, mode, r
         assert sites.load('mine', environ).title == 'Test'
 
 
+def test_directory_whose_files_cannot_be_listed(site_dir, monkeypatch):
+    environ = site_dir(mine=SITE)
+
+    def listdir(path):
+        raise PermissionError(13, 'Permission denied', path)
+
+    monkeypatch.setattr(sites.os, 'listdir', listdir)
+    with pytest.raises(sites.SiteError, match='from where .SLINGTORCH_SITES_PATH reads sites, cannot be read: Perm'):
+        sites.load('mine', environ)
+
+
 def test_pipe_in_place_of_a_site(site_dir):
     environ = site_dir(mine=SITE)
     os.mkfifo(os.path.join(environ['SLINGTORCH_SITES_PATH'], 'pipe.cfg'))
