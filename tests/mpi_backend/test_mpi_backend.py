@@ -250,7 +250,7 @@ def test_beside_mpi4py(builds, name):
     ('mpich', 2, 'killed', []),
     ('openmpi', 2, 'killed', []),
     *((mpi, 2, 'different_sizes', [
-        *(f'This one: mpi:{name} Float[3]; rank 1: mpi:{name} Float[5]\n' for name in (
+        *(f'This one: mpi:{name} Float[3]; rank 1: mpi:{name} Float[5]' for name in (
             'broadcast root 0', 'all_reduce SUM', 'reduce SUM root 0', 'all_gather', 'all_gather_into_tensor',
             'gather root 0', 'scatter root 0', 'reduce_scatter SUM', 'reduce_scatter_tensor SUM')),
         'mpi:all_reduce SUM Float[1] Float[1]',
@@ -258,8 +258,8 @@ def test_beside_mpi4py(builds, name):
       for mpi in ('mpich', 'openmpi')),
     ('mpich', 2, 'different_operations', [
         'This one: mpi:broadcast root 0 Float[3]; rank 1: mpi:broadcast root 0 Double[3]', 'mpi:broadcast root 1 Float',
-        'mpi:all_reduce MAX Float[3]', 'mpi:reduce SUM root 0 Float[3]; rank 1: mpi:barrier\n', 'and that was all']),
-    ('mpich', 2, 'different_from_before', ['mpi:all_reduce SUM Float[3]; rank 1: mpi:all_reduce SUM Float[4]\n']),
+        'mpi:all_reduce MAX Float[3]', 'mpi:reduce SUM root 0 Float[3]; rank 1: mpi:barrier', 'and that was all']),
+    ('mpich', 2, 'different_from_before', ['mpi:all_reduce SUM Float[3]; rank 1: mpi:all_reduce SUM Float[4]']),
     ('mpich', 2, 'known_and_new', ['is not complete after 3000 ms', 'came with another size']),
     ('mpich', 2, 'too_short', ['rank 0 sent 12 bytes where the tensor to receive into has 20']),
     ('openmpi', 2, 'too_short', ['rank 0 sent 12 bytes where the tensor to receive into has 20']),
