@@ -6,7 +6,6 @@ Ranks are forks of this process, each with an environment and a /proc, /sys and 
 """
 import ast
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import time
 
 import pytest
 
+from slingtorch import sites
 from slingtorch.job import check, elf, findings, look, nccl, node, star, variables, vet, wire
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
@@ -418,10 +418,6 @@ def test_blanks_small_letters_and_nothing(job, name, value, says):
 
 
 def test_no_site_has_a_value_that_is_wrong():
-    spec = importlib.util.spec_from_file_location('slingshot_sites', ROOT / 'hooks/slingshot_sites.py')
-    sites = importlib.util.module_from_spec(spec)
-    sys.modules['slingshot_sites'] = sites
-    spec.loader.exec_module(sites)
     for site in sites.load_all():
         for value in site.env:
             assert not check_variables({value.name: value.value}, with_gpu=True), (site.name, value.name)

@@ -13,10 +13,10 @@ import types
 import pytest
 
 import test_runscripts_get_master
-import test_sites
-from slingtorch import explain, site_probe, sitefile
+from slingtorch import explain, sites
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
+from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -200,9 +200,9 @@ def site_file(record, tmp_path, capsys, **texts):
     evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False)
-    sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
+    sitefile.run_new(args, environ, evidence, 'n1')
     capsys.readouterr()
-    return test_sites.sites.load('mine', environ)
+    return sites.load('mine', environ)
 
 
 @each('fi_info')

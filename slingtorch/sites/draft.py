@@ -3,9 +3,9 @@
 import re
 from typing import Dict, Mapping, Optional, Tuple
 
-from slingtorch import site_probe
 from slingtorch.job import machine
-from slingtorch.site_probe import Gpus, Partitions, Place, Text, one_line
+from slingtorch.sites import probe
+from slingtorch.sites.probe import Gpus, Partitions, Place, Text, one_line
 
 # what --robot installs where a machine has no module of it: easyconfigs of the bundle
 PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.21.1', 'CondaPython/3.12'
@@ -49,7 +49,7 @@ class Draft:
         self.here = 'on %s' % place.host
         self.site = self.add('site', title=place.cluster or name, centre='(write its name here)',
                              url='(write the address of its pages here)',
-                             scheduler=site_probe.find_scheduler(evidence, environ))
+                             scheduler=probe.find_scheduler(evidence, environ))
         self.site['gpu'], self.site['gpus_per_node'] = self.gpus()
         self.site['network'] = self.network()
         if self.site['network'] == 'slingshot11' and self.site['gpu'] in ('cuda', 'rocm'):
@@ -77,8 +77,8 @@ class Draft:
 
     def gpus(self) -> Tuple[str, str]:
         """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
-        own = site_probe.node_gpus(self.evidence) if self.in_job else None
-        partitions, default = site_probe.read_sinfo(self.text['sinfo'])
+        own = probe.node_gpus(self.evidence) if self.in_job else None
+        partitions, default = probe.read_sinfo(self.text['sinfo'])
         slurm = self.site['scheduler'] == 'slurm'
         if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
             self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
@@ -94,7 +94,7 @@ class Draft:
             if len(kinds) > 1:
                 self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s"
                                                    % (chosen, gpu_words(gpus)))
-            vendor, by = site_probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
+            vendor, by = probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
             if own and not vendor:
                 vendor, by = own[0], '; %s by %s' % (own[0], own[2])
             self.gpus_of_job = sum(count for _, count in gpus)
@@ -118,9 +118,9 @@ class Draft:
 
     def network(self) -> str:
         """The network of the compute nodes; a login node may have another one, unless Slurm says what it is."""
-        providers = site_probe.read_providers(self.text['fi_info'])
-        cards = sorted(set(site_probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
-        fabric = site_probe.infiniband(self.text['rdma'])
+        providers = probe.read_providers(self.text['fi_info'])
+        cards = sorted(set(probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
+        fabric = probe.infiniband(self.text['rdma'])
         network, words = (('slingshot11', "Slingshot 11: %s" % ', '.join(cards)) if cards else
                           ('infiniband', "InfiniBand: %s" % ' '.join(fabric)) if fabric else
                           ('ethernet', "Ethernet: neither Slingshot nor InfiniBand is active"))
@@ -132,7 +132,7 @@ class Draft:
             return 'slingshot11'
         self.unseen['network'] = ("a compute node shows it, with interfaces and storage: %s slingtorch site new "
                                   "--complete %s. This login node has %s"
-                                  % (site_probe.LAUNCHERS[self.site['scheduler']], self.name, words))
+                                  % (probe.LAUNCHERS[self.site['scheduler']], self.name, words))
         return 'any'
 
     def detection(self, known: Optional[str]) -> None:
@@ -151,14 +151,14 @@ class Draft:
 
     def interfaces(self) -> None:
         """The interface over which processes find each other, where there are several."""
-        speeds = site_probe.read_interfaces(self.text['net'], self.text['addresses'])
+        speeds = probe.read_interfaces(self.text['net'], self.text['addresses'])
         names = list(speeds)
         self.note('interfaces', ', '.join(names), self.evidence['addresses'].problem or "none is up and has an address")
         fast = [name for name in names if name.startswith(('hsn', 'ib'))]
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
-        routes = [entry.get('dev') for entry in site_probe.read_json(self.text['routes'])]
+        routes = [entry.get('dev') for entry in probe.read_json(self.text['routes'])]
         best = max(fast or names, key=lambda name: (speeds[name], name in routes))
         why = "of %s it is %s. It must have this name on every node" % (
             ', '.join(names), "the one of the fast network" if fast else
@@ -186,7 +186,7 @@ class Draft:
 
     def provides(self) -> None:
         """The machine's modules by their roles: those that load, and what is installed where there is none."""
-        loads = site_probe.read_loads(self.text.get('loads', ''))
+        loads = probe.read_loads(self.text.get('loads', ''))
         if self.site['network'] == 'any' and not self.in_job:
             self.unseen['modules by role'] = "which are needed follows from the network, and a compute node shows that"
             return
@@ -210,7 +210,7 @@ class Draft:
         if 'python' not in roles and 'conda' in roles:
             roles['python'] = 'build eb ' + CONDA_PYTHON
             self.seen['python'] = "installed by conda: there is no module of Python %d.%d or newer" % (
-                site_probe.OLDEST_PYTHON)
+                probe.OLDEST_PYTHON)
         if self.site['gpu'] == 'rocm' and 'gpu' in roles:
             roles['nccl'] = 'gpu'
         if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
@@ -223,7 +223,7 @@ class Draft:
                                                  "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
         if self.site['gpu'] in ('cuda', 'rocm') and 'gpu' not in roles:
             self.unseen.setdefault('gpu', "no module of %s was found" % self.site['gpu'])
-        for role in {'gpu', *(role for role, _, _ in site_probe.ROLE_MODULES)}.intersection(self.unseen):
+        for role in {'gpu', *(role for role, _, _ in probe.ROLE_MODULES)}.intersection(self.unseen):
             self.unseen[role] += '' if self.in_job else ". A login node may lack what compute nodes have"
         if roles:
             gpu = loads.get(self.site['gpu'])

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+from typing import Any, Dict, Iterator, Optional
 
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
@@ -14,13 +15,13 @@ from easybuild.tools.modules import NoModulesTool, get_software_root, modules_to
 OWN_PARAMETERS = set()
 
 
-def with_parameters(extra_vars, parameters):
+def with_parameters(extra_vars: Any, parameters: Any) -> Dict[str, Any]:
     """Easyconfig parameters of an easyblock, and more of them: {name: [default, what it means]}."""
     OWN_PARAMETERS.update(parameters)
     return dict(extra_vars, **{name: parameter + [CUSTOM] for name, parameter in parameters.items()})
 
 
-def check_types(cfg, parameters):
+def check_types(cfg: Any, parameters: Any) -> None:
     """Raise an EasyBuildError if one of these parameters is the bundle's and of another type than its default."""
     for name, (default, _, _) in parameters.items():
         if name not in OWN_PARAMETERS:
@@ -37,12 +38,12 @@ def check_types(cfg, parameters):
             raise EasyBuildError("%s is %r: it must be True or False", name, value)
 
 
-def last_lines(output):
+def last_lines(output: str) -> str:
     """The end of what a command printed, for messages."""
     return '\n'.join(output.strip().splitlines()[-15:])
 
 
-def dependency_root(cfg, name):
+def dependency_root(cfg: Any, name: str) -> Optional[str]:
     """Prefix of a dependency, by name or by metadata: $EBROOT* of external modules exist only while building."""
     path = get_software_root(name)
     for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
@@ -53,7 +54,7 @@ def dependency_root(cfg, name):
 
 
 @contextlib.contextmanager
-def modules_loaded(easyblock, names):
+def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
     """Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring."""
     saved_env = copy.deepcopy(os.environ)
     tool = easyblock.modules_tool

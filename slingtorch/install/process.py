@@ -4,21 +4,19 @@ Functions of several easyblocks: which libraries a process has that imported PyT
 
 Neither MPI nor a GPU is initialised: build nodes may lack both.
 """
-import glob
 import json
 import os
 import re
 import shlex
 import tempfile
+from typing import Any, List, Optional, Tuple
 
-from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
-from easybuild.tools.filetools import remove_file, symlink, write_file
+from easybuild.tools.filetools import write_file
 from easybuild.tools.run import run_shell_cmd
-
-# file names of MPI libraries proper: not those of other languages' bindings, and not the GPU Transport Layer
-MPI_LIBRARY_REGEX = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.job.machine import MPI_LIBRARY, Machine
+from slingtorch.job.nccl import plugin_files
 
 # Open MPI refuses to start as root, and more ranks than cores
 OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
@@ -63,7 +61,7 @@ print("PROBE " + json.dumps({
 """
 
 
-def probe_pytorch(python, modules=()):
+def probe_pytorch(python: str, modules: Any = ()) -> Any:
     """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
     # not where the sources are, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
@@ -73,17 +71,17 @@ def probe_pytorch(python, modules=()):
         "PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:]))
 
 
-def describe_libraries(process):
+def describe_libraries(process: Any) -> str:
     """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
     texts = ["PyTorch %s" % process['version']]
-    for what, regex in [('MPI', MPI_LIBRARY_REGEX), ('GPU Transport Layer', re.compile('libmpi_gtl')),
+    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', re.compile('libmpi_gtl')),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
         paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
         texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
     return ', '.join(texts)
 
 
-def check_linkage(process, expected):
+def check_linkage(process: Any, expected: Any) -> List[str]:
     """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
 
     :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
@@ -110,7 +108,7 @@ def check_linkage(process, expected):
 
     if not process['mpi']:
         wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
-    mapped = sorted({path for path in real.values() if MPI_LIBRARY_REGEX.match(os.path.basename(path))})
+    mapped = sorted({path for path in real.values() if MPI_LIBRARY.match(os.path.basename(path))})
     if not expected['mpi']:
         wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
     elif expected['mpi'] not in mapped:
@@ -125,7 +123,7 @@ def check_linkage(process, expected):
                          % (path, ' and '.join(users) or 'no library of the process'))
     torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
     needed = sum((needed_libraries(path) for path in torch_libraries), [])
-    if not any(MPI_LIBRARY_REGEX.match(name) for name in needed):
+    if not any(MPI_LIBRARY.match(name) for name in needed):
         wrong.append("No library of PyTorch says that it needs MPI")
 
     if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
@@ -152,16 +150,13 @@ def check_linkage(process, expected):
     return wrong
 
 
-def find_plugin(nccls):
+def find_plugin(nccls: Any) -> Optional[str]:
     """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
-    named = os.environ.get('NCCL_NET_PLUGIN', '')
-    names = ['libnccl-net.so', 'librccl-net.so', 'libnccl-net-ofi.so', 'librccl-net-ofi.so']
-    places = os.environ.get('LD_LIBRARY_PATH', '').split(os.pathsep) + [os.path.dirname(path) for path in nccls]
-    paths = [named] * ('/' in named) + [os.path.join(place, name) for place in places if place for name in names]
-    return next((path for path in paths if os.path.exists(path)), None)
+    places = [os.environ.get('LD_LIBRARY_PATH', '')] + [os.path.dirname(path) for path in nccls]
+    return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
 
 
-def check_wheel(process, plugin_wanted, versions):
+def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
     """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
@@ -202,27 +197,7 @@ def check_wheel(process, plugin_wanted, versions):
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
 
 
-def replace_nccl(installdir, root):
-    """Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own.
-
-    PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
-    """
-    packages = os.path.join(installdir, 'lib', 'python3*', 'site-packages')
-    found = sum((glob.glob(os.path.join(packages, place)) for place in
-                 ['torch/lib/lib[nr]ccl.so*', 'nvidia/nccl/lib/libnccl.so*', '_rocm_sdk_*/lib/librccl.so*']), [])
-    if not found:
-        raise EasyBuildError("The environment has no NCCL or RCCL for system_nccl to replace: is PyTorch one for CPUs?")
-    for path in found:
-        name = library_name(path)
-        others = [os.path.join(root, sub, name) for sub in ['lib', 'lib64']]
-        others = [other for other in others if os.path.exists(other)]
-        if not others:
-            raise EasyBuildError("%s/lib and lib64 have no %s to replace that of the wheel with", root, name)
-        remove_file(path)
-        symlink(others[0], path)
-
-
-def check_mpi(python, mpicc, name, code):
+def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
     """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
@@ -234,14 +209,14 @@ def check_mpi(python, mpicc, name, code):
         return "It cannot be told which MPI %s should be linked with: %s" % (
             name, "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
     mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
-              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+              if MPI_LIBRARY.match(os.path.basename(path))}
     if mapped != {expected}:
         return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
             name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
     return ''
 
 
-def launcher_name(compiler):
+def launcher_name(compiler: str) -> Optional[str]:
     """
     Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
 
@@ -252,7 +227,7 @@ def launcher_name(compiler):
     return os.path.join(directory, launcher) if launcher != name else None
 
 
-def mpi_launcher(compiler):
+def mpi_launcher(compiler: str) -> Optional[str]:
     """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
     name = launcher_name(compiler)
     # hydra looks for its helpers beside itself, and would look beside a link
@@ -260,39 +235,38 @@ def mpi_launcher(compiler):
     return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
 
 
-def gtl_library(kind, directory, archs):
+def gtl_library(kind: str, archs: Any) -> Optional[str]:
     """
     Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
     and its mpicc does not link it.
 
-    :param kind: the parameter mpi_gtl; directory: mpi_gtl_dir
+    :param kind: the parameter mpi_gtl
     :param archs: function that gives the list of a parameter for GPUs' architectures
     """
     if not kind:
         return None
     if kind not in ['cuda', 'hsa']:
         raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
-    if not directory:
-        maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
-                                  'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
-        variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
-        if not variables:
-            raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
-        values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
-        if not values:
-            raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
-                                 "it is: %s not set. Is cray-mpich among the dependencies? Otherwise set mpi_gtl_dir "
-                                 "to the directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory "
-                                 "of cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
-        directory = re.sub('^-L', '', values[0].split()[0])
+    maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                              'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+    variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+    if not variables:
+        raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
+    values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+    if not values:
+        raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
+                             "it is: %s not set. Is cray-mpich among the dependencies? Otherwise export it with the "
+                             "directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory of "
+                             "cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
+    directory = re.sub('^-L', '', values[0].split()[0])
     library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
     if not os.path.exists(library):
         raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
-                             "module of this system, or correct mpi_gtl_dir", library)
+                             "module of this system, or correct $PE_MPICH_GTL_DIR_*", library)
     return library
 
 
-def gtl_flags(gtl, cuda):
+def gtl_flags(gtl: str, cuda: Any) -> List[str]:
     """
     Flags that bring the GPU Transport Layer into every library.
 
@@ -310,12 +284,12 @@ def gtl_flags(gtl, cuda):
     return flags
 
 
-def needed_libraries(path):
+def needed_libraries(path: str) -> List[str]:
     """Names of the libraries that a library or program says it needs."""
     return dynamic_entries(path, 'NEEDED')
 
 
-def mpi_library(mpicc):
+def mpi_library(mpicc: str) -> Optional[str]:
     """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
 
     The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
@@ -330,18 +304,18 @@ def mpi_library(mpicc):
     if res.exit_code != EasyBuildExit.SUCCESS:
         return None
     linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
-              if MPI_LIBRARY_REGEX.match(os.path.basename(path))}
+              if MPI_LIBRARY.match(os.path.basename(path))}
     # of those that the linker opened, the one that is really used
     needed = needed_libraries(library)
     return next((path for path in sorted(linked) if library_name(path) in needed), None)
 
 
-def library_name(path):
+def library_name(path: str) -> str:
     """The name by which a shared library is asked for."""
     return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
 
 
-def dynamic_entries(path, kind):
+def dynamic_entries(path: str, kind: str) -> List[str]:
     """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
     return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

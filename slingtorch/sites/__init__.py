@@ -3,8 +3,7 @@
 Sites: which system this is and which values it gives to software that is installed on it.
 
 A site is one file with data alone, <site>.cfg; docs/sites.md describes its form. This module reads, checks and chooses
-sites. It imports nothing but the standard library, so that both the hooks (under eb) and the command 'slingtorch' can
-use it.
+sites.
 """
 import configparser
 import fnmatch
@@ -17,7 +16,7 @@ import stat
 from collections import namedtuple
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 
-SITES_DIR = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'sites')
+from slingtorch import bundle_root
 
 # the site that is chosen when nothing is detected
 FALLBACK_SITE = 'local'
@@ -155,7 +154,7 @@ class Site:
         self.name = name
         self.path = path
         self.rules: List[Tuple[str, str]] = []
-        self.references: List[Reference] = []
+        self.references: List[Any] = []
         self.groups: Dict[str, Group] = {}
         self.generations: Dict[str, Dict[str, str]] = {}
         values: Dict[str, List[Value]] = {'env': [], 'parameter': []}
@@ -249,7 +248,7 @@ class Site:
 
     def _where_to_add(self) -> str:
         """In which file, if the site's own is not the user's."""
-        if os.path.dirname(self.path) != SITES_DIR:
+        if os.path.dirname(self.path) != bundle_sites():
             return ''
         return (" in a file of your own, since an update of slingtorch replaces this one: a copy of it in "
                 "~/.config/slingtorch/sites, or what 'slingtorch site new NAME' writes on this machine")
@@ -496,6 +495,11 @@ def check_private(path: str) -> None:
         raise SiteError("You may not read %s, where your sites are: chmod u+rwx '%s'" % (path, path))
 
 
+def bundle_sites() -> str:
+    """The bundle's own directory with sites."""
+    return os.path.join(bundle_root(), 'hooks', 'sites')
+
+
 def directories(environ: Env) -> List[str]:
     """The directories with sites: those of $SLINGTORCH_SITES_PATH, then the user's own, then that of the bundle."""
     paths = [path for path in environ.get(PATH_VARIABLE, '').split(':') if path]
@@ -520,7 +524,7 @@ def directories(environ: Env) -> List[str]:
         check_private(os.path.dirname(own))
         check_private(own)
         paths.append(own)
-    return paths + [SITES_DIR]
+    return paths + [bundle_sites()]
 
 
 def find_files(suffix: str, environ: Env) -> Dict[str, str]:

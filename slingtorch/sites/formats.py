@@ -11,7 +11,7 @@ from slingtorch import wrapped
 
 FORMATS = ('env', 'markdown')
 
-Names = Sequence[str]   # of opt-in groups; a site is a Site of hooks/slingshot_sites.py
+Names = Sequence[str]   # of opt-in groups; a site is a Site of slingtorch/sites
 
 # what the runscript makes of this one, others need too
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'

@@ -5,13 +5,14 @@ import os
 import re
 import shlex
 import shutil
+from typing import Any
 
-from easybuild.easyblocks.generic._dependencies import last_lines
-from easybuild.easyblocks.generic._pytorchprocess import dynamic_entries
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.filetools import (
     IGNORE, adjust_permissions, compute_checksum, mkdir, remove_dir, remove_file, which, write_file)
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import last_lines
+from slingtorch.install.process import dynamic_entries
 
 IMAGE = 'environment.squashfs'
 
@@ -42,7 +43,7 @@ SCRIPT_START = """#!/bin/sh
 """
 
 
-def require_mksquashfs():
+def require_mksquashfs() -> None:
     """Raise EasyBuildError where there is no mksquashfs."""
     if not which('mksquashfs', on_error=IGNORE):
         raise EasyBuildError("environment_image needs the command mksquashfs, which is not in $PATH. Install the "
@@ -50,7 +51,7 @@ def require_mksquashfs():
                              "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
 
 
-def make_image(installdir, parallel=1, imports=()):
+def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
     """Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
 
     The image is a Python that finds itself wherever it lies: these modules must be importable in another place.
@@ -78,7 +79,7 @@ def make_image(installdir, parallel=1, imports=()):
     return image
 
 
-def run_command(cmd, remedy):
+def run_command(cmd: Any, remedy: str) -> str:
     """Run a command (list); its output, or EasyBuildError with what it printed and the remedy."""
     res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
@@ -87,7 +88,7 @@ def run_command(cmd, remedy):
     return res.output
 
 
-def link_or_copy(source, target):
+def link_or_copy(source: str, target: str) -> None:
     """Give a file a second name, or copy it to another file system."""
     try:
         os.link(source, target)
@@ -95,7 +96,7 @@ def link_or_copy(source, target):
         shutil.copy2(source, target)
 
 
-def make_tree(installdir, tree, parallel):
+def make_tree(installdir: str, tree: str, parallel: int) -> None:
     """Put interpreter and packages together as one prefix, and compile what is not yet compiled."""
     python = os.path.join(installdir, 'bin', 'python')
     prefix, base_python, stdlib, include = run_command([python, '-I', '-c', DESCRIBE], "").splitlines()[:4]
@@ -137,7 +138,7 @@ def make_tree(installdir, tree, parallel):
         fail_on_error=False, hidden=True)
 
 
-def copy_script(source, target):
+def copy_script(source: str, target: str) -> None:
     """Copy a program of the environment; a Python script finds the interpreter beside it then."""
     if os.path.lexists(target) or os.path.basename(source).startswith(('activate', 'Activate', 'python')):
         # activating has no use in an image, and names the place where the environment was made
@@ -151,7 +152,7 @@ def copy_script(source, target):
     shutil.copymode(source, target)
 
 
-def copy_libraries(tree, library):
+def copy_libraries(tree: str, library: str) -> None:
     """Copy what the interpreter and its modules are linked with, unless it is the system's."""
     base = os.path.join(tree, 'lib', 'base')
     paths = [os.path.join(tree, 'bin', library)] + glob.glob(os.path.join(tree, 'lib', library, 'lib-dynload', '*.so'))
@@ -166,7 +167,7 @@ def copy_libraries(tree, library):
         set_run_path(path, '$ORIGIN/' + os.path.relpath(base, os.path.dirname(path)))
 
 
-def set_run_path(path, run_path):
+def set_run_path(path: str, run_path: str) -> None:
     """Let a library or program look for others in this directory, instead of where its run path says.
 
     The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
@@ -186,7 +187,7 @@ def set_run_path(path, run_path):
     os.chmod(path, mode)
 
 
-def relocate_run_paths(tree, installdir):
+def relocate_run_paths(tree: str, installdir: str) -> None:
     """Let libraries that look for others in the installation look for them where they lie themselves."""
     output = run_shell_cmd("grep -rlaF --include='*.so*' %s %s" % (shlex.quote(installdir), shlex.quote(tree)),
                            fail_on_error=False, hidden=True).output
@@ -199,13 +200,13 @@ def relocate_run_paths(tree, installdir):
                 set_run_path(path, ':'.join(new))
 
 
-def library_path(tree):
+def library_path(tree: str) -> str:
     """Setting, ready for the shell, with which the image's Python finds its libraries (runscripts/lib/stage.bash)."""
     base = os.path.join(tree, 'lib', 'base')
     return 'LD_LIBRARY_PATH=%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}' % shlex.quote(base) if os.path.isdir(base) else ''
 
 
-def tree_python(tree, arguments):
+def tree_python(tree: str, arguments: Any) -> str:
     """Run the tree's Python; its output."""
     cmd = '%s %s %s' % (library_path(tree), shlex.quote(os.path.join(tree, 'bin', 'python')),
                         ' '.join(map(shlex.quote, arguments)))
@@ -216,7 +217,7 @@ def tree_python(tree, arguments):
     return res.output
 
 
-def check_tree(tree, imports):
+def check_tree(tree: str, imports: Any) -> None:
     """Run the tree's Python where it lies now: everything must come from there."""
     code = ("import %s\n"
             "print('\\n'.join(sys.path))\n"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 The lock file of an easyconfig of PythonVenv, written and read: for `eb`, which makes one where there is none yet, and
-for 'slingtorch lock', which loads this file without EasyBuild.
+for 'slingtorch lock'.
 
 With uv: it resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone,
 and takes the hashes of all files from the pages of the indexes. Without uv: pip downloads for the Python and the
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
 # newest glibc of the platforms that uv can be told (uv help pip compile, --python-platform)
@@ -56,12 +57,15 @@ REMEDIES = [
      "if need be through a proxy ($https_proxy): the installation itself needs no network."),
 ]
 
+Recipe = Dict[str, Any]     # what the easyconfig says: see check_recipe()
+Settings = Dict[str, str]   # of pip
+Say = Callable[[str], None]
 Target = collections.namedtuple('Target', 'python platform')
 # link: where a wheel is that is on no index: its own address (NAME @ ADDRESS), or a page as --find-links takes it
 Package = collections.namedtuple('Package', 'name version hashes link')
 
 
-def check_recipe(recipe, file_name):
+def check_recipe(recipe: Recipe, file_name: str) -> None:
     """Raise RuntimeError if a recipe (lists wanted, index_urls, python_versions, platforms) cannot be locked."""
     pythons, platforms = recipe['python_versions'], recipe['platforms']
     if not pythons or not all(re.match(r'^3\.\d+$', text) for text in pythons):
@@ -81,17 +85,25 @@ def check_recipe(recipe, file_name):
             raise RuntimeError("%s: index_urls has %r, which is no address (https://...)" % (file_name, address))
 
 
-def normalised(name):
+def recipe_of(values: Any) -> Recipe:
+    """What an easyconfig's parameters say of its packages."""
+    platforms = values['wheel_platform']
+    return {'wanted': list(values['python_packages']) + list(values['extra_packages']),
+            'index_urls': list(values['index_urls']), 'python_versions': list(values['python_versions']),
+            'platforms': platforms if isinstance(platforms, list) else [platforms]}
+
+
+def normalised(name: str) -> str:
     """Name of a package as lock files have it (PEP 503)."""
     return re.sub('[-_.]+', '-', name).lower()
 
 
-def wheel_dir(source_path, name):
+def wheel_dir(source_path: str, name: str) -> str:
     """Where the wheels of a software are in one of EasyBuild's source paths."""
     return os.path.join(source_path, name.lower()[0], name, 'wheels')
 
 
-def find_uv():
+def find_uv() -> Optional[str]:
     """$SLINGTORCH_UV (empty: none), else the uv beside this Python or in $PATH; None if it does not run here."""
     beside = shutil.which('uv', path=os.path.dirname(sys.executable))
     uv = os.environ.get('SLINGTORCH_UV', beside or shutil.which('uv'))
@@ -103,19 +115,19 @@ def find_uv():
     return uv
 
 
-def uv_environment(kept=()):
+def uv_environment(kept: Sequence[str] = ()) -> Dict[str, str]:
     """The environment without the user's settings of uv, which must not send packages elsewhere, but for those kept."""
     env = {name: value for name, value in os.environ.items() if not name.startswith('UV_') or name in kept}
     return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
 
 
-def pip_settings(python, command='download'):
+def pip_settings(python: str, command: str = 'download', flags: str = '-s') -> Settings:
     """What the pip of a Python is configured with for a command, by files and variables: {name of an option: value}.
 
     RuntimeError where pip cannot read its configuration: without it packages would come from elsewhere.
     """
     # with a 'user = true', pip would list the user's own file alone
-    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
+    done = subprocess.run([python, flags, '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     if done.returncode:
@@ -127,7 +139,7 @@ def pip_settings(python, command='download'):
     return settings
 
 
-def uv_settings(settings, index_urls):
+def uv_settings(settings: Settings, index_urls: List[str]) -> Tuple[List[str], Dict[str, str]]:
     """The same for uv, with the index_urls of the easyconfig first: list of options, dictionary of the environment."""
     env = dict(uv_environment(UV_VARIABLES), UV_HTTP_RETRIES='1')
     # as pip does, uv is to compare the versions of all indexes: PyTorch's have old ones of common packages. Of a
@@ -156,12 +168,12 @@ def uv_settings(settings, index_urls):
     return options, env
 
 
-def problem_of(output, problems):
+def problem_of(output: str, problems: Any) -> Any:
     """The first of these problems, (words that are printed, what to do), that an output tells of; empty without one."""
     return next((problem for problem in problems if re.search(problem[0], output)), ('', ''))
 
 
-def no_answer(address, reason):
+def no_answer(address: str, reason: Any) -> Any:
     """The error for an index of the easyconfig: without it, another one's package of that name might be taken."""
     proxies = urllib.request.getproxies()
     bad = [value for name, value in proxies.items() if name != 'no' and not PROXY_REGEX.match(value)]
@@ -172,9 +184,10 @@ def no_answer(address, reason):
                         "where it can be reached, if need be through a proxy ($https_proxy)" % (address, reason))
 
 
-def uv_compile(uv, target, settings, index_urls, *words, text='', timeout=None):
+def uv_compile(uv: str, target: Target, settings: Settings, index_urls: List[str], *words: str, text: str = '',
+               timeout: Any = None) -> Any:
     """Run 'uv pip compile' for a Target with pip's settings, these words and this input; its CompletedProcess."""
-    glibc, machine = PLATFORM_REGEX.match(target.platform).groups()
+    glibc, machine = PLATFORM_REGEX.match(target.platform).groups()  # type: ignore
     known = [number for number in UV_GLIBCS if number <= int(glibc)] or UV_GLIBCS[:1]
     options, env = uv_settings(settings, index_urls)
     command = [uv, 'pip', 'compile', '--no-header', '--only-binary', ':all:', '--no-progress', '--python',
@@ -184,7 +197,7 @@ def uv_compile(uv, target, settings, index_urls, *words, text='', timeout=None):
                           stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout)
 
 
-def download_sizes(uv, names, python_version, settings):
+def download_sizes(uv: str, names: Any, python_version: str, settings: Settings) -> Any:
     """Files that a lock file without hashes means here, as uv reads pages (PEP 751): {name: bytes, 0 if not said}."""
     minor, machine = machine_at_hand()[1:]
     if not uv or not minor:
@@ -206,7 +219,7 @@ def download_sizes(uv, names, python_version, settings):
     return sizes
 
 
-def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
+def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target, settings: Settings, say: Say) -> Any:
     """All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
 
     An index of pip's settings that does not answer is taken out of them; one of the easyconfig is a RuntimeError.
@@ -226,7 +239,7 @@ def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
         reason = (re.findall(r'(?:cause|Caused by): (.*)', done.stderr) or [''])[-1]
         failed = [address for address in index_urls if url and url.group(1).startswith(address)]
         if failed:
-            raise no_answer(url.group(1), reason)
+            raise no_answer(url.group(1), reason)  # type: ignore
         extra = settings.get('extra-index-url', '').split()
         failed = [address for address in extra if url and url.group(1).startswith(hide_login(address))]
         if not failed:
@@ -238,23 +251,23 @@ def resolve_with_uv(uv, wanted, index_urls, target, settings, say):
         settings['extra-index-url'] = ' '.join(address for address in extra if address != failed[0])
 
 
-def hide_login(address):
+def hide_login(address: str) -> str:
     """An address without user and password."""
     return re.sub(r'//[^/@]*@', '//', address)
 
 
-def entries_of_uv(output):
+def entries_of_uv(output: str) -> Any:
     """One text for each package that 'uv pip compile' wrote."""
     return re.split(r'\n(?=\S)', output.strip())
 
 
-def wheel_version(address):
+def wheel_version(address: str) -> Any:
     """Version in the name of a wheel (PEP 427), by its address; '' for any other file."""
     name = urllib.parse.unquote(os.path.basename(urllib.parse.urlsplit(address).path))
     return name.split('-')[1] if re.match(r'[^-]+-[^-]+-.*\.whl$', name) else ''
 
 
-def packages_of_uv(output, pylock, index_urls, pages):
+def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) -> Any:
     """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere.
 
     :param pylock: the same in the form of PEP 751, where a hash was missing
@@ -268,7 +281,7 @@ def packages_of_uv(output, pylock, index_urls, pages):
         if not version:
             raise RuntimeError("'%s' has no version: only packages of an index, and wheels by their address, can be "
                                "locked" % entry.splitlines()[0])
-        name = found.group(1)
+        name = found.group(1)  # type: ignore
         index = (re.findall(r'# from (\S+)', entry) or [''])[0]
         hashes = re.findall(r'--hash=sha256:(\w+)', entry) or [digest for part in pylock.split('[[packages]]')
                                                                if 'name = "%s"' % normalised(name) in part
@@ -288,7 +301,7 @@ def packages_of_uv(output, pylock, index_urls, pages):
     return packages
 
 
-def check_indexes_used(index_urls, used):
+def check_indexes_used(index_urls: List[str], used: Any) -> None:
     """Raise an error for an index on which nothing was found: a wrong address, or a page to log in."""
     for address in index_urls:
         if address not in used:
@@ -296,7 +309,7 @@ def check_indexes_used(index_urls, used):
                                "Nothing was written. Take it out of index_urls if it is not needed" % address)
 
 
-def resolve_with_pip(python, wanted, index_urls, target, store):
+def resolve_with_pip(python: str, wanted: Any, index_urls: List[str], target: Target, store: Any) -> Any:
     """Package list as pip chooses for the Python and machine at hand, downloaded to store; RuntimeError if it fails."""
     with tempfile.TemporaryDirectory(dir=store) as work_dir:
         command = [python, '-s', '-m', 'pip', 'download', '-vv', '--only-binary', ':all:', '--no-input', '--retries',
@@ -310,9 +323,9 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
                 raise no_answer(url, reason.strip())
         if done.returncode:
             # with -vv a traceback follows
-            lines = done.stdout.partition('Exception information:')[0]
+            text = done.stdout.partition('Exception information:')[0]
             # of a traceback its last line is enough
-            lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', lines).strip().splitlines()
+            lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', text).strip().splitlines()
             first = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -12)
             raise RuntimeError("pip (of %s) failed for Python %s on %s:\n%s\n%s" % (
                 python, target.python, target.platform, '\n'.join(lines[first:]),
@@ -333,7 +346,7 @@ def resolve_with_pip(python, wanted, index_urls, target, store):
         return packages
 
 
-def sha256(path):
+def sha256(path: str) -> str:
     """sha256 of a file."""
     digest = hashlib.sha256()
     with open(path, 'rb') as stream:
@@ -342,7 +355,7 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def marker(targets, among):
+def marker(targets: Any, among: Any) -> str:
     """For which of all targets a package is: the marker of a requirement, empty for all of them."""
     pythons, platforms = {target.python for target in among}, {target.platform for target in among}
     # what does not matter is left out
@@ -354,9 +367,9 @@ def marker(targets, among):
     return ' ; ' + ' or '.join(parts) if by_python or by_machine else ''
 
 
-def lock_lines(found):
+def lock_lines(found: Any) -> Any:
     """Lines of a requirements file with hashes, from {Target: list of Package}."""
-    packages = {}
+    packages: Dict[Any, Any] = {}
     for target, chosen in found.items():
         for package in chosen:
             targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
@@ -369,7 +382,7 @@ def lock_lines(found):
     return lines
 
 
-def lock_text(file_name, recipe, found):
+def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
     """Text of a lock file; read_head() reads what PythonVenv compares with easyconfig, Python and machine."""
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
@@ -384,26 +397,26 @@ def lock_text(file_name, recipe, found):
     return '\n'.join(head + lock_lines(found)) + '\n'
 
 
-def read_head(text):
+def read_head(text: str) -> Any:
     """Pythons, platforms and packages (lists) that a lock file says it is for; empty where it was made otherwise."""
     pythons, platforms, wanted = [re.findall('^# %s: (.*)$' % key, text, re.M)
                                   for key in ('python', 'platform', 'wanted')]
     return ' '.join(pythons).split(), ' '.join(platforms).split(), wanted
 
 
-def machine_at_hand():
+def machine_at_hand() -> Any:
     """The C library, as text, the number behind '2.' of a glibc (else None), and the processor of this machine."""
     libc = os.confstr('CS_GNU_LIBC_VERSION') or ''
     minor = re.match(r'glibc 2\.(\d+)', libc)
     return libc or 'another C library', int(minor.group(1)) if minor else None, os.uname().machine
 
 
-def target_at_hand(python, recipe, file_name):
+def target_at_hand(python: str, recipe: Recipe, file_name: str) -> Target:
     """For which Python and platform pip resolves; RuntimeError if that is none that the easyconfig names."""
     version = subprocess.run([python, '-c', 'import sys; print("%s.%s" % sys.version_info[:2])'],
                              stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
     libc, minor, machine = machine_at_hand()
-    machines = [PLATFORM_REGEX.match(platform).group(2) for platform in recipe['platforms']]
+    machines = [PLATFORM_REGEX.match(platform).group(2) for platform in recipe['platforms']]  # type: ignore
     if version not in recipe['python_versions'] or machine not in machines or not minor:
         raise RuntimeError("%s is for Python %s on %s, and this is Python %s (%s) on %s with %s. Without uv only what "
                            "is at hand can be locked: install uv (%s -m pip install uv), or name another Python with "
@@ -413,7 +426,22 @@ def target_at_hand(python, recipe, file_name):
     return Target(version, 'manylinux_2_%s_%s' % (minor, machine))
 
 
-def lock(recipe, file_name, lock_file, python, store, say):
+def replace_file(path: str, text: str) -> None:
+    """Write a file beside it first: a full disk leaves what was there."""
+    try:
+        with open(path + '.new', 'w') as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, path + '.new')
+        os.replace(path + '.new', path)
+    finally:
+        if os.path.exists(path + '.new'):
+            os.remove(path + '.new')
+
+
+def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any, say: Say) -> None:
     """Write a lock file; RuntimeError if the packages cannot be had.
 
     :param recipe: what the easyconfig says: see check_recipe()
@@ -442,14 +470,5 @@ def lock(recipe, file_name, lock_file, python, store, say):
         os.makedirs(directory, exist_ok=True)
         say("pip chooses packages for Python %s on %s, and downloads them to %s" % (target + (directory,)))
         found[target] = resolve_with_pip(python, recipe['wanted'], recipe['index_urls'], target, directory)
-    # beside it first: a full disk leaves what was there
-    try:
-        with open(lock_file + '.new', 'w') as stream:
-            stream.write(lock_text(file_name, recipe, found))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(lock_file + '.new', lock_file)
-    finally:
-        if os.path.exists(lock_file + '.new'):
-            os.remove(lock_file + '.new')
+    replace_file(lock_file, lock_text(file_name, recipe, found))
     say("%s: %d packages" % (lock_file, len({package[:2] for chosen in found.values() for package in chosen})))

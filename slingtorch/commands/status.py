@@ -11,7 +11,7 @@ import re
 import shlex
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from slingtorch import __version__, bundle_root, slingshot_sites, table
+from slingtorch import __version__, bundle_root, sites, table
 from slingtorch.gpus import numbers
 
 RECORD = os.path.join('runscripts', 'lib', 'installed.json')
@@ -59,8 +59,8 @@ def sha256(path: str) -> Optional[str]:
         return None
 
 
-def differences(root: str, record: Dict[str, Any], sites: Any) -> List[str]:
-    """What is other than the bundle would install it now, as phrases; sites is the module slingshot_sites."""
+def differences(root: str, record: Dict[str, Any]) -> List[str]:
+    """What is other than the bundle would install it now, as phrases."""
     found, scripts = [], os.path.join(bundle_root(), 'runscripts')
     if record['slingtorch'] != __version__:
         kind = 'older' if numbers(record['slingtorch']) < numbers(__version__) else 'newer'
@@ -83,7 +83,7 @@ def differences(root: str, record: Dict[str, Any], sites: Any) -> List[str]:
     return found
 
 
-def describe(module: str, root: str, sites: Any) -> Dict[str, Any]:
+def describe(module: str, root: str) -> Dict[str, Any]:
     """An installation, for JSON: 'state' is current, different (then 'why' says what is) or unreadable."""
     entry = {'module': module, 'root': root, 'slingtorch': None, 'runscripts': None, 'site': None, 'groups': [],
              'values': None, 'easyconfig': None, 'state': 'different', 'why': []}  # type: Dict[str, Any]
@@ -91,7 +91,7 @@ def describe(module: str, root: str, sites: Any) -> Dict[str, Any]:
         with open(os.path.join(root, RECORD)) as stream:
             record = json.load(stream)
         entry.update({key: record[key] for key in entry if key in record})
-        entry['why'] = differences(root, record, sites)
+        entry['why'] = differences(root, record)
         entry['state'] = 'different' if entry['why'] else 'current'
     except FileNotFoundError:
         entry['why'] = ['older: of a slingtorch that left no record']
@@ -159,12 +159,12 @@ def as_table(entries: List[Dict[str, Any]]) -> str:
 
 def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
     """slingtorch status, of EasyBuild's directory with modules; 0: all is current, 3: not all."""
-    unread, sites = [], slingshot_sites()  # type: List[str], Any
+    unread = []  # type: List[str]
     try:
         active = sites.choose().site.name
     except sites.SiteError:
         active = None
-    entries = [describe(module, path, sites) for module, path in installations(directory, unread)]
+    entries = [describe(module, path) for module, path in installations(directory, unread)]
     commands = renewal(entries, active, sites.chosen_groups())
     if args.json:
         print(json.dumps({'slingtorch': __version__, 'modules': directory, 'installations': entries, 'renew': commands,

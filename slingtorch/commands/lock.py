@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (easyblocks/generic/_lockfile.py)."""
+"""'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (slingtorch/lockfile.py)."""
+import ast
 import glob
 import os
+import pathlib
+import re
 import shlex
 import sys
-from typing import Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
-from slingtorch import bundle_module
-
-lockfile = bundle_module('easyblocks/generic/_lockfile.py')
+from slingtorch import lockfile
 
 
 def find_easyconfig(name: str, root: str) -> str:
@@ -41,14 +42,13 @@ def read_easyconfig(path: str) -> dict:
                 raise RuntimeError("%s: %s is %r, and must be a list of strings" % (file_name, key, values))
             return list(values)
 
-        wanted, sources = texts('python_packages') + texts('extra_packages'), texts('sources')
-        platforms = params.get('wheel_platform', 'manylinux_2_28_x86_64')
-        found = {'name': strings['name'], 'wanted': wanted, 'index_urls': texts('index_urls'),
-                 'python_versions': texts('python_versions'),
-                 'platforms': platforms if isinstance(platforms, list) else [platforms]}
+        sources = texts('sources')
+        values = {key: texts(key) for key in ('python_packages', 'extra_packages', 'index_urls', 'python_versions')}
+        values['wheel_platform'] = params.get('wheel_platform', 'manylinux_2_28_x86_64')
+        found = dict(lockfile.recipe_of(values), name=strings['name'])
     except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
-    if params.get('easyblock') != 'PythonVenv' or not wanted:
+    if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
         raise RuntimeError("%s names no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
                            "'PythonVenv' and a list python_packages" % file_name)
     lock_file = sources[0] if sources else ''
@@ -61,7 +61,9 @@ def read_easyconfig(path: str) -> dict:
 
 
 def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
-    """Write the lock file of an easyconfig, beside it; RuntimeError if it cannot be written, or the packages be had.
+    """
+    Write the lock file of an easyconfig, beside it, and its checksum into that; RuntimeError if it cannot be written,
+    or the packages be had.
 
     :param source_path: gives EasyBuild's first source path, where downloaded wheels go
     :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
@@ -74,4 +76,32 @@ def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], 
                            % (os.path.dirname(lock_file), file_name, file_name))
     lockfile.lock(recipe, file_name, lock_file, python or sys.executable,
                   lambda: lockfile.wheel_dir(source_path(), recipe['name']), say)
-    say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
+    text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
+    if text is None:
+        say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
+        return
+    lockfile.replace_file(path, text)
+    say("its checksum is in %s" % path)
+
+
+def with_checksum(text: str, checksum: str) -> Optional[str]:
+    """An easyconfig with this checksum of its first source; None if it has another form than is usual."""
+    given: Dict[str, Any] = {
+        node.targets[0].id: node.value for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # type: ignore
+    lines, value = text.splitlines(True), given.get('checksums')
+    if value is None and 'patches' not in given and len(given['sources'].elts) == 1:
+        sources = re.search(r"(?m)^sources = \[.*\]\n", text)
+        end = sources.end() if sources else 0
+        return text[:end] + "checksums = ['%s']\n" % checksum + text[end:] if sources else None
+    place: Any = value.elts[0] if isinstance(value, ast.List) and value.elts else None
+    if isinstance(place, ast.Dict):
+        place = place.values[0]
+    if place is None:
+        return None
+    line, column = place.lineno - 1, place.col_offset
+    old = re.match(r'''None|(['"])[0-9a-f]{64}\1''', lines[line][column:])
+    if not old:
+        return None
+    lines[line] = lines[line][:column] + "'%s'" % checksum + lines[line][column + old.end():]
+    return ''.join(lines)

@@ -33,7 +33,7 @@ MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
            ('MODULES_CMD', '"$MODULES_CMD" bash avail -t 2>&1 >/dev/null'))
 SPIDER = '"$LMOD_CMD" bash -t spider 2>&1 >/dev/null'
 LOADERS = (('LMOD_CMD', '"$LMOD_CMD" bash load'), ('MODULES_CMD', '"$MODULES_CMD" bash load'))
-# names of modules for the roles of a site (hooks/slingshot_sites.py), in the order in which they are loaded, the best
+# names of modules for the roles of a site (slingtorch/sites), in the order in which they are loaded, the best
 # name first, with a file below the prefix
 ROLE_MODULES = (
     ('compiler', ('PrgEnv-gnu', 'gcc-native', 'gcc'), 'bin/gcc'),

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Functions of the Singularity easyblock: calls of Apptainer or Singularity, through spython where that has them."""
 import contextlib
-import getpass
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+from typing import Any, Optional
 
-from easybuild.easyblocks.generic._dependencies import last_lines
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import last_lines
 
 # what a runtime prints -> what it means and what to do: with any image, with registries, with hosts
 FULL = (r'no space left|disk quota exceeded', "there is no space left. The runtime unpacks in $APPTAINER_TMPDIR (else "
@@ -40,12 +39,12 @@ HOST_PROBLEMS = [
 ]
 
 
-def meaning(output, problems):
+def meaning(output: str, problems: Any) -> Any:
     """What the end of an output means and what to do; None if it is none of the problems."""
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 
-def runtime_error(doing, output, status, problems, directories):
+def runtime_error(doing: str, output: str, status: int, problems: Any, directories: Any) -> Any:
     """What the runtime printed as an EasyBuildError that says what to do."""
     known = meaning(output, problems)
     if known == FULL[1]:
@@ -58,33 +57,23 @@ def runtime_error(doing, output, status, problems, directories):
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind, wanted):
-    """Directory that the runtime takes as CACHEDIR or TMPDIR, made and found writable; None if its default counts.
-
-    :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
-    """
-    path, origin, problem = (wanted or '').replace('%u', getpass.getuser()), "the site's directory for it", ''
-    for name in ['SINGULARITY_' + kind, 'APPTAINER_' + kind]:
-        if os.environ.get(name):
-            path, origin = os.environ[name], '$' + name
-    if not path:
+def runtime_directory(kind: str) -> Optional[str]:
+    """Directory that the user has set for the runtime's CACHEDIR or TMPDIR, made and found writable; None: none."""
+    name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), None)
+    if not name:
         return None
+    path = os.environ[name]
     try:
         os.makedirs(path, 0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
-        # whose it is could put an image of his into it; a user may share one with colleagues, a site may not ask for it
-        if not origin.startswith('$') and os.stat(path).st_uid != os.getuid():
-            problem = "it belongs to somebody else"
     except OSError as err:
-        problem = err.strerror
-    if problem:
-        raise EasyBuildError("The container runtime cannot use %s (%s): %s. Name a directory of yours with room for "
-                             "some images: export APPTAINER_%s=DIRECTORY", path, origin, problem, kind)
+        raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Name a directory of yours with room for "
+                             "some images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
     return path
 
 
 @contextlib.contextmanager
-def runtime_for(doing, directories=None):
+def runtime_for(doing: str, directories: Any = None) -> Any:
     """The runtime's command, without the user's bind mounts, which must not get into an image; directories: it uses."""
     saved = dict(os.environ)
     for kind, path in (directories or {}).items():
@@ -97,7 +86,7 @@ def runtime_for(doing, directories=None):
         try:
             if not shutil.which('singularity') and shutil.which('apptainer'):
                 # spython knows one name only
-                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))
+                os.symlink(shutil.which('apptainer'), os.path.join(directory, 'singularity'))  # type: ignore
                 os.environ['PATH'] += os.pathsep + directory
             command = shutil.which('singularity')
             if not command:
@@ -109,7 +98,7 @@ def runtime_for(doing, directories=None):
             os.environ.update(saved)
 
 
-def spython_client(doing):
+def spython_client(doing: str) -> Any:
     """Client of spython; EasyBuildError if that is not installed."""
     try:
         from spython.main import get_client
@@ -119,7 +108,7 @@ def spython_client(doing):
     return get_client()
 
 
-def pull_image(address, path, directories, log):
+def pull_image(address: str, path: str, directories: Any, log: Any) -> None:
     """Pull an image from a registry to a file; the runtime verifies the digest that the address ends in."""
     lines, doing = [], "pulling %s" % address
     with runtime_for(doing, directories):
@@ -132,7 +121,7 @@ def pull_image(address, path, directories, log):
             raise runtime_error("Pulling %s" % address, ''.join(lines), err.returncode, REGISTRY_PROBLEMS, directories)
 
 
-def build_image(definition, options, path, directory, directories):
+def build_image(definition: str, options: Any, path: str, directory: str, directories: Any) -> None:
     """Build an image to a path from a definition file in a directory, where what it names is too."""
     # not through spython, whose build call reads one of two pipes: it waits for ever when the other one is full
     with runtime_for("building an image from %s" % definition, directories) as runtime:
@@ -143,37 +132,8 @@ def build_image(definition, options, path, directory, directories):
                             [FULL], directories)
 
 
-def definition_of(image):
+def definition_of(image: str) -> Any:
     """The definition that an image holds, or None; ValueError if the runtime cannot read it."""
     doing = "reading the definition that the image holds"
     with runtime_for(doing):
         return spython_client(doing).inspect(image=image).get('attributes', {}).get('deffile')
-
-
-def verify_signature(path, key, find_file):
-    """Have the runtime verify who signed an image: a fingerprint in its keyring, or a file with a public key (.pem)."""
-    fingerprint = re.sub(r'\s|^0x', '', key).upper()
-    is_file = not re.match('^[0-9A-F]{40,64}$', fingerprint)
-    with runtime_for("verifying the signature of an image") as runtime:
-        command = [runtime, 'verify'] + (['--key', find_file(key)] if is_file else ['--json']) + [path]
-        res = run_shell_cmd(' '.join(shlex.quote(word) for word in command), fail_on_error=False, hidden=True,
-                            split_stderr=True)
-    problem = '\n'.join([res.output.strip(), (res.stderr or '').strip()]).strip()
-    if not res.exit_code:
-        # the runtime accepts any key that it knows or finds on a key server, for each part of the image another one
-        others = [] if is_file else [signer for signer in signers(res.output) if signer != fingerprint]
-        if not others:
-            return
-        problem = "What is in it was signed by %s" % ', '.join(others)
-    raise EasyBuildError("The image is not signed by the key %s. Do not use it, or correct 'verify_key'; it must be "
-                         "known ('apptainer key list', 'key import', 'key pull'). The runtime says:\n%s", key, problem)
-
-
-def signers(output):
-    """Who signed the file systems in an image, by 'verify --json': fingerprints of PGP keys, or 'nobody'."""
-    try:
-        keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]
-        return sorted({key['Fingerprint'].upper() if key['DataCheck'] and key['KeyCheck'] else 'nobody'
-                       for key in keys if key['Partition'] == 'FS'}) or ['nobody']
-    except (KeyError, TypeError, ValueError) as err:
-        raise EasyBuildError("What 'verify --json' printed is not understood (%r): %s", err, output)

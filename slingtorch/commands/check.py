@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import Dict, List, Mapping, Optional
 
-from slingtorch import bundle_root, slingshot_sites
+from slingtorch import bundle_root, sites
 
 # the batch script and salloc's interactive step (slurm.h): no tasks
 NO_TASKS = ('4294967291', '4294967290')
@@ -35,7 +35,7 @@ def reference_options(environ: Mapping[str, str]) -> List[str]:
     """What vet's nodes should reach by the reference figures of the site in SLINGTORCH_SITE: options of vet."""
     name = environ.get('SLINGTORCH_SITE')
     found: Dict[str, float] = {}
-    for each in slingshot_sites().load(name, environ).references if name else []:
+    for each in sites.load(name, environ).references if name else []:
         if each.operation not in ('all_reduce', 'send_receive') or int(each.nodes) < 2:
             continue    # all_reduce's rings leave a node with the bus bandwidth, send_receive is that of one rank
         ranks = int(each.ranks_per_node) if each.operation == 'send_receive' else 1

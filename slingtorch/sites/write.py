@@ -13,9 +13,10 @@ import sys
 import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
-from slingtorch.site_draft import Draft
-from slingtorch.site_probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
-                                   one_line)
+from slingtorch import sites
+from slingtorch.sites.draft import Draft
+from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
+                                    one_line)
 
 UNSEEN = '#   not seen: '
 
@@ -44,7 +45,7 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
     """
     Add to the text of a site file what it does not say; what it says stays.
 
-    :param sections: the file's, as read_sections of slingshot_sites returns them
+    :param sections: the file's, as sites.read_sections returns them
     :return: (new text, [what was added], [where file and node differ])
     """
     added, kept = [], []
@@ -79,7 +80,7 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
     return text, added, kept
 
 
-def check_name(sites: Any, name: str, environ: Env) -> None:
+def check_name(name: str, environ: Env) -> None:
     """Raise a SiteFileError if a site cannot have this name, or another one has it."""
     if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name) or name.endswith(sites.OLD_METADATA):
         raise SiteFileError("A site cannot be called '%s': use up to 64 letters, digits, '_', '.' and '-', and begin "
@@ -90,7 +91,7 @@ def check_name(sites: Any, name: str, environ: Env) -> None:
                             % (name, path, name))
 
 
-def own_directory(sites: Any, environ: Env) -> str:
+def own_directory(environ: Env) -> str:
     """The user's own directory with sites, made if it is not there."""
     path = sites.user_directory(environ)
     if not path:
@@ -109,7 +110,7 @@ def own_directory(sites: Any, environ: Env) -> str:
     return path
 
 
-def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False) -> str:
+def write(path: str, text: str, environ: Env, replace: bool = False) -> str:
     """
     Write a site file that the bundle's own reader accepts.
 
@@ -140,14 +141,14 @@ def write(sites: Any, path: str, text: str, environ: Env, replace: bool = False)
             os.unlink(temporary)
 
 
-def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
+def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
             evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None) -> int:
-    """slingtorch site new; sites is the module slingshot_sites. Recorded evidence stands for that of this machine."""
+    """slingtorch site new. Recorded evidence stands for that of this machine."""
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
-    check_name(sites, name, environ)
+    check_name(name, environ)
     if environ.get('SLURM_PROCID', '0') != '0':
         return 0    # the first task of a step does it
-    path = os.path.join(own_directory(sites, environ), name + sites.SITE)
+    path = os.path.join(own_directory(environ), name + sites.SITE)
     there = os.path.exists(path)
     old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
     if args.complete and not there:
@@ -169,12 +170,12 @@ def run_new(args: argparse.Namespace, sites: Any, environ: Optional[Env] = None,
     if args.complete:
         text, added, kept = merge(old, sites.read_sections(path), draft)
         if added:
-            write(sites, path, text, environ, replace=True)
+            write(path, text, environ, replace=True)
         print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s says all of it already." % path)
         print(''.join("Kept as it is in the file: %s\n" % line for line in kept), end='')
     else:
         text = compose(name, draft)
-        written = write(sites, path, text, environ) if text != old else None
+        written = write(path, text, environ) if text != old else None
         if written and written != path:
             print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, written, n=1)))
             print("The file that was there stays. The new one is %s: take from it what you want." % written)

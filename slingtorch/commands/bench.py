@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
                                     table_head, table_row, wrong_values)
 
@@ -105,7 +105,10 @@ def draw(record: dict, path: str) -> None:
     figure.suptitle('%d ranks, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['nodes'], record['versions']['torch'], record['date']))
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as err:  # the name's ending is none that matplotlib draws
+        raise BenchError("--plot %s: %s" % (path, err))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         draw(record, args.plot)
         print("drawn: %s" % args.plot)
     status = 1 if wrong_values(record) or not record['complete'] else 0
-    sites, chosen = slingshot_sites(), None
+    chosen = None
     try:
         # of a job's own site, if it is a system by itself that is known here
         name = args.site or record['site']

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Which network plugin a release of NCCL or RCCL can load, and releases that are known to be bad."""
 import platform
-import re
-import shlex
 from collections import namedtuple
+from typing import Any, List, Set
 
 from easybuild.tools import LooseVersion
-from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.build_log import EasyBuildError
+from slingtorch.job.elf import Library
+from slingtorch.job.nccl import offered
 
 # First release of NCCL (or of RCCL, which follows its numbers): oldest and newest ncclNetPlugin_v* that it accepts.
 # From src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
@@ -33,19 +34,21 @@ KNOWN_PROBLEMS = [
 ]
 
 
-def accepted_apis(version):
+def accepted_apis(version: Any) -> Any:
     """Oldest and newest ncclNetPlugin_v* (numbers) that a release of NCCL or RCCL accepts; None if not known."""
     windows = [window for since, window in NCCL_APIS if version and LooseVersion(version) >= LooseVersion(since)]
     return windows[-1] if windows else None
 
 
-def exported_apis(path):
+def exported_apis(path: str) -> Set[int]:
     """Numbers of the ncclNetPlugin_v* that a plugin exports, as a set."""
-    res = run_shell_cmd('readelf --dyn-syms --wide %s' % shlex.quote(path), hidden=True)
-    return {int(api) for api in re.findall(r'^(?!.* UND ).*\bncclNetPlugin_v(\d+)\s*$', res.output, re.M)}
+    try:
+        return set(offered(Library(path)))
+    except (OSError, ValueError) as err:
+        raise EasyBuildError("The plugin cannot be read: %s", err)
 
 
-def known_problems(versions):
+def known_problems(versions: Any) -> List[str]:
     """Sentences, each with its source, on what is wrong with releases: {name: version, or None}."""
     texts = []
     for problem in KNOWN_PROBLEMS:

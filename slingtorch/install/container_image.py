@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import struct
+from typing import Any, Iterator
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
@@ -23,7 +24,7 @@ FICLONE = 0x40049409  # ioctl of Linux: share the data of another file (linux/fs
 BLOCK_SIZE = 8 * 1024 * 1024
 
 
-def check_sif(path):
+def check_sif(path: str) -> None:
     """Raise EasyBuildError if a file is no SIF or is cut off (the header says how long it must be), or OSError."""
     size = os.path.getsize(path)
     with open(path, 'rb') as handle:
@@ -37,7 +38,7 @@ def check_sif(path):
         raise EasyBuildError("%s is truncated: it has %d bytes, its header says %d. Get it again", path, size, expected)
 
 
-def transfer_image(how, source, target, label):
+def transfer_image(how: str, source: str, target: str, label: str) -> str:
     """Copy (sharing data where it can), reflink, hardlink or symlink an image, and read it once: sha256, or OSError."""
     if how == 'symlink':
         os.symlink(source, target)
@@ -54,7 +55,7 @@ def transfer_image(how, source, target, label):
     return hash_image(target, label)
 
 
-def hash_image(path, label, copy=None):
+def hash_image(path: str, label: str, copy: Any = None) -> str:
     """Read an image once, writing it to an open file on the way: its sha256, or OSError, also if it got shorter."""
     digest, hashing, done = hashlib.sha256(), None, 0
     buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]
@@ -82,7 +83,7 @@ def hash_image(path, label, copy=None):
 
 
 @contextlib.contextmanager
-def removed_on_error(path):
+def removed_on_error(path: str) -> Iterator[None]:
     """Remove a file or directory if the block ends in an error, Ctrl-C included."""
     try:
         yield
@@ -92,13 +93,13 @@ def removed_on_error(path):
         raise
 
 
-def flush_image(path):
+def flush_image(path: str) -> None:
     """Wait until a file is on the disk; OSError, also where a file system says only now that it is full."""
     with open(path, 'rb') as handle:
         os.fsync(handle.fileno())
 
 
-def check_digest(path, checksum, digest):
+def check_digest(path: str, checksum: Any, digest: str) -> None:
     """Raise EasyBuildError if the sha256 of an image is not the checksum of the easyconfig (None: it has none)."""
     if verify_checksum(path, checksum, computed_checksums={'sha256': digest}):
         return
@@ -111,7 +112,7 @@ def check_digest(path, checksum, digest):
                          path, digest, checksum, exit_code=EasyBuildExit.FAIL_CHECKSUM)
 
 
-def explain_error(err, source, installdir):
+def explain_error(err: OSError, source: str, installdir: str) -> Any:
     """An OSError with an image (path or address) as an EasyBuildError that says what to do."""
     full = ("%%s. Make room for %s bytes (a rebuild has the old and the new image for a while), install elsewhere with "
             "--prefix or --installpath-software, or share the space with image_transfer = 'hardlink' or 'symlink' in "
@@ -127,4 +128,4 @@ def explain_error(err, source, installdir):
         errno.EOPNOTSUPP: sharing, errno.ENOTTY: sharing, errno.EINVAL: sharing,
     }
     return EasyBuildError("Bringing the image %s to %s failed: %s. %s. What was installed is untouched", source,
-                          installdir, err.strerror, remedies.get(err.errno, "Fix that and run the same again"))
+                          installdir, err.strerror, remedies.get(err.errno or 0, "Fix that and run the same again"))
