@@ -323,6 +323,19 @@ def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
     assert not (tmp_path / 'next').exists()
 
 
+def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path):
+    program = HOLDS.replace('sys.exit(85)', 'pathlib.Path(f"saving-{rank}").touch()\nwhile not read("go"):\n'
+                            '    time.sleep(0.01)\nsys.exit(85)')
+    process = begin(program, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
+    process.send_signal(signal.SIGTERM)
+    (tmp_path / 'go').write_text('now')
+    status, said, output = ended(process)
+    assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
+
+
 def test_starts_in_vain_and_too_many_starts(begin, tmp_path):
     status, said, output = ended(begin('import sys; sys.exit("no data")'))
     assert status == 1 and len(said) == 3 and said[2].startswith('two starts in a row changed nothing in ckpt'), output
