@@ -80,13 +80,14 @@ class Job:
         return re.search(r' JobState=(\S+)', text).group(1), re.search(r' ExitCode=(\d+):', text).group(1)
 
     def wait(self, condition, problem):
-        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here it does not."""
+        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here until nothing is left."""
         def now():
-            if self.state()[0] == 'PENDING':
+            idle = self.cluster.run('sinfo', '-h', '-N', '-o', '%T').stdout.split() == ['idle'] * len(self.cluster.nodes)
+            if idle and self.state()[0] == 'PENDING':
                 self.cluster.run('scontrol', 'update', f'JobId={self.id}', 'StartTime=now', check=False)
             return condition()
         try:
-            wait(now, int(os.environ.get('W', 240)), problem)
+            wait(now, 240, problem)
         except RuntimeError as error:
             pytest.fail(f'{error}\n{self.output()}', pytrace=False)
 
