@@ -55,8 +55,6 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         """Options of the backend."""
         return with_parameters(PythonPackage.extra_options(extra_vars), {
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
-            'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
-                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
             'mpicxx': ['mpicxx', "MPI's compiler for C++ (Cray's is 'CC'): a command in $PATH, for an image in that of "
                                  "the container"],
         })
@@ -200,8 +198,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
 
     def gtl_library(self):
         """Full path of Cray MPICH's GPU Transport Layer, or None where none is wanted."""
-        return gtl_library(self.cfg['mpi_gtl'], self.cfg['mpi_gtl_dir'],
-                           lambda parameter: build_option(parameter) or self.cfg[parameter])
+        return gtl_library(self.cfg['mpi_gtl'], lambda parameter: build_option(parameter) or self.cfg[parameter])
 
     def install_step(self):
         """Let pip build and install; an error shows what the compiler said."""

@@ -601,6 +601,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if getattr(sys, name) is None:  # closed
             setattr(sys, name, open(os.devnull, 'w'))
     for_shell = argv[:1] == ['env']
+    if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
+        # What is shown may have characters that the terminal's encoding lacks; a shell gets paths byte by byte.
+        sys.stdout.reconfigure(**{'errors': 'backslashreplace'} if not for_shell else {
+            'encoding': sys.getfilesystemencoding(), 'errors': 'surrogateescape'})
     parser = make_parser()
     try:
         args = parser.parse_args(argv)

@@ -121,13 +121,13 @@ def uv_environment(kept: Sequence[str] = ()) -> Dict[str, str]:
     return dict(env, UV_NO_CONFIG='1', UV_PYTHON_DOWNLOADS='never', UV_NO_WRAP='1', NO_COLOR='1')
 
 
-def pip_settings(python: str, command: str = 'download') -> Settings:
+def pip_settings(python: str, command: str = 'download', flags: str = '-s') -> Settings:
     """What the pip of a Python is configured with for a command, by files and variables: {name of an option: value}.
 
     RuntimeError where pip cannot read its configuration: without it packages would come from elsewhere.
     """
     # with a 'user = true', pip would list the user's own file alone
-    done = subprocess.run([python, '-s', '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
+    done = subprocess.run([python, flags, '-m', 'pip', 'config', 'list'], env=dict(os.environ, PIP_USER='0'),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     if done.returncode:

@@ -208,7 +208,7 @@ def find_python(wanted: Optional[str]) -> Optional[Described]:
         found = describe_python(shutil.which(command))
         if found and found['version'] in PYTHON_VERSIONS:
             return found
-        if found or wanted:
+        if found or wanted is not None:
             seen.append("%s is %s" % (command, found['version'] if found else "no Python that starts"))
     if seen:
         raise QuickstartError("PyTorch is installed for Python %s, and %s"
@@ -273,7 +273,7 @@ def set_up_packages(wanted: Optional[str], lock: int, log: str) -> Tuple[Describ
 def pip_environment(python: str) -> Dict[str, str]:
     """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration."""
     try:
-        settings = lockfile.pip_settings(python, 'install')
+        settings = lockfile.pip_settings(python, 'install', '-sE')
     except RuntimeError as err:
         raise QuickstartError(str(err))
     return dict({'PIP_CONFIG_FILE': os.devnull}, **{

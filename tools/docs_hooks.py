@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, what the site files say of their systems stands on
-pages, and links work as they do in the repository.
+Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, what the site files say of their systems is on pages,
+and links work as they do in the repository.
 """
 import posixpath
 import re

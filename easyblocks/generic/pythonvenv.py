@@ -21,10 +21,10 @@ from easybuild.tools.filetools import (
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
+from slingtorch.install.dependencies import modules_loaded, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.install.nccl import PLUGIN_NAMES
-from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch, replace_nccl
+from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
 from slingtorch.lockfile import (
     PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
     recipe_of, uv_environment, wheel_dir)
@@ -72,6 +72,9 @@ PIP_PROBLEMS = [
      "Or the lock file has no hash for the wheel of this platform: then compare the hash that was got with that which "
      "the publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the "
      "lock file into the easyconfig (eb --inject-checksums --force)"),
+    # uv 0.13 calls it 'No solution found' as well (seen)
+    ('invalid package format|Failed to read from zip file',
+     "The file of this package in the source path is cut off or damaged: 'eb --fetch' gets it again"),
     ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
      "The lock file is not complete: every package, also those that others need, must stand there as "
      "'name==version --hash=sha256:...'"),
@@ -114,9 +117,7 @@ class PythonVenv(RunScripts):
             'python_packages': [[], "Packages, as pip takes them, for 'slingtorch lock'; empty: it was made by hand"],
             'python_versions': [[], "Versions of Python (major.minor) that have wheels; empty: not checked"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable"],
-            'sanity_check_packages': [{}, "Versions that must be installed, besides those that python_packages pin: "
-                                          "{distribution: version}"],
-            'system_nccl': [None, "Dependency whose NCCL or RCCL takes the place of the wheel's, such as 'ROCm'"],
+            'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}"],
             'system_site_packages': [False, "Let the environment see the packages of the Python it is made with"],
             'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels are taken, as pip calls it: "
                                                         "that glibc or a newer one is needed. A list for several"],
@@ -169,15 +170,13 @@ class PythonVenv(RunScripts):
     def describe_recipe(self, python):
         """What the environment is made from: from the same come the same files."""
         command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
-        system_nccl = self.cfg['system_nccl']
         return {
             'another Python': run_shell_cmd(command, hidden=True).output.strip(),
             'another lock file': compute_checksum(self.lock_file, 'sha256'),
             'another release of the easyblock': compute_checksum(__file__, 'sha256'),
             'another place or name': '%s %s' % (self.installdir, self.prompt()),
             'other dependencies': self.module_names(),
-            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages'], system_nccl,
-                                 system_nccl and dependency_root(self.cfg, system_nccl)],
+            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages']],
         }
 
     def is_as_made(self):
@@ -578,12 +577,6 @@ class PythonVenv(RunScripts):
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
-            if self.cfg['system_nccl']:
-                root = dependency_root(self.cfg, self.cfg['system_nccl'])
-                if not root:
-                    raise EasyBuildError("system_nccl is '%s', and no dependency has that name and a prefix",
-                                         self.cfg['system_nccl'])
-                replace_nccl(self.installdir, root)
             # pip compiles with one process, uv the tests as well; what is no valid Python, as templates in packages,
             # is left out by all
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
@@ -641,7 +634,7 @@ class PythonVenv(RunScripts):
             names, numbers = metadata.get('name') or [dep['name']], metadata.get('version') or [dep['version']]
             versions.update(zip(names, numbers))
         plugin_wanted = any(name in versions for name in PLUGIN_NAMES)
-        if self.dry_run or not (plugin_wanted or self.cfg['system_nccl']):
+        if self.dry_run or not plugin_wanted:
             return
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()

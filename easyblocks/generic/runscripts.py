@@ -25,7 +25,7 @@ KEPT = 30 * 24 * 3600
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
-    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
+    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares']
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
                                          'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/facts.bash', 'lib/version', 'lib/job/variables.cfg']
@@ -96,15 +96,23 @@ class RunScripts(KeepsPrevious):
         self.put_scripts()
 
     @property
+    def module_only(self):
+        """Whether this is 'eb --module-only', and no dry run."""
+        return (build_option('module_only') or self.cfg['module_only']) and not self.dry_run
+
+    @property
     def renews(self):
         """Whether this is 'eb --module-only' of something that is installed."""
-        return ((build_option('module_only') or self.cfg['module_only']) and not self.dry_run
-                and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)))
+        return self.module_only and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR))
 
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts beside what is installed, and then its module."""
         if not fake and self.renews and not self.cfg['stop']:   # which --fetch is, too
             self.renew_scripts()
+        elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
+            print_warning("Nothing is installed in %s, so this module loads nothing that works. To install it run eb "
+                          "without --module-only; if it is elsewhere, see EASYBUILD_PREFIX", self.installdir,
+                          log=self.log)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):

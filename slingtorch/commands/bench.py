@@ -105,7 +105,10 @@ def draw(record: dict, path: str) -> None:
     figure.suptitle('%d ranks, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['nodes'], record['versions']['torch'], record['date']))
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as err:  # the name's ending is none that matplotlib draws
+        raise BenchError("--plot %s: %s" % (path, err))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Functions of the Singularity easyblock: calls of Apptainer or Singularity, through spython where that has them."""
 import contextlib
-import getpass
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, Optional
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.run import run_shell_cmd
@@ -59,28 +57,18 @@ def runtime_error(doing: str, output: str, status: int, problems: Any, directori
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind: str, wanted: Any) -> Any:
-    """Directory that the runtime takes as CACHEDIR or TMPDIR, made and found writable; None if its default counts.
-
-    :param wanted: the site's directory for it, or None; %u is the user's name. A variable that the user has set wins
-    """
-    path, origin, problem = (wanted or '').replace('%u', getpass.getuser()), "the site's directory for it", ''
-    for name in ['SINGULARITY_' + kind, 'APPTAINER_' + kind]:
-        if os.environ.get(name):
-            path, origin = os.environ[name], '$' + name
-    if not path:
+def runtime_directory(kind: str) -> Optional[str]:
+    """Directory that the user has set for the runtime's CACHEDIR or TMPDIR, made and found writable; None: none."""
+    name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), None)
+    if not name:
         return None
+    path = os.environ[name]
     try:
         os.makedirs(path, 0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
-        # whose it is could put an image of his into it; a user may share one with colleagues, a site may not ask for it
-        if not origin.startswith('$') and os.stat(path).st_uid != os.getuid():
-            problem = "it belongs to somebody else"
     except OSError as err:
-        problem = err.strerror  # type: ignore
-    if problem:
-        raise EasyBuildError("The container runtime cannot use %s (%s): %s. Name a directory of yours with room for "
-                             "some images: export APPTAINER_%s=DIRECTORY", path, origin, problem, kind)
+        raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Name a directory of yours with room for "
+                             "some images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
     return path
 
 
@@ -149,32 +137,3 @@ def definition_of(image: str) -> Any:
     doing = "reading the definition that the image holds"
     with runtime_for(doing):
         return spython_client(doing).inspect(image=image).get('attributes', {}).get('deffile')
-
-
-def verify_signature(path: str, key: str, find_file: Any) -> None:
-    """Have the runtime verify who signed an image: a fingerprint in its keyring, or a file with a public key (.pem)."""
-    fingerprint = re.sub(r'\s|^0x', '', key).upper()
-    is_file = not re.match('^[0-9A-F]{40,64}$', fingerprint)
-    with runtime_for("verifying the signature of an image") as runtime:
-        command = [runtime, 'verify'] + (['--key', find_file(key)] if is_file else ['--json']) + [path]
-        res = run_shell_cmd(' '.join(shlex.quote(word) for word in command), fail_on_error=False, hidden=True,
-                            split_stderr=True)
-    problem = '\n'.join([res.output.strip(), (res.stderr or '').strip()]).strip()
-    if not res.exit_code:
-        # the runtime accepts any key that it knows or finds on a key server, for each part of the image another one
-        others = [] if is_file else [signer for signer in signers(res.output) if signer != fingerprint]
-        if not others:
-            return
-        problem = "What is in it was signed by %s" % ', '.join(others)
-    raise EasyBuildError("The image is not signed by the key %s. Do not use it, or correct 'verify_key'; it must be "
-                         "known ('apptainer key list', 'key import', 'key pull'). The runtime says:\n%s", key, problem)
-
-
-def signers(output: str) -> Any:
-    """Who signed the file systems in an image, by 'verify --json': fingerprints of PGP keys, or 'nobody'."""
-    try:
-        keys = [entry['Signer'] for entry in json.loads(output)['SignerKeys'] or []]
-        return sorted({key['Fingerprint'].upper() if key['DataCheck'] and key['KeyCheck'] else 'nobody'
-                       for key in keys if key['Partition'] == 'FS'}) or ['nobody']
-    except (KeyError, TypeError, ValueError) as err:
-        raise EasyBuildError("What 'verify --json' printed is not understood (%r): %s", err, output)

@@ -4,7 +4,6 @@ Functions of several easyblocks: which libraries a process has that imported PyT
 
 Neither MPI nor a GPU is initialised: build nodes may lack both.
 """
-import glob
 import json
 import os
 import re
@@ -13,7 +12,7 @@ import tempfile
 from typing import Any, List, Optional, Tuple
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
-from easybuild.tools.filetools import remove_file, symlink, write_file
+from easybuild.tools.filetools import write_file
 from easybuild.tools.run import run_shell_cmd
 from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
 from slingtorch.job.machine import MPI_LIBRARY, Machine
@@ -198,26 +197,6 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
 
 
-def replace_nccl(installdir: str, root: str) -> None:
-    """Let links to the NCCL or RCCL below a system's prefix take the place of the wheel's own.
-
-    PyTorch's libraries find theirs by RPATH, so that $LD_LIBRARY_PATH has no say; and LD_PRELOAD can lead to two.
-    """
-    packages = os.path.join(installdir, 'lib', 'python3*', 'site-packages')
-    found = sum((glob.glob(os.path.join(packages, place)) for place in
-                 ['torch/lib/lib[nr]ccl.so*', 'nvidia/nccl/lib/libnccl.so*', '_rocm_sdk_*/lib/librccl.so*']), [])
-    if not found:
-        raise EasyBuildError("The environment has no NCCL or RCCL for system_nccl to replace: is PyTorch one for CPUs?")
-    for path in found:
-        name = library_name(path)
-        others = [os.path.join(root, sub, name) for sub in ['lib', 'lib64']]
-        others = [other for other in others if os.path.exists(other)]
-        if not others:
-            raise EasyBuildError("%s/lib and lib64 have no %s to replace that of the wheel with", root, name)
-        remove_file(path)
-        symlink(others[0], path)
-
-
 def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
     """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
     code += '; print(open("/proc/self/maps").read())'
@@ -256,35 +235,34 @@ def mpi_launcher(compiler: str) -> Optional[str]:
     return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
 
 
-def gtl_library(kind: str, directory: str, archs: Any) -> Optional[str]:
+def gtl_library(kind: str, archs: Any) -> Optional[str]:
     """
     Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
     and its mpicc does not link it.
 
-    :param kind: the parameter mpi_gtl; directory: mpi_gtl_dir
+    :param kind: the parameter mpi_gtl
     :param archs: function that gives the list of a parameter for GPUs' architectures
     """
     if not kind:
         return None
     if kind not in ['cuda', 'hsa']:
         raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
-    if not directory:
-        maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
-                                  'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
-        variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
-        if not variables:
-            raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
-        values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
-        if not values:
-            raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
-                                 "it is: %s not set. Is cray-mpich among the dependencies? Otherwise set mpi_gtl_dir "
-                                 "to the directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory "
-                                 "of cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
-        directory = re.sub('^-L', '', values[0].split()[0])
+    maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                              'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+    variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+    if not variables:
+        raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
+    values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+    if not values:
+        raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
+                             "it is: %s not set. Is cray-mpich among the dependencies? Otherwise export it with the "
+                             "directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory of "
+                             "cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
+    directory = re.sub('^-L', '', values[0].split()[0])
     library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
     if not os.path.exists(library):
         raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
-                             "module of this system, or correct mpi_gtl_dir", library)
+                             "module of this system, or correct $PE_MPICH_GTL_DIR_*", library)
     return library
 
 

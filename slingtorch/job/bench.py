@@ -24,8 +24,8 @@ import time
 
 from . import nccl
 from .machine import Machine
-from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, head, parse_size, show_size, show_time, summary,
-                      table_head, table_row, write, wrong_values)
+from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
+                      show_time, summary, table_head, table_row, write, wrong_values)
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -436,7 +436,8 @@ def make_parser() -> argparse.ArgumentParser:
                         help="how long each size is repeated, 3 to 1000 times; default: 0.3")
     parser.add_argument('--timeout', type=int, default=300, metavar='SECONDS',
                         help="a rank that others wait for longer is taken for dead; default: 300")
-    parser.add_argument('--json', metavar='FILE', help="write the results there, for 'slingtorch bench'")
+    parser.add_argument('--json', metavar='FILE', type=file_to_write,
+                        help="write the results there, for 'slingtorch bench'")
     return parser
 
 

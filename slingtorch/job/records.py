@@ -157,6 +157,20 @@ def summary(record: dict) -> list:
         'note: ' + line for line in record['notes']] + wrong_values(record)
 
 
+def file_to_write(path: str) -> str:
+    """For argparse: a FILE to write to. What is there and none of slingtorch's results, perhaps the program, stays."""
+    if os.path.isfile(path) and os.path.getsize(path):
+        try:
+            with open(path, 'rb') as stream:
+                start = stream.read(200)
+        except OSError as err:
+            raise argparse.ArgumentTypeError(str(err))
+        if not start.startswith(b'{') or b'"slingtorch ' not in start:
+            raise argparse.ArgumentTypeError("%s is there already, has no results of slingtorch in it, and stays as it "
+                                             "is: name another file" % path)
+    return path
+
+
 def write(record: dict, path: str) -> None:
     """Write the file, whole or not at all."""
     part = path + '.part'

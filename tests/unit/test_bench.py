@@ -2,6 +2,7 @@
 """Bench: formulas, sizes, what of the machine it reads, and the command that reads, judges and draws."""
 import argparse
 import copy
+import importlib
 import json
 import math
 import re
@@ -368,3 +369,32 @@ def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     status, _, err = said(capsys, files(), '--plot', str(tmp_path / 'x.png'))
     assert status == 1 and 'pip install matplotlib' in err and not (tmp_path / 'x.png').exists()
+
+
+@pytest.mark.parametrize('program', ['bench', 'vet', 'check'])
+def test_results_replace_no_other_file(program, tmp_path, capsys):
+    """--json with the name of the training program, or of somebody's data."""
+    main = importlib.import_module('slingtorch.job.' + program).main
+    for text in ('import torch\n', '{"mine": 1}'):
+        (tmp_path / 'file').write_text(text)
+        with pytest.raises(SystemExit) as stopped:
+            main(['--json', str(tmp_path / 'file')])
+        assert stopped.value.code == 2 and 'stays as it is' in capsys.readouterr().err
+        assert (tmp_path / 'file').read_text() == text
+
+
+def test_results_replace_results(tmp_path):
+    path = str(tmp_path / 'file.json')
+    assert records.file_to_write(path) == path
+    for record in ({'format': records.FORMAT}, {'format': 1, 'title': 'slingtorch vet: 2 nodes'},
+                   {'title': 'slingtorch check: 2 ranks'}, None):
+        if record:
+            records.write(record, path)
+        else:
+            open(path, 'w').close()
+        assert records.file_to_write(path) == path
+
+
+def test_picture_of_an_unknown_format(files, tmp_path, capsys):
+    assert cli.main(['bench', str(files()), '--plot', str(tmp_path / 'a.nosuch')]) == 1
+    assert 'a.nosuch: Format' in capsys.readouterr().err
