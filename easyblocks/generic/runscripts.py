@@ -28,9 +28,10 @@ DEFAULT_RUNSCRIPTS = (
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
                                          'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
-                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
-                                           'records', 'star', 'variables', 'vet', 'wire']]
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'gather',
+                                           'imports', 'limits', 'look', 'machine', 'meet', 'messages', 'nccl',
+                                           'network', 'node', 'pairs', 'probe', 'program', 'records', 'variables',
+                                           'vet']]
 )
 # those of runscripts/lib/gpus.bash
 GPU_VISIBILITY_VARIABLES = ['ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',

@@ -193,6 +193,14 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
                    "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
+def address_of_host(name: str) -> str:
+    """The first address of a host, for a message."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return 'no address here'
+
+
 def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
     """The rank's numbers against those of the launcher."""
     env = machine.environ
