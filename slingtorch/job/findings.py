@@ -133,7 +133,7 @@ class Report:
     @classmethod
     def load(cls, data: bytes, within: int) -> 'Report':
         """
-        :param within: bit mask of the ranks of which it may speak
+        :param within: bit mask of the ranks of which it may speak: those that died are in findings alone
         :raises ValueError: if it is no report
         """
         report = cls()
@@ -143,10 +143,10 @@ class Report:
             for level, name, text, remedy, mask in content['findings']:
                 if level not in LEVELS or name not in NAMES:
                     raise ValueError('no finding')
-                report.add(level, name, text, remedy, mask_of(mask, report.ranks))
+                report.add(level, name, text, remedy, mask_of(mask, within))
             for name, values in content['facts'].items():
                 for value, mask in values.items():
-                    report.fact(one_line(name)[:LONGEST], value, mask_of(mask, report.ranks))
+                    report.fact(one_line(name)[:LONGEST], value, mask_of(mask, within))
         except (KeyError, TypeError, AttributeError) as err:
             raise ValueError("no report: %r" % err)
         return report

@@ -49,6 +49,7 @@ class Probe:
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
         self.begin, self.trial, self.given_up = time.monotonic(), None, False  # type: float, Any, bool
+        self.clock = time.time
 
     def say(self, **more: 'Any') -> None:
         """One line."""
@@ -120,16 +121,16 @@ class Probe:
             there = [said for said in self.nodes.values() if said]
             go = ready and len(there) == len(self.nodes) > 0 and all(said['ready'] for said in there) and \
                 sum(said['ranks'] for said in there) == world - ranks
-            self.store.put('go', {'now': Machine().clock(), 'nodes': len(self.nodes) + 1, 'go': go})
+            self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
             self.result['nodes'] = self.nodes
         else:
             self.number = self.store.count('nodes', 1)
             self.store.put('come-%d' % self.number, {
-                'node': Machine().node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
+                'node': Machine(self.environ).node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
             said = self.store.get('go', begin + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("rank 0's node says what this version does not understand")
-            self.result['ahead'], go = Machine().clock() - said['now'], said['go']
+            self.result['ahead'], go = self.clock() - said['now'], said['go']
             self.nodes = dict.fromkeys(range(1, min(said['nodes'], world)))
         self.say(met=True)
         return go
@@ -206,23 +207,26 @@ class Probe:
         self.say(over=True)
         for line in sys.stdin:
             order = json.loads(line)
-            if not store:
-                self.say(answer=order['turn'])
-                continue
-            try:
-                end = time.monotonic() + float(order.get('seconds', 0))
-                if 'put' in order:
-                    store.put('report-%d' % self.number, json.loads(order['put']))
-                elif 'reports' in order:
-                    self.result['reports'] = store.reports(order['reports'], end)
-                elif 'word' in order:
-                    store.word(order['word'], len(self.nodes))
-                elif 'hear' in order:
-                    self.result['word'] = str(store.get('word', end))[:10]
-                    store.count('heard', 1)
-            except (meet.NotMet, ValueError) as err:
-                self.result['lost'] = str(err)
+            self.obey(store, order)
             self.say(answer=order['turn'])
+
+    def obey(self, store: 'Optional[meet.Store]', order: dict) -> None:
+        """Do one thing; fills in the result."""
+        end = time.monotonic() + float(order.get('seconds', 0))
+        try:
+            if not store:
+                raise meet.NotMet("it was not opened")
+            if 'put' in order:
+                store.put('report-%d' % self.number, json.loads(order['put']))
+            elif 'reports' in order:
+                self.result['reports'] = store.reports(order['reports'], end)
+            elif 'word' in order:
+                store.word(order['word'], len(self.nodes))
+            elif 'hear' in order:
+                self.result['word'] = str(store.get('word', end))[:10]
+                store.count('heard', 1)
+        except (meet.NotMet, ValueError) as err:
+            self.result['lost'] = str(err)
 
 
 # Seconds that rank 0's node waits longer for others than these wait for their ranks.
@@ -230,11 +234,20 @@ SLACK = 2
 
 
 def taken(nodes: int) -> dict:
-    """What this process has taken of what limits.py knows; the kernel's own figures: proc(5)."""
+    """
+    What this process has taken of what limits.py knows; the kernel's own figures: proc(5). Without what a training has
+    not: more than one connection to the store (of each node, where the store is), the pipe of imports.py, and the
+    memory that glibc reserves for two threads (64 MB of arena and 8 MB of stack each).
+    """
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
-    return {'fds': len(os.listdir('/proc/self/fd')), 'nodes': nodes, 'v': int(sizes.get('VmPeak', 0)) << 10,
-            'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
+    port = int(os.environ.get('MASTER_PORT') or 0)
+    here = [entry['here'][1] for entry in network.connections() if port in (entry['here'][1], entry['there'])]
+    spare = max(0, len(here) - (2 + nodes if port in here else 1)) + 1 if nodes > 1 else 0
+    ours = 2 * 72 << 20 if nodes > 1 else 0
+    return {'fds': len(os.listdir('/proc/self/fd')) - spare, 'nodes': nodes,
+            'v': max(0, (int(sizes.get('VmPeak', 0)) << 10) - ours),
+            'd': max(0, (int(sizes.get('VmData', 0)) << 10) - ours), 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
 def first_lines(err: BaseException) -> str:

@@ -33,7 +33,7 @@ network, mounts, host name, `/tmp`, `/dev/shm`, hosts file and boot id of their 
 training of four ranks with PyTorch {torch} over gloo. A training breaks if it ends with an error, if no rank says that
 it trained, or if it made no step in {limit} s; it is slow if it made some of its 8 steps by then. The faults, and the
 training, are in `tests/faults`, the record in `tests/records/faults/seen.json`: trainings of {dates}, `--check` of
-{checked}, with `SLINGTORCH_CHECK_SECONDS=20`. `python -m faults --check-only` keeps what is recorded of the trainings.
+{checked}, with `SLINGTORCH_CHECK_SECONDS=40`. `python -m faults --check-only` keeps what is recorded of the trainings.
 In CI `tests/faults/test_faults.py` plants {tested} of them, and compares what `--check` says.
 
 {sums}
