@@ -97,7 +97,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     What the ranks of a node may have against what PyTorch took in the process that tried it.
 
     :param ranks: details of all ranks of the node
-    :param took: of that process: 'fds', 'v', 'd' (bytes, as of ulimit), 'anon' (bytes), 'nodes'
+    :param took: of that process: 'fds', 'v', 'd' (bytes, as of ulimit), 'anon' (bytes)
     :param world: number of ranks
     :param connects: whether each rank will connect to all others, as gloo does
     """
@@ -115,7 +115,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
                            "node, before any training" % (option, megabytes(limits[option]), SHELL[option][1]),
                            "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
         if took.get('fds') and 'n' in limits:
-            need = took['fds'] + (max(0, world - took.get('nodes', 1)) if connects else 0)
+            need = took['fds'] + (max(0, world - 1) if connects else 0)
             if limits['n'] < need + 3 * WORKERS:
                 workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
                 report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may "

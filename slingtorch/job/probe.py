@@ -68,7 +68,7 @@ class Probe:
         for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
             if value:
                 self.result['facts'][fact] = value
-        self.result['maps'], self.result['took'] = mapped_libraries(), taken(1)
+        self.result['maps'], self.result['took'] = mapped_libraries(), taken()
         if plugins:
             load(plugins, self.result)
         self.say()
@@ -176,7 +176,6 @@ class Probe:
             network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks,
                          watch, times)
             result['seconds']['collective'] = time.monotonic() - begin
-            result['took'] = taken(ranks)
             result['told'] = network.state(network.connections())
         except Exception as err:
             if not self.given_up:
@@ -233,21 +232,12 @@ class Probe:
 SLACK = 2
 
 
-def taken(nodes: int) -> dict:
-    """
-    What this process has taken of what limits.py knows; the kernel's own figures: proc(5). Without what a training has
-    not: more than one connection to the store (of each node, where the store is), the pipe of imports.py, and the
-    memory that glibc reserves for two threads (64 MB of arena and 8 MB of stack each).
-    """
+def taken() -> dict:
+    """What this process, which has imported PyTorch, has taken of what limits.py knows: proc(5)."""
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
-    port = int(os.environ.get('MASTER_PORT') or 0)
-    here = [entry['here'][1] for entry in network.connections() if port in (entry['here'][1], entry['there'])]
-    spare = max(0, len(here) - (2 + nodes if port in here else 1)) + 1 if nodes > 1 else 0
-    ours = 2 * 72 << 20 if nodes > 1 else 0
-    return {'fds': len(os.listdir('/proc/self/fd')) - spare, 'nodes': nodes,
-            'v': max(0, (int(sizes.get('VmPeak', 0)) << 10) - ours),
-            'd': max(0, (int(sizes.get('VmData', 0)) << 10) - ours), 'anon': int(sizes.get('RssAnon', 0)) << 10}
+    return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
+            'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
 def first_lines(err: BaseException) -> str:

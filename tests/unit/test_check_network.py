@@ -306,7 +306,7 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'nodes': 2, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
