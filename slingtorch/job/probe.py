@@ -147,7 +147,7 @@ class Probe:
         result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
         begin, limit = time.monotonic(), datetime.timedelta(seconds=seconds)
         self.say(phase='rendezvous')
-        asks, waits = self.store.another(), self.store.another()
+        asks = self.store.another()     # for the thread of `watch`
 
         def give_up(text, told):
             self.given_up = True
@@ -167,7 +167,7 @@ class Probe:
         watch = network.Watch(give_up, max(1, seconds / 120) + ranks / 100, gone)
         try:
             watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
-            dist.init_process_group(backend, store=dist.PrefixStore('trial', waits.store), rank=self.number,
+            dist.init_process_group(backend, store=dist.PrefixStore('trial', self.store.store), rank=self.number,
                                     world_size=ranks, timeout=limit)
             result['seconds']['rendezvous'] = time.monotonic() - begin
             begin = time.monotonic()
