@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 
-from . import gather, imports, limits, look, messages, nccl, network, node, program, records, variables
+from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
 from .machine import Machine, expand_hosts, seconds_to_wait
@@ -54,6 +54,8 @@ SLOW_TIMES, SLOW_SECONDS = 4, 3
 BUSY = 4
 # seconds for a rank of a node that writes nothing
 SILENT = 12
+# seconds for the name of an address, from which on it is said
+SLOW_NAME = 1
 # what to do about a step that is not known to have failed
 LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
 # what to do about an error that nobody knows
@@ -337,10 +339,27 @@ def one_cause(report: Report) -> None:
         found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
     first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
     best = slow or named or first or found[:1]
-    for finding in set(found) - set(best):
+    rest, best = set(found) - set(best), [with_addresses(report, finding) for finding in best]
+    for finding in rest:
         ranks = report.findings.pop(finding)
         if len(best) == 1:
             report.findings[best[0]] |= ranks
+
+
+def with_addresses(report: Report, finding: 'Any') -> 'Any':
+    """The finding, which is changed in the report, with the addresses that gloo takes on the nodes, if it has to do."""
+    nodes, told = report.facts.get('node', {}), []
+    for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
+        names = [name for name, own in sorted(nodes.items()) if own & mask]
+        if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
+            return report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
+                ' and '.join(names[:8]), address), "have the centre look at their hosts files and interfaces") or finding
+        told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
+    if not told:
+        return finding
+    changed = finding._replace(text="%s [addresses of gloo: %s]" % (finding.text, '; '.join(told[:6])))
+    report.findings[changed] |= report.findings.pop(finding)
+    return changed
 
 
 def look_there(report: Report) -> None:
@@ -439,6 +458,7 @@ class Rank:
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.several, self.nodes = self.world > self.local_world, []  # type: bool, list
+        self.looked_up = []  # type: list
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
@@ -452,6 +472,10 @@ class Rank:
 
     def look(self) -> dict:
         """look.look(), limits.py and program.py"""
+        if self.several and not self.local_rank:
+            hosts = expand_hosts(self.environ.get('SLURM_STEP_NODELIST', ''))
+            address = look.address_of_host(self.environ['MASTER_ADDR'] if self.rank or not hosts else hosts[-1])
+            threading.Thread(target=lambda: self.looked_up.append(meet.look_up(address)), daemon=True).start()
         details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
@@ -510,7 +534,7 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
         if not rank.rank:
             check_master(rank.environ, rank.report, rank.machine.node)
         details = rank.look()
-        found = meet(rank, probe)
+        found = meet_nodes(rank, probe)
         finish_node(rank, local, found, details)
         word = finish_job(rank, probe, out, json_file) if not rank.rank else deliver(rank, probe, found)
     finally:
@@ -520,7 +544,7 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     return word
 
 
-def meet(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
+def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
     """What the process with PyTorch says once it has met those of other nodes, and tried the network with them."""
     if not probe:
         if rank.several:
@@ -565,6 +589,10 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     """
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
+    if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
+        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store looks one "
+                   "up for each connection, one after the other" % SLOW_NAME,
+                   "have the centre look at the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
     # on a busy node, where the import takes long, others of this node come late, too
     grace = min(BUSY, rank.seconds) if imported > BUSY else 0
     end = rank.begin + rank.seconds

@@ -3,9 +3,11 @@
 What may differ from rank to rank, and from node to node: limits of the shell and of control groups against what the
 process with PyTorch took, directories that are really written to, and whether the program is there.
 """
+import contextlib
 import os
 import re
 import resource
+import stat
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,10 @@ SHORT = 60
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
+# processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds that no training takes
+ROOM, SOON = 64, 300
+# bytes for what a program prints
+PRINTS = 1 << 20
 # a stack below which it is tried whether Python can do with it
 SMALL_STACK = 1 << 20
 
@@ -81,6 +87,14 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
             limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
             ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
+    for most, now in pids(machine):
+        if most - now < ROOM:
+            report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little room "
+                       "for those of PyTorch and of a DataLoader" % (now, most),
+                       "ask for more processes in the job, or have the limit raised where it is set")
+    end = machine.environ.get('SLURM_JOB_END_TIME', '')
+    if end.isdigit() and int(end) - machine.clock() < SOON:
+        report.add('yellow', 'limit', "the job ends in less than %d minutes" % (SOON // 60), "ask for more time (--time)")
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice > 0:
         report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node go before it" % nice,
@@ -125,25 +139,29 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         if details.get('memory of'):
             groups.setdefault((details['memory of'], details['memory']), []).append(details['rank'])
     for (_, left), who in groups.items():
-        if took.get('anon') and left < len(who) * took['anon']:
-            report.add('red', 'limit', "a control group leaves %s of memory to %d rank%s, and each process with "
-                       "PyTorch takes more than %s, before any training" % (
-                           megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who))),
+        if took.get('anon') and left < 2 * len(who) * took['anon']:
+            sure = left < len(who) * took['anon']
+            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, and each "
+                       "process with PyTorch takes more than %s, before any training" % (
+                           megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who) // (2 - sure))),
                        "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
 
 
+def pids(machine: 'Machine') -> list:
+    """[(how many processes and threads a control group of this rank may have, how many it has)], as far as it says."""
+    found = [(machine.read(group + '/pids.max'), machine.read(group + '/pids.current'))
+             for group in machine.cgroups('pids')]
+    return [(int(most), int(now)) for most, now in found if most.isdigit() and now.isdigit()]
+
+
 def processes(machine: 'Machine') -> str:
-    """How many processes and threads this rank may have, for a message; '' without a limit."""
-    found = []
+    """Which limit of processes and threads this rank has reached, for a message."""
+    found = ["its control group has %d processes and threads of %d" % (now, most) for most, now in pids(machine)
+             if most - now < ROOM]
     user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if user != resource.RLIM_INFINITY:
+    if user != resource.RLIM_INFINITY and not found:
         found.append("ulimit -u is %d" % user)
-    for group in machine.cgroups('pids'):
-        most = machine.read(group + '/pids.max')
-        if most.isdigit():
-            found.append("its control group has %s processes and threads of %s" % (
-                machine.read(group + '/pids.current') or '?', most))
-    return '; '.join(found)
+    return '; '.join(found) or "no limit is near: a filter of the container or the kernel may forbid it"
 
 
 def cause_of(error: str, limits: dict) -> str:
@@ -198,6 +216,16 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
             there = os.path.dirname(there)
         report.fact('%s=%s: %s' % (variable, path, what),
                     A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
+    report.fact('working directory', os.getcwd())
+    wrong = write_trial('.')
+    if wrong:
+        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (os.getcwd(), wrong),
+                   "start in another one (srun --chdir), if the program writes there")
+    with contextlib.suppress(OSError):
+        state = os.fstatvfs(1)
+        if stat.S_ISREG(os.fstat(1).st_mode) and state.f_bavail * state.f_frsize < PRINTS:
+            report.add('yellow', 'disk', "the file that stdout goes to is on a full file system: a print ends the program",
+                       "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
     wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'not there'
     remedy = "give the node's or the container's /dev/shm more room (docker --shm-size), or have the centre clean it up"

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -289,7 +290,24 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
                 getattr(err, 'msg', err)), "python -m py_compile %s shows the place" % path)
     check_layout(report, list(files.values()), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
     check_calls(report, trees, environ, bool(details.get('gpus')))
+    if any(called(node) == 'compile' and owner(node) == 'torch' for tree in trees for node in ast.walk(tree)
+           if isinstance(node, ast.Call)):
+        check_compile(report, environ)
     details['workers'] = any(b'DataLoader' in content for content in files.values())
+
+
+def check_compile(report: 'Report', environ: 'Mapping[str, str]') -> None:
+    """What torch.compile needs on a node: a compiler, and caches from which code can be run."""
+    if not any(shutil.which(name, path=environ.get('PATH')) for name in (environ.get('CXX') or 'g++', 'clang++', 'c++')):
+        report.add('yellow', 'torch', "the program calls torch.compile, and this node has no C++ compiler in PATH",
+                   "load one in the job script (CXX), or start without torch.compile (TORCH_COMPILE_DISABLE=1)")
+    for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR'):
+        path = os.path.realpath(environ.get(name) or '/tmp')
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            report.add('yellow', 'cache', "%s=%s is on a file system from which no code can be run (noexec), and the "
+                       "program calls torch.compile" % (name, environ.get(name, '')), "name another directory")
 
 
 def look_at_arguments(report: 'Report', words: list) -> None:
