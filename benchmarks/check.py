@@ -174,8 +174,8 @@ def main():
         # the store looks up the name of each address, which takes seconds where a name server does not answer
         alone = ['unshare', '-n', 'sh', '-c', 'ip link set lo up; exec "$@"', 'sh'] if os.geteuid() == 0 else []
         runs = [json.loads(subprocess.run(
-            [*alone, args.python, __file__, '--per-node', str(per_node), '--reduce', str(ranks)], stdout=subprocess.PIPE,
-            check=True).stdout) for _ in range(3)]
+            [*alone, args.python, __file__, '--per-node', str(per_node), '--reduce', str(ranks)], check=True,
+            stdout=subprocess.PIPE).stdout) for _ in range(3)]
         seconds, used, size = (statistics.median(column) for column in zip(*runs))
         reductions.append({'ranks': ranks, 'nodes': ranks // per_node, 'bytes': size, 'seconds': seconds,
                            'cpu_of_rank_0': used})
@@ -186,7 +186,7 @@ def main():
     for row in reductions:
         print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {row["seconds"]:10.2f}'
               f'   {1000 * row["cpu_of_rank_0"]:18.0f}   {row["bytes"]:18}')
-    print('(b) header and table     ' + ', '.join(f'{ranks} ranks {seconds:.2f} s' for ranks, seconds in tables.items()))
+    print('(b) header and table     ' + ', '.join(f'{ranks} ranks {took:.2f} s' for ranks, took in tables.items()))
     for checked in [False, True] * 3 if args.python else []:
         starts[checked].append(start(args.python, checked))
     if args.python:

@@ -293,7 +293,7 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     if not missing:
         return
     if report.having('red', 'port') or report.having('red', 'import') and not nodes:
-        report.add('untested', 'no-answer', "the other nodes: rank 0's node could not open the store in which they meet")
+        report.add('untested', 'no-answer', "the other nodes: rank 0's could not open the store in which they meet")
         return
     came = [said for said in nodes if said]
     silent = [said['node'] for said in came if missing >> said['rank'] & 1]
@@ -353,7 +353,7 @@ def with_addresses(report: Report, finding: 'Any') -> 'Any':
         names = [name for name, own in sorted(nodes.items()) if own & mask]
         if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
             return report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
-                ' and '.join(names[:8]), address), "have the centre look at their hosts files and interfaces") or finding
+                ' and '.join(names[:8]), address), "have the centre look at hosts files and interfaces") or finding
         told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
     if not told:
         return finding
@@ -565,8 +565,8 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
         rank.report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
             port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or name another one")
     elif found.get('lost') and not rank.rank:
-        rank.report.add('red', 'rendezvous', "PyTorch's store cannot be opened at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
-            rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
+        rank.report.add('red', 'rendezvous', "PyTorch's store cannot be opened at MASTER_ADDR=%s, MASTER_PORT=%s: "
+                        "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
             "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
@@ -590,9 +590,9 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
-        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store looks one "
-                   "up for each connection, one after the other" % SLOW_NAME,
-                   "have the centre look at the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
+        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store looks "
+                   "one up for each connection, one after the other" % SLOW_NAME,
+                   "see the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
     # on a busy node, where the import takes long, others of this node come late, too
     grace = min(BUSY, rank.seconds) if imported > BUSY else 0
     end = rank.begin + rank.seconds

@@ -8,6 +8,7 @@ directory first. Then one worker of a DataLoader is started.
 """
 import ast
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -71,6 +72,11 @@ def statements(text: bytes) -> 'Iterator[tuple]':
             yield node, False
 
 
+def line_of(text: bytes, number: int) -> str:
+    """This line of a script, for a message."""
+    return text.decode(errors='replace').splitlines()[number - 1].strip()[:100]
+
+
 def beside(directory: str) -> list:
     """Names of files and packages of a directory that are taken in the place of a module that is imported already."""
     found = []
@@ -113,7 +119,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
     if again:
         say(doing='import torch')
         try:
-            import torch    # noqa: F401
+            importlib.import_module('torch')
         except Exception as err:
             say(wrong=['import torch takes a file beside the script: %s' % first(err), True], doing='')
             return
@@ -130,7 +136,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         for node, imports in statements(text):
             code = compile(ast.Module([node], []), path, 'exec')
             try:
-                say(doing=ast.get_source_segment(text.decode(), node) or 'import')
+                say(doing=line_of(text, node.lineno))
                 exec(code, space)
             except Exception as err:
                 if not imports:
@@ -145,8 +151,8 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         pass    # program.py has said it
     say(doing='')
     try:
-        import torch
-        import torch.utils.data     # noqa: F811
+        torch = importlib.import_module('torch')    # type: Any
+        importlib.import_module('torch.utils.data')
         batches = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, num_workers=1)     # type: Any
         say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
     except Exception as err:

@@ -15,7 +15,7 @@ import threading
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Callable, Mapping, Optional
+    from typing import Callable, Optional
 
     from .findings import Report
     from .machine import Machine
@@ -39,7 +39,7 @@ SHORT = 60
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
-# processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds that no training takes
+# processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds of a short training
 ROOM, SOON = 64, 300
 # bytes for what a program prints
 PRINTS = 1 << 20
@@ -89,12 +89,13 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
             ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
     for most, now in pids(machine):
         if most - now < ROOM:
-            report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little room "
-                       "for those of PyTorch and of a DataLoader" % (now, most),
+            report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little "
+                       "room for those of PyTorch and of a DataLoader" % (now, most),
                        "ask for more processes in the job, or have the limit raised where it is set")
     end = machine.environ.get('SLURM_JOB_END_TIME', '')
     if end.isdigit() and int(end) - machine.clock() < SOON:
-        report.add('yellow', 'limit', "the job ends in less than %d minutes" % (SOON // 60), "ask for more time (--time)")
+        report.add('yellow', 'limit', "the job ends in less than %d minutes" % (SOON // 60),
+                   "ask for more time (--time)")
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice > 0:
         report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node go before it" % nice,
@@ -141,8 +142,8 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     for (_, left), who in groups.items():
         if took.get('anon') and left < 2 * len(who) * took['anon']:
             sure = left < len(who) * took['anon']
-            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, and each "
-                       "process with PyTorch takes more than %s, before any training" % (
+            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, and "
+                       "each process with PyTorch takes more than %s, before any training" % (
                            megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who) // (2 - sure))),
                        "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
 
@@ -224,7 +225,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     with contextlib.suppress(OSError):
         state = os.fstatvfs(1)
         if stat.S_ISREG(os.fstat(1).st_mode) and state.f_bavail * state.f_frsize < PRINTS:
-            report.add('yellow', 'disk', "the file that stdout goes to is on a full file system: a print ends the program",
+            report.add('yellow', 'disk', "the file that stdout goes to is on a full disk: a print ends the program",
                        "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
     wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'not there'

@@ -31,7 +31,8 @@ PORTS = 'ip_local_port_range'
 # An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
 GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
-PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE') + tuple(CACHES)
+PER_RANK = VISIBLE + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
+                                      'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -228,8 +229,8 @@ def look_at_user(machine: 'Machine', report: 'Report') -> None:
         report.add('yellow', 'torch', "user id %d has no name on this node, which torch.compile asks for (getpass)"
                    % os.getuid(), "export USER=NAME, or in a container bind /etc/passwd")
     if machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not machine.environ.get('TORCHELASTIC_RUN_ID'):
-        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, and no torchrun: rank 0 waits for a store that "
-                   "nobody has", "unset it in the job script")
+        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, and no torchrun: rank 0 waits for a store "
+                   "that nobody has", "unset it in the job script")
 
 
 def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
@@ -243,8 +244,8 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
         return
     job = job_of_process(machine)
     if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
-        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: variables of "
-                   "another job" % (env.get('SLURM_JOB_ID'), job), "do not export Slurm's variables in the job script")
+        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: variables "
+                   "of another job" % (env.get('SLURM_JOB_ID'), job), "do not export Slurm's variables in the job script")
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
         report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),

@@ -48,7 +48,8 @@ class Store:
         master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
         host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
         try:
-            self.store = dist.TCPStore(host, port, None, master, datetime.timedelta(seconds=seconds), False)  # type: Any
+            self.store = dist.TCPStore(host, port, None, master, datetime.timedelta(seconds=seconds),
+                                       False)  # type: Any
             self.store.set_timeout(datetime.timedelta(seconds=ANSWER))
             self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'), self.store)
             self.store.add('here', 0)
@@ -105,7 +106,7 @@ class Store:
             new = [number for number in range(1, min(self.count('nodes'), ranks) + 1) if number not in found]
             new = [number for number in new if self.is_there('come-%d' % number)]
             for number, data in zip(new, self.raw(['come-%d' % number for number in new])):
-                said = None
+                said = None  # type: Any
                 with contextlib.suppress(ValueError):
                     said = messages.load(data)
                 if not messages.has_form(said, COMES) or not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):

@@ -266,7 +266,8 @@ class Keeper:
                 break
             time.sleep(meet.LOOK)
         self.lanes = {number: said for number, said in self.lanes.items() if said}
-        self.nodes = {rank: number for number, rank in enumerate(sorted({said['rank'] for said in self.lanes.values()}))}
+        ranks = sorted({said['rank'] for said in self.lanes.values()})
+        self.nodes = {rank: number for number, rank in enumerate(ranks)}
         ready = [said for said in self.lanes.values() if said['ready']]
         kinds = collections.Counter(said['backend'] for said in ready)
         self.kind = kinds.most_common(1)[0][0] if kinds else ''

@@ -61,7 +61,8 @@ class Probe:
         """Import PyTorch, and load the plugin as NCCL does."""
         # what fails is said here, and does not end the process
         os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
-                          NCCL_DEBUG_SUBSYS='INIT,NET', NCCL_DEBUG_FILE='/proc/self/fd/%d' % self.log.fileno() if self.log else os.devnull)
+                          NCCL_DEBUG_SUBSYS='INIT,NET',
+                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % self.log.fileno() if self.log else os.devnull)
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
@@ -106,7 +107,7 @@ class Probe:
                  lost=str(err) if self.environ['RANK'] == '0' else meet.why_not(self.environ, str(err)))
         return None
 
-    def meet(self, order: dict, ready: bool) -> bool:
+    def come(self, order: dict, ready: bool) -> bool:
         """Meet the other nodes; whether they are to try the network."""
         begin, environ = time.monotonic(), self.environ
         seconds = float(order['seconds']) - (begin - self.begin)
@@ -154,7 +155,7 @@ class Probe:
             result.update(error=text, told=told)
             with contextlib.suppress(meet.NotMet):
                 asks.count('given-up', 1)
-            self.words(torch, gpu)
+            self.words(gpu)
             self.serve(asks)
             os._exit(0)
 
@@ -186,9 +187,9 @@ class Probe:
             threading.Event().wait()
         if 'error' in result:
             self.store.count('given-up', 1)
-        self.words(torch, gpu)
+        self.words(gpu)
 
-    def words(self, torch: 'Any', gpu: bool) -> None:
+    def words(self, gpu: bool) -> None:
         """What NCCL says of its network, and what is mapped now."""
         if gpu and self.log:
             self.log.seek(0)
@@ -288,7 +289,7 @@ def main(plugins: list) -> None:
                 result.update(error="an all_reduce of gloo among the ranks of a node failed: %s" % wrong, told={})
             else:
                 result['phase'], result['local'] = 'import', True
-        if order['meet'] and probe.meet(order, 'error' not in result):
+        if order['meet'] and probe.come(order, 'error' not in result):
             probe.collective(torch, order['seconds'])
     except BaseException as err:    # whatever it is, it is the finding
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from typing import Iterator, Mapping, Optional
 
     from .findings import Report
-    from .machine import Machine
 
 # bytes of a program, and of the beginning and the end of a file that is compared
 MOST, ENDS = 16 << 20, 64 << 10
@@ -208,14 +207,16 @@ def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpu
     for node in calls:
         words = {word.arg: word.value for word in node.keywords}
         if called(node) == 'init_process_group' and only and id(node) not in chosen:
-            size, backend = value(words.get('world_size')), value(words.get('backend', (node.args or [None])[0]))
+            size = value(words.get('world_size'))
+            backend = value(words.get('backend', node.args[0] if node.args else None))
             if isinstance(size, int) and size > 0 and size != world:
                 report.add('red', 'program', "line %d: init_process_group(world_size=%d), and this job has %d ranks" % (
                     node.lineno, size, world), "leave world_size and rank out: they come from WORLD_SIZE and RANK")
             if backend == 'nccl' and not gpus:
                 report.add('red', 'program', "line %d: init_process_group('nccl'), and this rank sees no GPU"
                            % node.lineno, "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no")
-        if called(node) == 'spawn' and 'multiprocessing' in owner(node).replace('mp', 'multiprocessing') and int(environ.get('LOCAL_WORLD_SIZE') or 1) > 1:
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and int(
+                environ.get('LOCAL_WORLD_SIZE') or 1) > 1:
             report.add('yellow', 'program', "line %d: spawn() starts processes, and the launcher has started %s ranks "
                        "on this node: each of them starts as many again" % (node.lineno, environ['LOCAL_WORLD_SIZE']),
                        "one task per node (srun --ntasks-per-node=1), or no spawn()")
@@ -298,7 +299,8 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 
 def check_compile(report: 'Report', environ: 'Mapping[str, str]') -> None:
     """What torch.compile needs on a node: a compiler, and caches from which code can be run."""
-    if not any(shutil.which(name, path=environ.get('PATH')) for name in (environ.get('CXX') or 'g++', 'clang++', 'c++')):
+    compilers = environ.get('CXX') or 'g++', 'clang++', 'c++'
+    if not any(shutil.which(name, path=environ.get('PATH')) for name in compilers):
         report.add('yellow', 'torch', "the program calls torch.compile, and this node has no C++ compiler in PATH",
                    "load one in the job script (CXX), or start without torch.compile (TORCH_COMPILE_DISABLE=1)")
     for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR'):

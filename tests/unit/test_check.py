@@ -21,7 +21,7 @@ import time
 
 import pytest
 
-from slingtorch.job import (check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe, program,
+from slingtorch.job import (check, elf, findings, gather, look, meet, messages, nccl, node, pairs, probe,
                             variables, vet)
 from slingtorch.job.machine import KFD, Machine, expand_hosts, library_kind
 from testbed import ROOT
@@ -84,7 +84,7 @@ class NoTorch:
     def result(self, _):
         if self.order['meet']:
             try:
-                self.probe.meet(self.order, False)
+                self.probe.come(self.order, False)
             except meet.NotMet as err:
                 self.found['lost'] = str(err)
         self.found.update(self.answer)
@@ -558,7 +558,7 @@ def test_ranks_with_different_rendezvous(job):
 def test_the_port_of_torchruns_agent(job):
     with socket.create_server(('', job.port)):
         job.per_node, job.nodes = 1, ['nid1']
-        job.env['TORCHELASTIC_USE_AGENT_STORE'] = 'True'
+        job.env.update(TORCHELASTIC_USE_AGENT_STORE='True', TORCHELASTIC_RUN_ID='1')
         _, _, found = job.run()
     assert not red(found) and found['ranks'] == [0]
 

@@ -331,7 +331,8 @@ def test_memory_of_a_control_group_is_for_all_its_ranks():
     group = {'memory of': '/sys/fs/cgroup/job/memory.max', 'memory': 400 << 20}
     [(level, text, ranks)] = limited({2: group, 3: group, 1: group}, TOOK)
     assert (level, ranks) == ('red', [1, 2, 3]) and '400 MB of memory to 3 ranks' in text
-    assert not limited({2: group, 3: group}, TOOK)
+    assert [level for level, _, _ in limited({2: group, 3: group}, TOOK)] == ['yellow']
+    assert not limited({2: group}, TOOK)
 
 
 def test_quota_nice_and_files_are_looked_at_in_each_rank(tmp_path, monkeypatch):

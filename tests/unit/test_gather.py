@@ -77,7 +77,8 @@ def test_a_rank_that_never_writes_is_waited_for_until_the_end(first):
 
 @pytest.mark.parametrize('thing', [
     [], 'text', 7, {}, {'report': []}, {'report': {}, 'details': {}}, {'report': report(2), 'details': DETAILS},
-    {'report': report(1), 'details': {**DETAILS, 'cpus': ['a']}}, {'report': report(1), 'details': {**DETAILS, 'near': 7}},
+    {'report': report(1), 'details': {**DETAILS, 'cpus': ['a']}},
+    {'report': report(1), 'details': {**DETAILS, 'near': 7}},
     {'report': report(1), 'details': {**DETAILS, 'limits': {'n': 'many'}}},
 ])
 def test_what_a_rank_writes_in_another_form_is_strange(first, tmp_path, thing):

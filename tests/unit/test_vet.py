@@ -2,7 +2,6 @@
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
