@@ -567,7 +567,7 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
     elif found.get('lost') and not rank.rank:
         rank.report.add('red', 'rendezvous', "PyTorch's store cannot be opened at MASTER_ADDR=%s, MASTER_PORT=%s: "
                         "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
-            "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
+                        "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
             rank.machine.node, found['ahead']), "tell the centre: time is wrong there")
@@ -590,8 +590,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
-        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store looks "
-                   "one up for each connection, one after the other" % SLOW_NAME,
+        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store "
+                   "looks one up for each connection, one after the other" % SLOW_NAME,
                    "see the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
     # on a busy node, where the import takes long, others of this node come late, too
     grace = min(BUSY, rank.seconds) if imported > BUSY else 0

@@ -244,8 +244,9 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
         return
     job = job_of_process(machine)
     if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
-        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: variables "
-                   "of another job" % (env.get('SLURM_JOB_ID'), job), "do not export Slurm's variables in the job script")
+        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: "
+                   "variables of another job" % (env.get('SLURM_JOB_ID'), job),
+                   "do not export Slurm's variables in the job script")
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
         report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),

@@ -225,8 +225,8 @@ def play(number: int, lanes: int, descriptor: int) -> None:
             say(descriptor, {'word': said['word']})
             store.count('heard', 1)
             return
-        for pair in said['pairs'] if exchange else ():
-            if own in pair:
+        for pair in said['pairs']:
+            if exchange and own in pair:
                 found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
                                          'key': 'pair-%d-%d-%d' % (turn, *pair)})
                 if exchange.backend == 'nccl' and log:
