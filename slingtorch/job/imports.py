@@ -63,7 +63,7 @@ class Trial:
 
 def statements(text: bytes) -> 'Iterator[tuple]':
     """What a script does first of all that decides about its imports: (statement, whether it is an import)."""
-    for node in ast.parse(text).body:
+    for node in program.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, True
         elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and any(

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -47,10 +48,17 @@ def isolated(words: list) -> bool:
     return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
 
 
+def parse(text: bytes) -> 'ast.Module':
+    """Its syntax tree, without a word on what Python only warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return ast.parse(text)
+
+
 def parsed(text: bytes) -> 'Optional[ast.AST]':
     """Its syntax tree; None of one that is no Python."""
     try:
-        return ast.parse(text)
+        return parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -284,7 +292,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         report.fact('file %s' % (name if path == os.path.basename(name) else path),
                     hashlib.sha256(content).hexdigest()[:12])
         try:
-            trees.append(ast.parse(content))
+            trees.append(parse(content))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
             report.add('red', 'script', "%s is no Python that %s understands: line %s: %s" % (
                 path, 'this release (%d.%d)' % sys.version_info[:2], getattr(err, 'lineno', '?'),
