@@ -352,8 +352,9 @@ def with_addresses(report: Report, finding: 'Any') -> 'Any':
     for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
         names = [name for name, own in sorted(nodes.items()) if own & mask]
         if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
-            return report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
-                ' and '.join(names[:8]), address), "have the centre look at hosts files and interfaces") or finding
+            report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
+                ' and '.join(names[:8]), address), "have the centre look at hosts files and interfaces")
+            return finding
         told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
     if not told:
         return finding

@@ -256,7 +256,7 @@ class Keeper:
         while time.monotonic() < end:
             for number in range(1, min(self.store.count('lanes'), 64 * nodes) + 1):
                 if number not in self.lanes and self.store.is_there('lane-%d' % number):
-                    said = None
+                    said = None  # type: Any
                     with contextlib.suppress(ValueError):
                         said = messages.load(self.store.raw(['lane-%d' % number])[0])
                     self.lanes[number] = said if messages.has_form(said, COMES) and 0 <= said['lane'] < 64 else None
@@ -277,7 +277,7 @@ class Keeper:
         """All pairs of a round."""
         place = {(said['lane'], self.nodes[said['rank']]): number for number, said in self.lanes.items()
                  if number in self.playing}
-        pairs = []
+        pairs = []  # type: list
         for (lane, node), number in sorted(place.items()):
             other = partner(node, turn, len(self.nodes))
             if other is not None and other > node and (lane, other) in place:
