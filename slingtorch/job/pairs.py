@@ -292,9 +292,9 @@ class Keeper:
                 if self.store.is_there('did-%d-%d' % (turn, number)):
                     said = messages.load(self.store.raw(['did-%d-%d' % (turn, number)])[0])
             answers[number] = said if messages.has_form(said, {'error': str}) else None
-        for one, other in pairs:
-            self.take(one, other, answers[one])
-            self.take(other, one, answers[other])
+        for one, two in pairs:
+            self.take(one, two, answers[one])
+            self.take(two, one, answers[two])
 
     def take(self, number: int, other: int, said: 'Optional[dict]') -> None:
         """One process's answer to a round."""

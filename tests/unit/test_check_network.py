@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
-from slingtorch.job import check, elf, findings, gather, limits, network, node, probe, program, variables
+from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, variables
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -371,12 +372,131 @@ def test_a_small_stack_is_tried(kilobytes, level):
         assert [entry[0] for entry in json.loads(done.stdout)] == ([level] if level else [])
 
 
-def test_how_many_processes_there_may_be(tmp_path):
-    for name, text in (('proc/self/cgroup', '0::/job/task\n'), ('sys/fs/cgroup/job/task/pids.max', '6\n'),
-                       ('sys/fs/cgroup/job/task/pids.current', '5\n'), ('sys/fs/cgroup/job/pids.max', 'max\n')):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert 'its control group has 5 processes and threads of 6' in limits.processes(Machine({}, str(tmp_path)))
+def tree(directory, files):
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return str(directory)
+
+
+@pytest.mark.parametrize('most, says', [('6', 'its control group has 5 processes and threads of 6'),
+                                        ('9000', 'ulimit -u is|no limit is near: a filter')])
+def test_how_many_processes_there_may_be(tmp_path, most, says):
+    root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
+                           'sys/fs/cgroup/job/task/pids.current': '5\n', 'sys/fs/cgroup/job/pids.max': 'max\n'})
+    assert re.match(says, limits.processes(Machine({}, root)))
+    report = findings.Report(0)
+    limits.look(Machine({}, root), report, {})
+    said = [text for text in of_level(report, 'yellow', 'limit') if '5 processes and threads of' in text]
+    assert bool(said) == (most == '6')
+
+
+@pytest.mark.parametrize('end, says', [('1000250', True), ('1009000', False), ('', False), ('never', False)])
+def test_a_job_that_ends_soon(tmp_path, end, says):
+    report = findings.Report(0)
+    limits.look(Machine({'SLURM_JOB_END_TIME': end}, str(tmp_path), lambda: 1000000), report, {})
+    assert bool([text for text in of_level(report, 'yellow', 'limit') if 'ends in less than 5 minutes' in text]) == says
+
+
+def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0: 'Read-only file system' * (directory == '.'))
+    monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
+    monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    said = ' '.join(of_level(report, 'yellow', 'disk'))
+    assert 'cannot be written (Read-only file system)' in said and 'stdout goes to is on a full disk' in said
+    assert list(report.facts['working directory']) == [os.getcwd()]
+
+
+@pytest.mark.parametrize('environ, title, level, says', [
+    ({'SLURM_JOB_ID': '8'}, 'slurmstepd: [7.0]', 'yellow', 'the slurmstepd of this process is of job 7'),
+    ({'SLURM_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''), ({'SLURM_JOB_ID': '8'}, 'bash', None, ''),
+    ({'SLURM_JOB_ID': '8', 'SLURM_HET_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''),
+])
+def test_another_job_s_number_is_seen_by_the_parent(tmp_path, environ, title, level, says):
+    root = tree(tmp_path, {'proc/self/stat': '30 (python (3)) S 20 1', 'proc/20/stat': '20 (bash) S 10 1',
+                           'proc/20/cmdline': 'bash\0', 'proc/10/cmdline': title + '\0', 'proc/10/stat': '10 (x) S 1 1'})
+    report = findings.Report(0)
+    look.look_at_ranks(Machine({'RANK': '0', 'WORLD_SIZE': '1', 'SLURM_STEP_ID': '0', **environ}, root), report)
+    assert [(finding.level, says in finding.text) for finding in report.findings] == ([(level, True)] if level else [])
+
+
+@pytest.mark.parametrize('environ, planted, level, name', [
+    ({}, None, None, ''), ({'TORCHELASTIC_USE_AGENT_STORE': 'True'}, None, 'red', 'variable'),
+    ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x'}, None, None, ''),
+    ({}, 'user', 'yellow', 'torch'), ({}, 'encoding', 'yellow', 'value'),
+])
+def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, level, name):
+    if planted == 'user':
+        monkeypatch.setattr(look.getpass, 'getuser', lambda: {}['1234'])
+    if planted == 'encoding':
+        monkeypatch.setattr(look.sys, 'stdout', open(os.devnull, 'w', encoding='ascii'))
+    report = findings.Report(0)
+    look.look_at_user(Machine(environ), report)
+    assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
+
+
+def test_what_torch_compile_needs(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('import torch\nmodel = torch.compile(model)\n')
+    for text, says in (('', False), ('#!/bin/sh\n', True)):
+        if text:
+            (tmp_path / 'g++').write_text(text)
+            (tmp_path / 'g++').chmod(0o755)
+        report = findings.Report(0)
+        program.look_at_program(report, [str(script)], {}, {'PATH': str(tmp_path)})
+        assert bool([text for text in of_level(report, 'yellow', 'torch') if 'no C++ compiler' in text]) != says
+
+
+@pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
+def test_nodes_that_are_far_from_each_other(trip, says):
+    report = findings.Report(0)
+    node.check_speed(report, {'row': {str(8 << 20): 0.001}, 'told': {**QUIET, 'trip': trip}}, Machine({}, '/nowhere'))
+    assert bool([text for text in of_level(report, 'yellow', 'network') if 'more than 5 ms' in text]) == says
+
+
+def test_the_addresses_that_gloo_took_are_in_the_line():
+    report = findings.Report()
+    for number, address in enumerate(['10.0.0.1 (eth0)', '192.168.99.2 (eth1)']):
+        report.fact('node', 'n%d' % number, 1 << number)
+        report.fact('address of gloo', address, 1 << number)
+    report.add('red', 'rendezvous', 'the rendezvous did not end', '', 3)
+    check.one_cause(report)
+    [finding] = report.findings
+    assert finding.text.endswith('[addresses of gloo: 10.0.0.1 (eth0) on n0; 192.168.99.2 (eth1) on n1]')
+    assert report.findings[finding] == 3
+
+
+def test_two_nodes_that_tell_one_address_are_named():
+    report = findings.Report()
+    for number in range(2):
+        report.fact('node', 'n%d' % number, 1 << number)
+        report.fact('machine', 'boot id %d' % number, 1 << number)
+        report.fact('address of gloo', '10.0.0.1 (eth0)', 1 << number)
+    report.add('red', 'rendezvous', 'the rendezvous did not end', '', 3)
+    check.one_cause(report)
+    assert 'n0 and n1 tell the other nodes one address, 10.0.0.1 (eth0)' in of_level(report, 'red', 'rendezvous')
+
+
+@pytest.mark.parametrize('least, most, right', [(2, 2, True), (1, 2, False), (2, 3, False),
+                                                (float('nan'), float('nan'), False)])
+def test_every_element_of_an_all_reduce_is_compared(least, most, right):
+    class Tensor(list):
+        def __iadd__(self, number):
+            return self
+        def min(self):
+            return types.SimpleNamespace(item=lambda: least)
+        def max(self):
+            return types.SimpleNamespace(item=lambda: most)
+
+    watch, times = types.SimpleNamespace(enter=lambda name: None), {}
+    if right:
+        network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch, times)
+        assert len(times) == 3
+    else:
+        with pytest.raises(RuntimeError, match='wrong values came: an all_reduce of ones over 2 ranks gave values from'):
+            network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch, times)
 
 
 @pytest.mark.parametrize('error, given, says', [
