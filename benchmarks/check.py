@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What `conda-python-distributed --check` costs at scale: bringing the findings of all ranks to rank 0.
 
-    benchmarks/check.py [--json FILE] [--per-node 8] [--python PYTHON]
+    PYTHONPATH=. benchmarks/check.py [--json FILE] [--per-node 8] [--python PYTHON]
 
 (a) With a PYTHON that has PyTorch: seconds from the moment when all nodes could come until the last one knows how it
     ended, and processor time of rank 0's process: it has PyTorch's store, takes what the nodes say of themselves and
@@ -25,10 +25,10 @@ import subprocess
 import sys
 import time
 
+from slingtorch.job import check, findings, meet
+from slingtorch.job.machine import Machine
+
 RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
-sys.path.insert(0, str(RUNSCRIPT.parents[1]))
-from slingtorch.job import check, findings, meet  # noqa: E402
-from slingtorch.job.machine import Machine  # noqa: E402
 
 
 def free_port():

@@ -19,6 +19,7 @@ GROUP = 100             # characters of a group that a cause names
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
 MATCHES = 50000         # lines that are compared with expressions; later, only those unlike all before are
 MAX_KINDS = 50000       # of lines that are remembered then
+MISSES = 100            # lines that differ in numbers alone and were none of a rule's, before it skips them
 ALIKE = 1000            # lines that differ in numbers alone and are looked at then
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
@@ -145,6 +146,19 @@ def readable(data: bytes) -> str:
     return CONTROL.sub('', COLOUR.sub('', data.decode('utf-8', 'replace'))).rstrip()
 
 
+def lines_with(texts: List[bytes], block: bytes) -> Iterator[Tuple[int, int]]:
+    """Start and end of each line of a block that holds one of these texts."""
+    found = set()
+    for text in texts:
+        place = block.find(text)
+        while place >= 0:
+            start, end = line_around(block, place)
+            if start not in found:
+                found.add(start)
+                yield start, end
+            place = block.find(text, max(end, place + 1))
+
+
 def read_block(stream: BinaryIO) -> Tuple[bytes, Optional[Exception]]:
     """Up to BLOCK bytes, and the error that ended them early. A compressed file gives what comes before its damage."""
     read, pieces, size = getattr(stream, 'read1', stream.read), [], 0
@@ -169,24 +183,27 @@ class Log:
         self.remarks: List[str] = []
         self.progress: Dict[str, List[int]] = {}    # of a file: where the first and the last steps of a program are
         self.sizes: Dict[str, int] = {}     # of the files
-        self.quoted: List[Tuple[str, int, str]] = []    # (file, number, line) of the last warnings and errors
+        # (file, line, number of line) of the ends of the last blocks, for warnings and errors that nothing explains
+        self.tails: List[Tuple[str, int, bytes]] = []
         # rank: (number, operation) of the first collective in which it timed out
         self.timeouts: Dict[int, Tuple[int, str]] = {}
         self.works: Dict[int, Tuple[str, int, int]] = {}    # rank: (group, number, last one that it had begun)
         self.size = 0        # ranks of the job, as far as the logs say
         self.exceptions: Dict[str, Finding] = {}    # by short form, those that no rule knows
-        # Longest word of each text, digits removed; used as a prefilter
-        self.texts = {text: max(text.translate(None, VARYING).split(), key=len, default=b'')
-                      for rule in rules for text in rule.has}
+        # of each text, what is left without digits, and its longest word: the prefilter
+        self.bare = {text: text.translate(None, VARYING) for rule in rules for text in rule.has}
+        self.texts = {text: max(bare.split(), key=len, default=b'') for text, bare in self.bare.items()}
         self.seen: Set[bytes] = set()       # lines without digits, and their words
         self.words: Set[bytes] = set()
         self.seen_size = 0
-        self.likely: Set[bytes] = set()     # texts whose word was seen there, and those that were seen themselves
-        self.possible: Set[bytes] = set()
+        self.likely = {text for text, word in self.texts.items() if not word}  # and those whose word was seen there
+        self.possible: Set[bytes] = set()   # those that were seen themselves, and the rules with them
+        self.active: List[Tuple[Rule, List[bytes]]] = []
         self.looked = 0      # lines that had a text of a rule
         # after many of those: of lines, and how often they came but for their numbers
         self.kinds: Set[int] = set()
         self.shapes: Dict[int, int] = {}
+        self.misses: Dict[int, int] = {}    # how often lines of a shape had a rule's text and were none of its lines
         self.thinned = False
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
@@ -204,10 +221,13 @@ class Log:
             ends = [block.rfind(mark) + 1 for mark in (b'\n', b'\r', b' ')] if data and not error else []
             end = next(filter(None, ends), len(block))
             self.search(name, block[:end], number)
-            self.follow(name, block[:end], number)
+            self.follow(name, block[:end])
             self.sizes[name] = self.sizes.get(name, 0) + end
             self.before = block[max(0, end - TRACEBACK_WINDOW):end]
             number += block.count(b'\n', 0, end)
+            if end:
+                tail = block[max(0, end - TAIL):end]
+                self.tails = self.tails[-1:] + [(name, number - tail.count(b'\n'), tail)]
             rest = block[end:]
             if error or not data:
                 break
@@ -232,23 +252,34 @@ class Log:
             self.seen_size += sum(map(len, new))
             self.words |= words
         words_of_block = b' '.join(words)
-        self.likely.update(text for text, word in self.texts.items() if word in words_of_block)
-        self.possible.update(text for text in self.likely if text.translate(None, VARYING) in lines_of_block)
-        for rule in self.rules:
+        if new:
+            if words:
+                self.likely.update(text for text, word in self.texts.items() if word in words_of_block)
+            found = {text for text in self.likely - self.possible if self.bare[text] in lines_of_block}
+            if found:
+                self.possible |= found
+                self.active = [(rule, texts) for rule, texts in (
+                    (rule, [text for text in rule.has if text in self.possible]) for rule in self.rules) if texts]
+        for rule, texts in self.active:
             once = rule.fact and not rule.role
             if once and rule in self.findings:
                 continue
-            for start, end in self.lines_with(rule, block):
+            for start, end in lines_with(texts, block):
                 last = rule.level == 'unknown' or rule.role == 'exception'
                 if rule.level in BROAD and start in (known if last else causes):
                     continue
                 self.looked += 1
+                shape = hash((rule.name, block[start:end].translate(None, VARYING)))
+                if self.misses.get(shape, 0) > MISSES:
+                    continue
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
                 bare = LABEL.sub('', seen)
                 match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
                 if not match or rule.forbids(line):
+                    if shape in self.misses or len(self.misses) < MAX_KINDS:
+                        self.misses[shape] = self.misses.get(shape, 0) + 1
                     continue
                 if rule.level not in ('note', '') or rule.role:
                     known.add(start)
@@ -260,18 +291,6 @@ class Log:
                     finding.place = name, numbers[index] if numbers else number + index
                 if once:
                     break
-
-    def lines_with(self, rule: Rule, block: bytes) -> Iterator[Tuple[int, int]]:
-        """Start and end of each line of a block that holds one of a rule's texts."""
-        found = set()
-        for text in rule.has:
-            place = block.find(text) if text in self.possible else -1
-            while place >= 0:
-                start, end = line_around(block, place)
-                if start not in found:
-                    found.add(start)
-                    yield start, end
-                place = block.find(text, max(end, place + 1))
 
     def thin(self, block: bytes, number: int) -> Tuple[bytes, List[int]]:
         """The lines of a block that are not like an earlier one but for times and measurements, and their numbers."""
@@ -291,8 +310,8 @@ class Log:
         self.thinned = True
         return b'\n'.join(kept) + b'\n', numbers + [number]
 
-    def follow(self, name: str, block: bytes, number: int) -> None:
-        """Note where the program made progress, and the last lines that tell of trouble."""
+    def follow(self, name: str, block: bytes) -> None:
+        """Note where the program made progress."""
         base, places = self.sizes.get(name, 0), set()   # type: int, Set[int]
         tail = max(0, len(block) - TAIL)
         for text in PROGRESS_TEXTS:
@@ -310,18 +329,19 @@ class Log:
         if places:
             known = self.progress.get(name, []) + sorted(places)
             self.progress[name] = known[:1] + known[1:][-WENT_ON:]
+
+    @property
+    def quoted(self) -> List[Tuple[str, int, str]]:
+        """(file, number, line) of the last warnings and errors."""
         found: Dict[bytes, Tuple[str, int, str]] = {}
-        for match in TROUBLE.finditer(block, tail):
-            start, end = line_around(block, match.start())
-            if not SOUND.search(block, start, end):
-                line = readable(block[start:end])[:SHOWN]
-                shape = block[start:end].translate(None, VARYING)
-                found.pop(shape, None)
-                found[shape] = (name, number + block.count(b'\n', tail, start), line)
-        if found:
-            before = block.count(b'\n', 0, tail)
-            told = [(name, line + before, text) for name, line, text in list(found.values())[-QUOTED:]]
-            self.quoted = (self.quoted + told)[-QUOTED:]
+        for name, number, tail in self.tails:
+            for match in TROUBLE.finditer(tail):
+                start, end = line_around(tail, match.start())
+                if not SOUND.search(tail, start, end):
+                    shape = tail[start:end].translate(None, VARYING)
+                    found.pop(shape, None)
+                    found[shape] = (name, number + tail.count(b'\n', 0, start), readable(tail[start:end])[:SHOWN])
+        return list(found.values())[-QUOTED:]
 
     def went_on(self, finding: Finding) -> bool:
         """Whether the program made progress after the last line of a finding."""
