@@ -47,7 +47,7 @@ class Trial:
         while select.select([self.answers], [], [], max(0, self.begin + LIMIT - time.monotonic()))[0]:
             more = os.read(self.answers, 1 << 16)
             self.text += more
-            if not more:
+            if not more or b'"done"' in more:   # a worker may keep the pipe
                 break
         os.close(self.answers)
         os.kill(self.pid, signal.SIGKILL)
@@ -66,9 +66,14 @@ def statements(text: bytes) -> 'Iterator[tuple]':
     for node in program.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, True
-        elif isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and any(
-                isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
-                and (part.value.id, part.attr) in (('sys', 'path'), ('os', 'environ')) for part in ast.walk(node)):
+            continue
+        # what is changed: the target, or that whose method is called
+        called = getattr(getattr(node, 'value', None), 'func', None) if isinstance(node, ast.Expr) else None
+        changed = getattr(node, 'targets', None) or [getattr(node, 'target', None) or getattr(called, 'value', None)]
+        if any(isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+               and (part.value.id, part.attr) in (('sys', 'path'), ('os', 'environ'))
+               for one in changed if one and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
+               for part in ast.walk(one)):
             yield node, False
 
 
@@ -153,10 +158,12 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
-        batches = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, num_workers=1)     # type: Any
+        batches = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, num_workers=1,
+                                              timeout=LIMIT // 2)     # type: Any
         say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
     except Exception as err:
         say(worker=first(err))
+    say(done=True)
 
 
 def first(err: BaseException) -> str:

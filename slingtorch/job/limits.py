@@ -41,7 +41,8 @@ SHORT = 60
 WORKERS, WORKERS_ELSEWHERE = 16, 8
 # processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds of a short training
 ROOM, SOON = 64, 300
-# bytes for what a program prints
+# bytes for what a program prints; characters of TMPDIR: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx
+LONGEST = 74
 PRINTS = 1 << 20
 # a stack below which it is tried whether Python can do with it
 SMALL_STACK = 1 << 20
@@ -207,6 +208,11 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     except OSError:
         report.add('red', 'disk', "no directory for temporary files can be written: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
+    with contextlib.suppress(OSError):
+        if len(tempfile.gettempdir()) > LONGEST:
+            report.add('yellow', 'disk', "the name of the directory for temporary files has %d characters: those of "
+                       "sockets in it, through which workers of a DataLoader pass tensors, may have 107 (unix(7))"
+                       % len(tempfile.gettempdir()), "export TMPDIR with a shorter name")
     for variable, what in (('TMPDIR', 'temporary files'), ('HOME', 'caches and settings'), ('XDG_CACHE_HOME', 'caches'),
                            ('HF_HOME', 'models and data of Hugging Face')):
         path = machine.environ.get(variable)

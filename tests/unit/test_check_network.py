@@ -689,6 +689,8 @@ IMPORTS = {
                                        '\nimport inside\n', 'lib/inside.py': ''}, {}, None, ''),
     'a path that is not known here': ({'train.py': 'import sys\nsys.path.append(place)\nimport inside\n'}, {}, False,
                                       'No module named'),
+    'what only reads the environment': ({'train.py': 'import os, signal\nos.kill(os.getpid(), int(os.environ.get("X", 9)))\n'
+                                                     'import shapes\n', 'shapes.py': ''}, {}, None, ''),
     'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(0)'}, {}, None,
                            ''),
     'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
