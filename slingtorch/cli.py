@@ -17,7 +17,7 @@ import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
-                        siteformats, slingshot_sites, status, table, wrapped)
+                        siteformats, slingshot_sites, status, table, values, wrapped)
 from slingtorch.job.machine import Machine
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
@@ -189,7 +189,6 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
 
 def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
     """Variables that make EasyBuild use the bundle at this root for this slingshot_sites.Choice, with these groups."""
-    site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
     if not shutil.which('eb'):
@@ -255,12 +254,16 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     if missing:
         variables.append(('MODULEPATH', ':'.join(missing + module_path)))
 
-    variables += [
-        ('SLINGTORCH_SITE', site.name),
-        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (site.name, choice.why) if choice.detected else None),
+    return variables + site_variables(choice, groups)
+
+
+def site_variables(choice: Any, groups: Iterable[str]) -> Variables:
+    """Variables that tell later commands which site this is."""
+    return [
+        ('SLINGTORCH_SITE', choice.site.name),
+        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (choice.site.name, choice.why) if choice.detected else None),
         ('SLINGTORCH_SITE_GROUPS', ','.join(groups) or None),
     ]
-    return variables
 
 
 def quote_csh(value: str) -> str:
@@ -334,20 +337,29 @@ def run_env(args: argparse.Namespace) -> int:
     choice.site.env_values(groups)
     choice.site.parameter_values(groups)
 
-    # what EasyBuild prints must not be evaluated
-    with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, args.keep_hooks)
+    own = None
+    if args.values:
+        own = values.OwnPyTorch(Machine())
+        variables = values.variables(root, choice.site, groups, own) + site_variables(choice, groups)
+    else:
+        # what EasyBuild prints must not be evaluated
+        with contextlib.redirect_stdout(sys.stderr):
+            variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
         for group in described:
             note("group %s: %s; needs %s" % (group.name, group.title, group.needs))
         if sys.stdout.isatty():
-            use = 'eval "$(slingtorch env)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh`"'
-            note("nothing has changed in your shell; to change it: %s" % use)
+            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s --shell csh`"'
+            note("nothing has changed in your shell; to change it: %s" % use % (' --values' if own else ''))
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
                  "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
+        if own:
+            for text in [own.what()] + values.differences(choice.site, own, dict(variables)):
+                note(text)
+            return 0
         fitting = gpu_note(choice.site)
         if fitting:
             note(fitting)
@@ -545,6 +557,8 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--site', metavar='NAME', help="the site; without it $SLINGTORCH_SITE, else what is detected")
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
                      help="opt-in groups of the site; without it $SLINGTORCH_SITE_GROUPS. Empty for none.")
+    env.add_argument('--values', action='store_true',
+                     help="for the PyTorch that you have: what a module of PyTorch would set, and nothing of EasyBuild")
     env.add_argument('--shell', choices=sorted(SHELLS), default='bash', help="default: bash (also for sh and zsh)")
     env.add_argument('--keep-hooks', action='store_true',
                      help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
