@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
+from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, new, report, sitefile,
                         siteformats, slingshot_sites, status, table, values, wrapped)
 from slingtorch.job.machine import Machine
 
@@ -495,6 +495,12 @@ def run_lock(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_new(args: argparse.Namespace) -> int:
+    """slingtorch new"""
+    sites = slingshot_sites()
+    return new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note)
+
+
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
     sites = slingshot_sites()
@@ -582,6 +588,17 @@ def make_parser() -> argparse.ArgumentParser:
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.add_argument('--python', metavar='PYTHON',
                          help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
+
+    making = command('new', run_new, "write an easyconfig for a project of your own", """
+        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and builds
+        the project's own packages to wheels beside them (docs/extending.md).""")
+    making.add_argument('name', metavar='NAME', help="name of the module")
+    making.add_argument('--from', dest='source', metavar='FILE', required=True,
+                        help="pyproject.toml, uv.lock or a requirements file")
+    making.add_argument('--on', metavar='EASYCONFIG', help="whose PyTorch is taken; default: what fits the GPUs here")
+    making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
+    making.add_argument('--python', metavar='PYTHON', help="Python to make it with; default: the site's, else python3")
+    making.add_argument('--directory', metavar='DIR', default='.', help="where the files go; default: here")
 
     explaining = command('explain', run_explain, "say why a job failed, from its output", """
         Reads the output of jobs and names what went wrong, the line that shows it, and the remedy. Status 0: something

@@ -426,7 +426,7 @@ class PythonVenv(RunScripts):
             parts = [self.part_of(lock_file, name, work_dir) for name, size in sizes.items() if size >= LARGE_FILE]
             for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [
                     ['--requirement', shlex.quote(lock_file)]]:
-                status, text = self.run_download(download + ['--retries', '2'] + words, env)
+                status, text = self.run_download(download + self.find_links() + ['--retries', '2'] + words, env)
                 if status != EasyBuildExit.SUCCESS:
                     self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
 
@@ -517,6 +517,9 @@ class PythonVenv(RunScripts):
     def find_links(self):
         """Options for pip and uv that name the directories with wheels; uv does not accept one that is not there."""
         found = [path for path in self.wheel_dirs() if os.path.isdir(path)]
+        # a project's own wheels ('slingtorch new')
+        found += {os.path.dirname(path) for path in glob.glob(os.path.join(
+            glob.escape(os.path.dirname(self.lock_file)), '*.whl'))}
         return [word for path in found for word in ('--find-links', shlex.quote(path))]
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
