@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What `conda-python-distributed --check` costs at scale: bringing the findings of all ranks to rank 0.
 
-    benchmarks/check.py [--json FILE] [--ranks 8,64,256] [--per-node 8] [--python PYTHON]
+    PYTHONPATH=. benchmarks/check.py [--json FILE] [--ranks 8,64,256] [--per-node 8] [--python PYTHON]
 
 (a) Real processes on this machine, forked so that Python's own start is not counted, no PyTorch: seconds from the first
     fork to the last end, and processor time per rank. All "nodes" share this machine's cores; those of a job do not.
@@ -29,10 +29,10 @@ import subprocess
 import sys
 import time
 
+from slingtorch.job import check, findings, star, wire
+from slingtorch.job.machine import Machine
+
 RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
-sys.path.insert(0, str(RUNSCRIPT.parents[1]))
-from slingtorch.job import check, findings, star, wire  # noqa: E402
-from slingtorch.job.machine import Machine  # noqa: E402
 
 
 def free_port():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows;
-other commands are in the files of their names ('site new': sitefile.py, 'vet': check.py).
+other commands are in commands/ and explain/, 'vet' in check.py, 'site new' in sites/write.py.
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -16,9 +16,10 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, new, report, sitefile,
-                        siteformats, slingshot_sites, status, table, values, wrapped)
+from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
+from slingtorch.commands import bench, check, lock, new, report, status, values
 from slingtorch.job.machine import Machine
+from slingtorch.sites import formats, write
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -54,7 +55,7 @@ def easybuild_configuration() -> Any:
     """EasyBuild's options, as 'eb --show-config' has them; CliError if it is missing or does not accept them."""
     try:
         from easybuild.tools import version
-        problem = slingshot_sites().old_easybuild(version.VERSION, version.__file__)
+        problem = sites.old_easybuild(version.VERSION, version.__file__)
         if problem:
             raise CliError(problem)
         from easybuild.tools.build_log import raise_easybuilderror
@@ -180,7 +181,7 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
     if not theirs or keep_hooks or os.path.realpath(theirs) == os.path.realpath(ours):
         return None
     directory, name = os.path.split(os.path.abspath(theirs))
-    if name == os.path.basename(ours) and os.path.isfile(os.path.join(directory, 'slingshot_sites.py')):
+    if name == os.path.basename(ours) and os.path.isdir(os.path.join(directory, 'sites')):
         return os.path.dirname(directory)
     where = '$EASYBUILD_HOOKS' if os.environ.get('EASYBUILD_HOOKS') else ' or '.join(config.configfiles)
     raise CliError("EasyBuild takes one file with hooks, and %s names %s already. Take it out there, or let that file "
@@ -188,7 +189,7 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
 
 
 def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
-    """Variables that make EasyBuild use the bundle at this root for this slingshot_sites.Choice, with these groups."""
+    """Variables that make EasyBuild use the bundle at this root for this sites.Choice, with these groups."""
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
     if not shutil.which('eb'):
@@ -300,7 +301,7 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
         if not generations or glob.glob(own % site.name):
             return None
         roles = next((roles for roles in generations if 'default' in roles), generations[0])
-        module = slingshot_sites().split_provided(roles['gpu'])['module']
+        module = sites.split_provided(roles['gpu'])['module']
         toolkit = site.modules().get(module, {}).get('version', [None])[0]
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
@@ -314,7 +315,7 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
 def run_env(args: argparse.Namespace) -> int:
     """slingtorch env"""
     environ = dict(os.environ)
-    root, sites = bundle_root(), slingshot_sites()
+    root = bundle_root()
     before = environ.get(sites.SITE_VARIABLE)
     if args.site:
         environ[sites.SITE_VARIABLE] = args.site
@@ -351,7 +352,7 @@ def run_env(args: argparse.Namespace) -> int:
         for group in described:
             note("group %s: %s; needs %s" % (group.name, group.title, group.needs))
         if sys.stdout.isatty():
-            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s --shell csh`"'
+            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh%s`"'
             note("nothing has changed in your shell; to change it: %s" % use % (' --values' if own else ''))
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
@@ -422,7 +423,6 @@ def print_site(site: Any) -> None:
 
 def site_text() -> str:
     """Site of this machine with its values, or why there is none, for a report."""
-    sites = slingshot_sites()
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
             choice = sites.choose()
@@ -436,19 +436,15 @@ def site_text() -> str:
 
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
-    sites = slingshot_sites()
     if args.form == 'markdown' and not (args.name or args.group):
-        sys.stdout.write(siteformats.overview(sites.load_all()))
+        sys.stdout.write(formats.overview(sites.load_all()))
         return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
     if args.name:
         site = sites.load(args.name)
         if args.form:
-            try:
-                sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
-            except ValueError as err:
-                raise CliError(str(err))
+            sys.stdout.write(formats.render(site, args.form, sites.split_list(args.group)))
         elif args.json:
             print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
@@ -497,13 +493,11 @@ def run_lock(args: argparse.Namespace) -> int:
 
 def run_new(args: argparse.Namespace) -> int:
     """slingtorch new"""
-    sites = slingshot_sites()
     return new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note)
 
 
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
-    sites = slingshot_sites()
     try:
         network = sites.choose().site.network
     except sites.SiteError:
@@ -570,15 +564,14 @@ def make_parser() -> argparse.ArgumentParser:
                      help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
 
-    sites = command('sites', run_sites, "show the sites, and which one this machine is",
-                    "Shows the sites, or everything about one.", as_json=True)
-    sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    sites.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
-    sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines of a job script (sbatch, pbs, "
-                            "flux), an EDF file for CSCS' container engine, a file for --env-file, or a page for "
-                            "documentation (markdown; without NAME a table of all sites)")
-    sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
+    showing = command('sites', run_sites, "show the sites, and which one this machine is",
+                      "Shows the sites, or everything about one.", as_json=True)
+    showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
+    showing.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
+    showing.add_argument('--format', choices=formats.FORMATS, dest='form',
+                         help="print its values for use without the modules: lines for a shell or --env-file, or a "
+                              "page for documentation (markdown; without NAME a table of all sites)")
+    showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
         Lets uv choose the packages that the easyconfig wants, for the Pythons and platforms that it names, and writes
@@ -590,8 +583,8 @@ def make_parser() -> argparse.ArgumentParser:
                          help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
 
     making = command('new', run_new, "write an easyconfig for a project of your own", """
-        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and builds
-        the project's own packages to wheels beside them (docs/extending.md).""")
+        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
+        builds the project's own packages to wheels beside them (docs/extending.md).""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")
@@ -624,8 +617,7 @@ def make_parser() -> argparse.ArgumentParser:
         edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
-    new.add_argument('--partition', help="that of Slurm; else the default one if it has GPUs, else the one with most")
-    new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
+    new.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)
     report.add_parser(commands, site_text)
@@ -639,6 +631,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if getattr(sys, name) is None:  # closed
             setattr(sys, name, open(os.devnull, 'w'))
     for_shell = argv[:1] == ['env']
+    if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
+        # What is shown may have characters that the terminal's encoding lacks; a shell gets paths byte by byte.
+        sys.stdout.reconfigure(**{'errors': 'backslashreplace'} if not for_shell else {
+            'encoding': sys.getfilesystemencoding(), 'errors': 'surrogateescape'})
     parser = make_parser()
     try:
         args = parser.parse_args(argv)

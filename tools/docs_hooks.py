@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, and links work as they do in the repository."""
+"""
+Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, what the site files say of their systems is on pages,
+and links work as they do in the repository.
+"""
 import posixpath
 import re
 from pathlib import Path
 
 from mkdocs.structure.files import File
+
+from slingtorch.sites import formats, load_all
 
 ROOT = Path(__file__).resolve().parents[1]
 # in the repository: in the site
@@ -20,9 +25,23 @@ def on_files(files, config):
     return files
 
 
+def systems():
+    """{page: what the site files say there}: a table of all, and a part for each system without a page of its own."""
+    sites = load_all({'HOME': '/nonexistent'})
+    own = [path.stem for path in (ROOT / 'docs/systems').glob('*.md')] + ['local']
+    return {'systems/README.md': formats.overview(sites),
+            'systems/others.md': '\n'.join('#' + formats.render(site, 'markdown').replace('\n#', '\n##')
+                                           for site in sites if site.name.split('_ice')[0] not in own)}
+
+
+MADE = systems()
+
+
 def on_page_markdown(markdown, page, config, files):
     """Turn links between files of the repository into links between pages; mkdocs says which are broken."""
     here = page.file.src_uri
+    if here in MADE:
+        markdown += '\n' + MADE[here]
     source = next((path for path, target in OUTSIDE.items() if target == here), f'docs/{here}')
 
     def link(match):

@@ -146,10 +146,24 @@ _check_alone() {  # others that this one rank would wait for, or miss
     [[ -z $known ]] || return 0
     # pdsh, clush and loops over ssh leave no more than this; a login has SSH_TTY (ssh(1))
     [[ -z ${SSH_CONNECTION-} || -n ${SSH_TTY-} ]] || by='ssh (pdsh, clush) started this process'
+    _find_several_nodes
     [[ -z ${JOB_COMPLETION_INDEX-} ]] || by="this is pod $JOB_COMPLETION_INDEX of an indexed Job of Kubernetes"
     _find_lost_job
     [[ -z $by ]] || _say "one rank that knows of no other: $by, and no launcher says more. For one training of" \
         "several, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
+}
+
+# What systems that the table does not name say of several nodes, by the form of name and value: Azure Batch
+# (AZ_BATCH_HOST_LIST), SageMaker (SM_HOSTS), Volcano and ModelArts (VC_WORKER_HOSTS, MA_NUM_HOSTS), Base Command
+# (NGC_ARRAY_SIZE), Beaker (BEAKER_REPLICA_COUNT), dstack (DSTACK_NODES_NUM), RunPod (NUM_NODES), Vertex AI
+# (CLUSTER_SPEC), TFJob (TF_CONFIG), Kubeflow's MPI Operator (K_MPI_JOB_ROLE): their own guides.
+_find_several_nodes() {  # -> by
+    local entry form='^((.*_)?(NUM_NODES|NODES_NUM|NODE_COUNT|NNODES|NUM_HOSTS|REPLICA_COUNT|ARRAY_SIZE|WORKER_NUM)='
+    form+='0*([2-9]|[1-9][0-9]+)$|(SM|.*_WORKER)_HOSTS=[^,]+,.|.*_(HOST|NODE)_LIST=[^,;]+[,;].'
+    form+='|(TF_CONFIG|CLUSTER_SPEC)=.*:[0-9]+".*:[0-9]+"|K_MPI_JOB_ROLE=launcher$)'
+    while IFS= read -r -d '' entry; do
+        [[ ! $entry =~ $form ]] || by="${entry:0:80} is of a job of several nodes"
+    done 2> /dev/null < "/proc/$$/environ"
 }
 
 # The kernel knows the job of a process that has lost all variables: a container with --cleanenv, env -i, an ssh that

@@ -293,6 +293,12 @@ _find_rank() {
             [[ ${RANK:-$rank}/${WORLD_SIZE:-$world_size} == "$rank/$world_size" ]] || _fail 1 \
                 "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradicts the launcher ($launcher), which started this" \
                 "process as rank $rank of $world_size. Do not export them in the job script: 'unset RANK WORLD_SIZE'"
+            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is no task.
+            if [[ $launcher == slurm && $world_size == 1 && ${SLURM_TASK_PID:-$$} != "$$" && -z ${RANK-} ]] &&
+                _is_number "${SLURM_JOB_NUM_NODES-}" && ((SLURM_JOB_NUM_NODES > 1)); then
+                _say "one rank of a job of $SLURM_JOB_NUM_NODES nodes: it runs below the only task of this step (a" \
+                    "shell, a notebook). To use them all put srun in front: srun --overlap ... ${0##*/} ..."
+            fi
             ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on" \
                 "this node, but $world_size in all" ;;
     esac

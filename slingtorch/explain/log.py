@@ -19,6 +19,7 @@ GROUP = 100             # characters of a group that a cause names
 MAX_TRACKED = 100000    # ranks and nodes that are remembered per rule
 MATCHES = 50000         # lines that are compared with expressions; later, only those unlike all before are
 MAX_KINDS = 50000       # of lines that are remembered then
+MISSES = 100            # lines that differ in numbers alone and were none of a rule's, before it skips them
 ALIKE = 1000            # lines that differ in numbers alone and are looked at then
 MAX_EXCEPTIONS = 1000   # different ones that are remembered
 TRACEBACK_WINDOW = 1 << 14  # bytes before an exception that are looked at for its traceback
@@ -202,6 +203,7 @@ class Log:
         # after many of those: of lines, and how often they came but for their numbers
         self.kinds: Set[int] = set()
         self.shapes: Dict[int, int] = {}
+        self.misses: Dict[int, int] = {}    # how often lines of a shape had a rule's text and were none of its lines
         self.thinned = False
         self.before = b''    # the end of the block before
         self.root: Optional[int] = None     # the rank that failed first, as torchrun says
@@ -267,12 +269,17 @@ class Log:
                 if rule.level in BROAD and start in (known if last else causes):
                     continue
                 self.looked += 1
+                shape = hash((rule.name, block[start:end].translate(None, VARYING)))
+                if self.misses.get(shape, 0) > MISSES:
+                    continue
                 line = seen = readable(block[start:end])
                 if rule.lines > 1:
                     seen = with_next(line, block[end:end + LINE], rule.lines)
                 bare = LABEL.sub('', seen)
                 match = rule.search(bare) or (rule.search(seen) if bare != seen else None)
                 if not match or rule.forbids(line):
+                    if shape in self.misses or len(self.misses) < MAX_KINDS:
+                        self.misses[shape] = self.misses.get(shape, 0) + 1
                     continue
                 if rule.level not in ('note', '') or rule.role:
                     known.add(start)

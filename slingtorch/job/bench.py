@@ -4,17 +4,16 @@ Bandwidth of PyTorch's collective operations in this job, by message size, with 
 
     srun -N2 --ntasks-per-node=4 conda-python-distributed --bench --json bench.json
 
-Every rank runs it; rank 0 prints the tables and writes the file, which 'slingtorch bench' reads, compares and draws
+Every rank runs it; rank 0 prints the table and writes the file, which 'slingtorch bench' reads, judges and draws
 (docs/bench.md). Algorithm and bus bandwidth are those of nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so that
 figures of both can be compared. Time is that of the slowest rank, the median of all repetitions.
 
-It needs PyTorch and nothing else, and for plain MPI mpi4py: also in a container. Python 3.8 or newer.
+It needs PyTorch and nothing else: also in a container. Python 3.8 or newer.
 """
 import argparse
 import atexit
 import datetime
 import gc
-import glob
 import os
 import re
 import shutil
@@ -24,15 +23,14 @@ import tempfile
 import time
 
 from . import nccl
-from .machine import Machine, mapped_libraries
-from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, averages, head, parse_size, show_size, show_time,
-                      summary, table_head, table_row, write, wrong_values)
+from .machine import Machine
+from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
+                      show_time, summary, table_head, table_row, write, wrong_values)
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Iterator, Optional
 
-GPU_KINDS = ('nccl', 'mpi-gpu', 'plain-mpi-gpu')
 ITEM = 4
 """Bytes of a float32, in which everything is sent."""
 
@@ -41,6 +39,8 @@ PERIOD, STRIDE = 1021, 17
 block of a power of two looks like another one."""
 
 WARM_UP, MIN_REPEATS, MAX_REPEATS = 3, 3, 1000
+LONGEST = 5
+"""Seconds of an operation after which no larger size follows."""
 MEMORY_SHARE = 0.8
 """How much of the free memory is used; and libraries are taken to need as much again as the messages (gloo does)."""
 
@@ -90,13 +90,6 @@ def largest_size(operation: str, ranks: int, free: float) -> int:
     return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
 
 
-def open_devices() -> set:
-    """The network's device files that this process has open: {'cxi', 'verbs'}."""
-    devices = {'/dev/cxi': 'cxi', '/dev/infiniband/uverbs': 'verbs', '/dev/hfi1': 'psm2'}
-    files = [os.path.realpath(link) for link in glob.glob('/proc/self/fd/*')]
-    return {name for start, name in devices.items() if any(file.startswith(start) for file in files)}
-
-
 class TorchBackend:
     """A backend of torch.distributed: the operations on tensors of its device."""
 
@@ -104,7 +97,7 @@ class TorchBackend:
         import torch
         import torch.distributed as dist
         self.torch, self.dist = torch, dist
-        self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
+        self.device = job.gpu() if kind in ('nccl', 'mpi-gpu') else 'cpu'
         name = kind.replace('-gpu', '')
         options = {'timeout': datetime.timedelta(seconds=job.timeout)}  # type: dict
         if name != 'mpi':  # which knows its ranks from MPI
@@ -160,48 +153,6 @@ class TorchBackend:
 
     def close(self) -> None:
         self.dist.destroy_process_group()
-
-
-class PlainMPI:
-    """MPI as mpi4py calls it, with the methods of TorchBackend, on memory that PyTorch allocated: NumPy asks the kernel
-    for huge pages from 4 MiB up and PyTorch does not, which would be compared."""
-
-    def __init__(self, kind: str, job: 'Job') -> None:
-        from mpi4py import MPI
-        self.mpi, self.comm = MPI, MPI.COMM_WORLD
-        self.device = job.gpu() if kind in GPU_KINDS else 'cpu'
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-
-    def buffer(self, tensor: 'Any') -> list:
-        return [tensor if tensor.is_cuda else tensor.numpy(), self.mpi.FLOAT]
-
-    def operation(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
-        comm, rank, size = self.comm, self.rank, self.size
-        out = self.buffer(send)
-        into = out if receive is send else self.buffer(receive)
-        return {
-            'all_reduce': lambda: comm.Allreduce(self.mpi.IN_PLACE, out),
-            'all_gather': lambda: comm.Allgather(out, into),
-            'reduce_scatter': lambda: comm.Reduce_scatter_block(out, into),
-            'broadcast': lambda: comm.Bcast(out, 0),
-            'all_to_all': lambda: comm.Alltoall(out, into),
-            'send_receive': lambda: comm.Sendrecv(out, (rank + 1) % size, 0, into, (rank - 1) % size, 0),
-        }[name]
-
-    def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
-        """MPI needs no other form."""
-
-    def barrier(self) -> None:
-        self.comm.Barrier()
-
-    def maximum(self, values: list) -> list:
-        return [max(column) for column in zip(*self.comm.allgather(values))]
-
-    def gather(self, thing: 'Any') -> list:
-        return self.comm.allgather(thing)
-
-    def close(self) -> None:
-        """MPI ends with the process."""
 
 
 class Data:
@@ -281,7 +232,6 @@ class Job:
 
 def at_hand() -> dict:
     """{kind: None, or why it cannot be measured}"""
-    import importlib.util
     import torch
     import torch.distributed as dist
     if not dist.is_available():
@@ -291,13 +241,11 @@ def at_hand() -> dict:
         'nccl': gpu or (None if dist.is_nccl_available() else "this PyTorch was built without NCCL or RCCL"),
         'gloo': None if dist.is_gloo_available() else "this PyTorch was built without gloo",
         'mpi': None if dist.is_mpi_available() else "this PyTorch was built without MPI",
-        'plain-mpi': None if importlib.util.find_spec('mpi4py') else "mpi4py is not installed",
     }
     # MPI that cannot read a GPU's memory ends in a segmentation fault: only on request where nothing says it can
     aware = None if os.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' else \
         "MPICH_GPU_SUPPORT_ENABLED is not 1; name it with --backends if this MPI takes GPU memory"
-    for kind in ('mpi', 'plain-mpi'):
-        found[kind + '-gpu'] = found[kind] or gpu or aware
+    found['mpi-gpu'] = found['mpi'] or gpu or aware
     return found
 
 
@@ -307,38 +255,27 @@ class Measurement:
     def __init__(self, kind: str, job: Job, options: 'Any') -> None:
         import torch
         self.kind, self.job, self.options, self.torch = kind, job, options, torch
-        before = open_devices()
-        self.comm = (PlainMPI if kind.startswith('plain-mpi') else TorchBackend)(kind, job)  # type: Any
+        self.comm = TorchBackend(kind, job)
         if self.comm.size != job.ranks:
             raise BenchError("MPI sees %d rank(s), the job has %d: start the ranks with a launcher of this MPI "
                              "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave it out: --backends nccl,gloo"
                              % (self.comm.size, job.ranks))
         self.data = Data(torch, self.comm.device, job.ranks)
         self.comm.maximum([0.0])  # connects
-        self.provider = self.find_provider(before)
+        self.network = self.find_network()
 
-    def find_provider(self, before: set) -> dict:
-        """{'name': what carries the data or None, 'evidence': what says so, 'nodes': which, where they differ}"""
+    def find_network(self) -> str:
+        """What carries the data, and what says so; of several nodes that differ all."""
+        said = 'not known'
         if self.kind == 'nccl':
             log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
             network, provider, lines = nccl.network(log)
-            name = ', '.join(filter(None, [network, provider and 'provider ' + provider])) or None
-            evidence = '; '.join(lines)
-            if not log:
-                evidence = 'NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there'
+            said = ', '.join(filter(None, [network, provider and 'provider ' + provider])) or said
+            said += ' (%s)' % '; '.join(lines) if lines else '' if log else \
+                ' (NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there)'
         elif self.kind == 'gloo':
-            name = os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')
-            evidence = "gloo's default on Linux" if name == 'TCP' else 'GLOO_DEVICE_TRANSPORT'
-        else:
-            new = sorted(open_devices() - before)
-            name, evidence = ', '.join(new) or None, 'device files that MPI opened' if new else ''
-        nodes = {}  # type: dict
-        for node, theirs in self.comm.gather((self.job.node, name or 'not known')):
-            nodes.setdefault(theirs, set()).add(node)
-        if len(nodes) == 1:
-            return {'name': name, 'evidence': evidence}
-        return {'name': ' / '.join(sorted(nodes)), 'evidence': evidence,
-                'nodes': {each: sorted(where) for each, where in nodes.items()}}
+            said = os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')
+        return ' / '.join(sorted(set(self.comm.gather(said))))
 
     def free(self) -> tuple:
         """The least free memory of all ranks' shares, and what says so on that node."""
@@ -439,23 +376,20 @@ class Measurement:
             self.seconds(function, min(20, repeats // 5))
             gc.disable()
             # sums grow beyond every bound meanwhile: to add infinities takes no longer
-            processor = time.process_time()
             times = self.seconds(function, repeats)
-            processor = time.process_time() - processor
             gc.enable()
             again, where_again = self.check(function, operation, *tensors)
             actual = ITEM * max(tensors[0].numel(), tensors[1].numel())
             seconds = statistics.median(times)
             yield {
                 'kind': self.kind, 'operation': operation, 'size': size, 'bytes': actual, 'seconds': seconds,
-                'fastest': min(times), 'processor_seconds': processor / repeats, 'repeats': repeats,
-                'algorithm_bandwidth': actual / seconds / 1e9,
+                'repeats': repeats, 'algorithm_bandwidth': actual / seconds / 1e9,
                 'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.job.ranks),
                 'wrong': wrong + again, 'first_wrong': where or where_again,
             }
             del tensors, function
-            if estimate > self.options.longest and size != sizes[-1]:
-                say('no size above %s, one of which took %s (--longest)' % (show_size(size), show_time(estimate)))
+            if estimate > LONGEST and size != sizes[-1]:
+                say('no size above %s, one of which took %s' % (show_size(size), show_time(estimate)))
                 return
 
 
@@ -500,11 +434,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--factor', type=int, default=2, help="between one size and the next; default: 2")
     parser.add_argument('--seconds', type=float, default=0.3,
                         help="how long each size is repeated, 3 to 1000 times; default: 0.3")
-    parser.add_argument('--longest', type=float, default=5, metavar='SECONDS',
-                        help="no larger size when one operation takes longer; default: 5")
     parser.add_argument('--timeout', type=int, default=300, metavar='SECONDS',
                         help="a rank that others wait for longer is taken for dead; default: 300")
-    parser.add_argument('--json', metavar='FILE', help="write the results there, for 'slingtorch bench'")
+    parser.add_argument('--json', metavar='FILE', type=file_to_write,
+                        help="write the results there, for 'slingtorch bench'")
     return parser
 
 
@@ -518,18 +451,17 @@ def ask_nccl() -> 'Optional[str]':
     return directory
 
 
-def new_record(job: Job, torch: 'Any', kinds: list, why_not: dict, arguments: list) -> dict:
+def new_record(job: Job, torch: 'Any', kinds: list, why_not: dict) -> dict:
     """The record before anything was measured."""
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
         'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
-        'node': job.node, 'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
+        'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        'arguments': arguments, 'line_rates': Machine().line_rates(), 'providers': {}, 'libraries': [], 'results': [],
-        'notes': [],
+        'line_rates': Machine().line_rates(), 'networks': {}, 'results': [],
         # on GPUs only where it could be measured on CPUs
-        'not_measured': ['%s: %s' % (kind, why) for kind, why in why_not.items()
-                         if why and not (kind.endswith('-gpu') and why_not[kind[:-4]])],
+        'notes': ['not measured: %s: %s' % (kind, why) for kind, why in why_not.items()
+                  if why and not (kind == 'mpi-gpu' and why_not['mpi'])],
     }
 
 
@@ -552,7 +484,7 @@ def run(options: 'Any', job: Job) -> dict:
         kinds = [kind for kind in KINDS if not why_not[kind]]
     if not kinds:
         raise BenchError("nothing to measure: %s" % '; '.join('%s: %s' % pair for pair in why_not.items()))
-    record = new_record(job, torch, kinds, why_not, options.arguments)
+    record = new_record(job, torch, kinds, why_not)
 
     def say(*lines):
         if job.rank == 0:
@@ -565,7 +497,6 @@ def run(options: 'Any', job: Job) -> dict:
 
     def save():
         if job.rank == 0 and options.json:
-            record['libraries'] = mapped_libraries()
             write(record, options.json)
 
     save()  # a directory that cannot be written is known at once
@@ -576,19 +507,14 @@ def run(options: 'Any', job: Job) -> dict:
         except BenchError as err:
             if options.backends:
                 raise
-            record['not_measured'].append('%s: %s' % (kind, err))
+            record['notes'].append('not measured: %s: %s' % (kind, err))
             continue
-        record['providers'][kind] = measurement.provider
-        if kind.startswith('plain-mpi'):
-            record['versions']['mpi'] = measurement.comm.mpi.Get_library_version().splitlines()[0].strip(' \0')
+        record['networks'][kind] = measurement.network
+        say(*table_head(dict(record, networks={kind: measurement.network})))
         for operation in options.operations:
-            say(*table_head(record, kind, operation))
             for row in measurement.operation(operation, note):
                 record['results'].append(row)
                 say(table_row(record, row))
-            average = averages(record).get((kind, operation))
-            say('%10s %.4g GB/s of bus bandwidth' % ('average', average) if average is not None else
-                '         - %s' % record['notes'][-1])
             save()
         measurement.comm.close()
     record['complete'] = True
@@ -600,7 +526,7 @@ def run(options: 'Any', job: Job) -> dict:
 def main(argv: list) -> int:
     """One rank."""
     parser = make_parser()
-    options = parser.parse_args(argv, argparse.Namespace(arguments=argv))
+    options = parser.parse_args(argv)
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
         parser.error("--factor must be 2 or more, --min 4 or more, --max not below --min")
     what, directory = "rank %s" % os.environ.get('RANK', '?'), None

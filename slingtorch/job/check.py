@@ -605,7 +605,8 @@ def free_port() -> str:
 def main(argv: list) -> int:
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
-    parser.add_argument('--json', metavar='FILE', default=os.environ.get('SLINGTORCH_CHECK_JSON'),
+    parser.add_argument('--json', metavar='FILE', type=records.file_to_write,
+                        default=os.environ.get('SLINGTORCH_CHECK_JSON'),
                         help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
     parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")

@@ -10,7 +10,7 @@ import sys
 
 from . import nccl
 from .limits import write_trial
-from .machine import SHARED, by_srun
+from .machine import SHARED, VISIBILITY, by_srun
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-# as in runscripts/lib/gpus.bash
-VISIBLE = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
-           'GPU_DEVICE_ORDINAL')
 # by which conda-python-distributed chooses MASTER_PORT
 PORTS = 'ip_local_port_range'
 # An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
 GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
-PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
+PER_RANK = VISIBILITY + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -44,7 +41,7 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
         parts = machine.rocm_gpus()
         if len(parts) > len(names):
             names = ['partition ' + number for number in parts]
-    for variable in VISIBLE[1:2] if nvidia else ('ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
+    for variable in VISIBILITY[1:2] if nvidia else (VISIBILITY[0], VISIBILITY[2], VISIBILITY[1]):
         if variable not in machine.environ:
             continue
         chosen = []
@@ -68,7 +65,7 @@ def uses_gpus(machine: 'Machine') -> bool:
 def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Visibility, and the cores beside the GPU."""
     known = machine.gpus()
-    variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
+    variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBILITY if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
     if not known:
         report.add('untested', 'gpus', "no GPU on the node%s" % (
@@ -77,7 +74,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBLE)
+        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
         wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
@@ -86,7 +83,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
             and len(seen) > 1:
         report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
                    % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']),
-                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBLE))
+                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBILITY))
 
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:

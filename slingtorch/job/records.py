@@ -18,19 +18,8 @@ KINDS = {
     'gloo': "gloo, on CPUs",
     'mpi': "PyTorch's backend mpi, on CPUs",
     'mpi-gpu': "PyTorch's backend mpi, on GPUs",
-    'plain-mpi': "MPI itself (mpi4py), on CPUs",
-    'plain-mpi-gpu': "MPI itself (mpi4py), on GPUs",
 }
 UNITS = {'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
-NAMES, LINES, COUNT, FIGURE = {str: str}, [str], range(1, 2 ** 31), float
-FORM = {'complete': bool, 'date': str, 'environment': NAMES, 'line_rates': {str: FIGURE}, 'nodes': COUNT,
-        'not_measured': LINES, 'notes': LINES, 'ranks': COUNT,
-        'providers': {str: {'name': (str, None), 'evidence': (str, None)}},
-        'ranks_per_node': COUNT, 'site': (str, None), 'versions': {'torch': str, str: str},
-        'results': [{'kind': str, 'operation': str, 'size': range(2 ** 60), 'bytes': range(2 ** 60), 'seconds': FIGURE,
-                     'algorithm_bandwidth': FIGURE, 'bus_bandwidth': FIGURE, 'wrong': range(2 ** 60),
-                     'repeats': range(2 ** 60), 'first_wrong': (str, None)}]}  # type: dict
-"""What is read of a file, and of which form it must be."""
 
 
 class BenchError(RuntimeError):
@@ -61,28 +50,22 @@ def show_time(seconds: float) -> str:
     return '%.3g s' % seconds
 
 
-def misfit(value: 'Any', form: 'Any', where: str = '') -> str:
-    """Where a value is first of another form, '' if nowhere; {'name': X} must have it, {str: X} has any names."""
-    if isinstance(form, tuple):
-        return '' if value is None else misfit(value, form[0], where)
-    if isinstance(form, range):
-        fits = type(value) is int and value in form
-    elif form is float:
-        fits = type(value) in (int, float) and 0 <= value < 1e15
-    elif form is str:   # of a terminal no escape sequence
-        fits = isinstance(value, str) and ' '.join(value.split()).isprintable()
-    else:
-        fits = isinstance(value, form if isinstance(form, type) else type(form))
-    if not fits or not isinstance(form, (dict, list)):
-        return '' if fits else where
-    names = [name for name in {**form, **value} if name is not str] if isinstance(form, dict) else range(len(value))
-    for name in names:
-        inner = form.get(name, form.get(str)) if isinstance(form, dict) else form[0]
-        there = isinstance(form, list) or name in value
-        found = inner and (misfit(value[name], inner, '%s %s' % (where, name)) if there else '%s %s' % (where, name))
-        if found:
-            return found
-    return ''
+def text(value: 'Any') -> str:
+    """A text without escape sequences of a terminal; ValueError if it is none."""
+    if not isinstance(value, str) or not ' '.join(value.split()).isprintable():
+        raise ValueError("'%s' is no text" % ascii(value)[:80])
+    return value
+
+
+def figure(value: 'Any') -> float:
+    """A number of a size that figures of bench have; ValueError for another one."""
+    if type(value) not in (int, float) or not 0 <= value < 2 ** 60:
+        raise ValueError("'%s' is no figure" % ascii(value)[:80])
+    return value
+
+
+ROW_FORM = {'kind': text, 'operation': text, 'size': figure, 'bytes': figure, 'seconds': figure,
+            'algorithm_bandwidth': figure, 'bus_bandwidth': figure, 'wrong': figure, 'repeats': figure}
 
 
 def read(path: str) -> dict:
@@ -98,15 +81,22 @@ def read(path: str) -> dict:
         raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
     if record.get('version') != VERSION:
         raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
-                         "that wrote it, or measure again" % (path, record.get('version'), VERSION))
-    missing = [key for key in FORM if key not in record]
-    if missing:
-        raise BenchError("%s lacks %s: was it changed by hand?" % (path, ', '.join(missing)))
-    where = misfit(record, FORM).strip()
-    if where:
-        raise BenchError("%s is damaged: %s is not of the form that --bench writes. Take another copy, or measure again"
-                         % (path, ascii(where)))
-    return record
+                         "that wrote it, or measure again" % (path, ascii(record.get('version')), VERSION))
+    try:
+        return {
+            'date': text(record['date']), 'complete': record['complete'] is True,
+            'site': record['site'] and text(record['site']),
+            **{name: int(figure(record[name])) for name in ('ranks', 'ranks_per_node', 'nodes')},
+            'versions': {text(name): text(record['versions'][name]) for name in {'torch', *record['versions']}},
+            'line_rates': {text(name): figure(rate) for name, rate in record['line_rates'].items()},
+            'networks': {text(kind): text(name) for kind, name in record['networks'].items()},
+            'notes': [text(line) for line in record['notes']],
+            'results': [{'first_wrong': row['first_wrong'] and text(row['first_wrong']),
+                         **{name: form(row[name]) for name, form in ROW_FORM.items()}} for row in record['results']],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise BenchError("%s is damaged: %s. Take another copy, or measure again" % (
+            path, "%s is missing" % ascii(err.args[0]) if isinstance(err, KeyError) else ascii(str(err))[1:-1]))
 
 
 def averages(record: dict) -> dict:
@@ -120,7 +110,7 @@ def averages(record: dict) -> dict:
 def wrong_values(record: dict) -> list:
     """Lines about wrong values."""
     return ['WRONG VALUES: %s, %s of %s: %d; %s'
-            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
+            % (row['kind'], row['operation'], show_size(int(row['size'])), row['wrong'], row['first_wrong'])
             for row in record['results'] if row['wrong']]
 
 
@@ -129,7 +119,7 @@ def head(record: dict) -> list:
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl', 'mpi')
+    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl')
              if name in record['versions']]
     if extra:
         lines.append('  ' + '; '.join(extra))
@@ -143,40 +133,42 @@ def head(record: dict) -> list:
     return lines
 
 
-ROW = '%10s %10s %14s %10s %12s %8s %8s'
+ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s %8s'
 
 
-def table_head(record: dict, kind: str, operation: str) -> list:
-    provider = record['providers'].get(kind, {})
-    return ['', '%s, %s   (network: %s%s)' % (
-        kind, operation, provider.get('name') or 'not known',
-        ', %s' % provider['evidence'] if provider.get('evidence') else ''),
-        ROW % ('size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
+def table_head(record: dict) -> list:
+    """Lines: the networks, and the names of the columns."""
+    return ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
+        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
 
 
 def table_row(record: dict, row: dict) -> str:
+    """A line of the table."""
     rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-    return ROW % (show_size(row['size']), show_time(row['seconds']), '%.4g' % row['algorithm_bandwidth'],
-                  '%.4g' % row['bus_bandwidth'], '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-',
-                  row['wrong'], row['repeats'])
+    return ROW % (row['kind'], row['operation'], show_size(int(row['size'])), show_time(row['seconds']),
+                  '%.4g' % row['algorithm_bandwidth'], '%.4g' % row['bus_bandwidth'],
+                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'], row['repeats'])
 
 
 def summary(record: dict) -> list:
-    """Lines: the average bus bandwidth of each operation and kind; beside plain MPI the ratio to it."""
-    found = averages(record)
-    kinds = [kind for kind in KINDS if any(kind == key[0] for key in found)]
-    operations = [name for name in OPERATIONS if any(name == key[1] for key in found)]
-    lines = ['', 'average bus bandwidth, GB/s' + (' (and as a share of plain MPI)' if 'plain-mpi' in kinds else ''),
-             '%-16s' % '' + ''.join('%18s' % kind for kind in kinds)]
-    for operation in operations:
-        cells = []
-        for kind in kinds:
-            value, plain = found.get((kind, operation)), found.get(('plain-mpi', operation))
-            cells.append('-' if value is None else '%.4g' % value if not plain or kind.startswith('plain-mpi')
-                         else '%.4g (%.2f)' % (value, value / plain))
-        lines.append('%-16s' % operation + ''.join('%18s' % cell for cell in cells))
-    return lines + [''] + ['not measured: ' + text for text in record['not_measured']] + \
-        ['note: ' + text for text in record['notes']] + wrong_values(record)
+    """Lines: the average bus bandwidth of each backend and operation, and what went wrong."""
+    return ['', 'average bus bandwidth, GB/s'] + [
+        '%-8s %-14s %.4g' % (*key, average) for key, average in averages(record).items()] + [''] + [
+        'note: ' + line for line in record['notes']] + wrong_values(record)
+
+
+def file_to_write(path: str) -> str:
+    """For argparse: a FILE to write to. What is there and none of slingtorch's results, perhaps the program, stays."""
+    if os.path.isfile(path) and os.path.getsize(path):
+        try:
+            with open(path, 'rb') as stream:
+                start = stream.read(200)
+        except OSError as err:
+            raise argparse.ArgumentTypeError(str(err))
+        if not start.startswith(b'{') or b'"slingtorch ' not in start:
+            raise argparse.ArgumentTypeError("%s is there already, has no results of slingtorch in it, and stays as it "
+                                             "is: name another file" % path)
+    return path
 
 
 def write(record: dict, path: str) -> None:

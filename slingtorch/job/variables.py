@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Variables that nobody refuses: names and values against what the libraries really read (variables.cfg)."""
+"""Variables that nobody refuses: names against the strings of the libraries, values against variables.cfg."""
 import contextlib
 import difflib
 import glob
@@ -25,19 +25,21 @@ class Family:
     """A section of the table: the variables with one prefix."""
 
     def __init__(self, prefix: str, section: dict) -> None:
-        self.prefix, self.source, self.known, self.warn = prefix, section.get('source', ''), {}, {}
+        self.prefix, self.source, self.warn, self.misspelt = prefix, section.get('source', ''), {}, {}
+        self.known = {}  # type: dict
         self.libraries = section.get('library', '').split()
         self.other = set(section.get('other', '').split())
         self.open = tuple(section.get('open', '').split())
-        self.partial = 'partial' in section
         self.newest = section.get('newest', '')
         self.bool = section.get('bool', 'choice 0 1').split()
-        for name, value in section.items():
-            if name.startswith(prefix):
+        for names, value in section.items():
+            if names.startswith(prefix):
                 parts = dict((part.split(None, 1) + [''])[:2] for part in value.split(';') if part.strip())
-                self.known[name] = parts
-            elif name.startswith('warn '):
-                self.warn[tuple(name.split()[1:])] = value
+                self.known.update((name, parts) for name in names.split())
+            elif names.startswith('warn '):
+                self.warn[tuple(names.split()[1:])] = value
+            elif names.startswith('misspelt '):
+                self.misspelt[names.split()[1]] = value
 
     def kind(self, name: str) -> list:
         """[kind, its words and options], or []. A bool is a choice of the words that this family takes."""
@@ -49,7 +51,7 @@ class Family:
 
 def read_table(path: str = TABLE) -> list:
     """The families, longest prefix first."""
-    # every rank reads it: configparser takes ten times as long for its 1,600 lines
+    # every rank reads it: configparser takes ten times as long
     sections = {}  # type: dict
     with open(path) as stream:
         for line in stream:
@@ -177,6 +179,29 @@ class LibraryProbe:
             return None, None
         return False, library.path
 
+    def names(self, family: Family) -> set:
+        """The variables among the strings of the library that was asked; libfabric's stand there in parts."""
+        library = self.library(family)
+        if not library or family.prefix == 'FI_':
+            return set()
+        return strings(library.path, family.prefix, r'\W(%s[A-Z0-9_]+)\0' % family.prefix)
+
+
+def strings(path: str, begin: str, pattern: str) -> set:
+    """What the pattern finds where a text of a file begins so; the byte in front is part of it. Not by a pattern alone:
+    that takes 30 s for 400 MB."""
+    found = set()
+    # empty, or not to be read: the import says so
+    with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        place = text.find(begin.encode(), 1)
+        while place >= 0:
+            match = re.match(pattern.encode(), text[place - 1:place + 80], re.DOTALL)
+            if match:
+                found.add(match.group(1).decode())
+            place = text.find(begin.encode(), place + 1)
+    return found
+
 
 def one_edit(name: str, other: str) -> bool:
     """Whether one becomes the other by one letter more, less or different, or by two neighbours swapped."""
@@ -233,22 +258,24 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         if name not in family.known:
             if reads or name.startswith(family.open or ('\0',)):
                 continue
-            near = sorted((known for known in family.known if one_edit(name, known)),
-                          key=lambda known: asked.reads(known, family)[0] is False)
-            meant = next(iter(near or difflib.get_close_matches(name, list(family.known), 1, 0.84)), None)
-            text = "%s is no variable that %s reads%s" % (
-                name, library or 'a known ' + family.libraries[0], '' if library else limit)
+            names = asked.names(family).union(family.known) - {name}
+            near = sorted((other for other in sorted(names) if one_edit(name, other)),
+                          key=lambda other: asked.reads(other, family)[0] is False)
+            meant = next(iter(near), family.misspelt.get(name))
+            # the table has few names: without a library, another one may well be right
+            if reads is None and not meant:
+                continue
+            meant = meant or next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.84)), None)
+            text = "%s is no variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
             if meant:
                 text += ". Meant is perhaps %s" % meant
             report.add('red' if near and reads is False else 'yellow', 'variable', text,
                        "unset it in the job script, or write %s" % meant if meant else
                        "see whether the name is right; unset it otherwise", ranks)
             continue
-        known = family.known[name]
-        if reads is False and 'plugin' not in known:
-            report.add('yellow', 'variable', "%s is set, and %s does not read it%s" % (
-                name, library, ''.join(' (%s %s)' % (word, known[word]) for word in ('since', 'until') if word in known)
-            ), "it has no effect with this release; unset it, or take a library that knows it", ranks)
+        if reads is False:
+            report.add('yellow', 'variable', "%s is set, and %s does not read it" % (name, library),
+                       "it has no effect with this release; unset it, or take a library that knows it", ranks)
         for value, mask in values.items():
             wrong = wrong_text(name, value, family)
             if wrong:
@@ -285,19 +312,7 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
         os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))]
 
     def after(begin: str, pattern: str) -> set:
-        """The strings of the libraries that begin so. Not by a pattern alone: that takes 30 s for 400 MB."""
-        found = set()
-        for path in libraries:
-            # empty, or not to be read: the import says so
-            with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
-                    mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                place = text.find(begin.encode())
-                while place >= 0:
-                    match = re.match(pattern.encode(), text[place:place + 80])
-                    if match:
-                        found.add(match.group(1).decode())
-                    place = text.find(begin.encode(), place + 1)
-        return found
+        return set().union(*(strings(path, begin, '.' + pattern) for path in libraries))
 
     for name, values in sorted(names.items()):
         mask = 0

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 
-from . import look, node, star, wire
+from . import look, node, records, star, wire
 from .machine import Machine, expand_hosts, seconds_to_wait
 from .probe import scratch_file
 
@@ -191,6 +191,13 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
         for number, speed in best_pairs(found).items():
             figures[number] += speed / 1e9
     return wrong, dict(figures), untested
+
+
+def positive(text: str) -> int:
+    """A number from 1 on: without a round no node is measured, and none would be good."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("%s is no number from 1 on" % text)
+    return int(text)
 
 
 def reference_of(text: str) -> tuple:
@@ -549,10 +556,10 @@ def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional
 def main(argv: list) -> int:
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='vet', description="Measures the bandwidth between nodes (docs/check.md).")
-    parser.add_argument('--rounds', metavar='N', type=int, default=ROUNDS,
+    parser.add_argument('--rounds', metavar='N', type=positive, default=ROUNDS,
                         help="how many partners each node has at most (%(default)s)")
     parser.add_argument('--write', metavar='PREFIX', help="write PREFIX.vetted and PREFIX.cordon")
-    parser.add_argument('--json', metavar='FILE', help="write what was found")
+    parser.add_argument('--json', metavar='FILE', type=records.file_to_write, help="write what was found")
     parser.add_argument('--reference', metavar='BACKEND=GB/S', type=reference_of, action='append', default=[],
                         help="what a node should send over this backend, by all its GPUs together: nccl=80")
     args = parser.parse_args(argv)

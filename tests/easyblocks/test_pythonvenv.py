@@ -238,6 +238,9 @@ def test_wheel_changed_after_download_is_refused(tiny, eb_env):
         done = eb_env(tiny.easyconfig, env={**env, 'SLINGTORCH_UV': uv}, check=False)
         assert done.returncode == 42 and words in output(done) and "'eb --fetch' gets it again" in output(done)
         assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
+    wheel.write_bytes(b'')
+    done = eb_env(tiny.easyconfig, env=env, check=False)
+    assert done.returncode == 1 and "cut off or damaged: 'eb --fetch' gets it again" in output(done)
     # with an index at hand the right file is fetched again
     done = eb_env('--fetch', tiny.easyconfig, env=env, check=False)
     assert done.returncode != 0 and f'WARNING: Previously-downloaded file {wheel} has bad hash' in output(done)

@@ -193,6 +193,11 @@ def test_nothing_is_renewed(installed, options):
     assert copies(installed.venv) == before
 
 
+def test_module_of_what_is_not_installed(installed, tmp_path):
+    done = installed.eb(installed.easyconfigs[0], *RENEW, env={'EASYBUILD_PREFIX': tmp_path, 'EASYBUILD_INSTALLPATH': None})
+    assert f'Nothing is installed in {tmp_path}/software/' in done.stderr
+
+
 def test_directory_of_an_earlier_bundle(installed):
     """It was no link then, and had no record."""
     link = installed.venv / 'runscripts'

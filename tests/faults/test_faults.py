@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What --check says of faults planted on two nodes: docs/faults.md has all, with what a training did."""
-
-import json
+"""What --check says of faults planted on two nodes; `python -m faults` plants all, and trains."""
 
 import pytest
 
 import faults
-from faults import __main__ as program
 from testbed import only_root
-
-RECORD = json.loads(program.RECORD.read_text())['faults']
-TESTED = [name for name in faults.FAULTS if name not in faults.ONLY_BY_THE_PROGRAM]
 
 
 @pytest.fixture(scope='module')
@@ -21,7 +15,7 @@ def answers(request, installed_pytorch):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize('name', TESTED)
+@pytest.mark.parametrize('name', faults.IN_EVERY_RUN)
 def test_check_says_what_it_must(answers, name):
     if isinstance(answers[name], BaseException):
         raise answers[name]
@@ -30,19 +24,3 @@ def test_check_says_what_it_must(answers, name):
     assert right, answer
     assert answer.colour != 'hangs'
     assert not answer.left
-
-
-def test_what_check_must_say_follows_from_what_a_training_did():
-    assert list(RECORD) == list(faults.FAULTS), 'python -m faults, for those that are new'
-    wanted = {'breaks': ('red',), 'slow': ('named', 'yellow'), 'harmless': ('nothing', 'yellow')}
-    wrong = {name for name, entry in faults.FAULTS.items() if entry.colour not in wanted[RECORD[name]['training']]}
-    assert wrong == set(faults.HARM_OF_ANOTHER_KIND)
-
-
-def test_lists_name_faults_that_there_are():
-    for names in (faults.ONLY_BY_THE_PROGRAM, faults.HARM_OF_ANOTHER_KIND):
-        assert set(names) <= set(faults.FAULTS)
-
-
-def test_the_page_is_made_from_the_record():
-    assert program.PAGE.read_text() == program.page(RECORD)

@@ -124,6 +124,8 @@ def test_find_python(tmp_path):
     old = fake_command(tmp_path, 'old', """echo '{"version": "3.6", "interpreter": "/x"}'""")
     with pytest.raises(quickstart.QuickstartError, match='for Python 3.11, 3.12, 3.13, 3.14, and %s is 3.6' % old):
         quickstart.find_python(str(old))
+    with pytest.raises(quickstart.QuickstartError, match='is no Python that starts'):
+        quickstart.find_python('')      # of a variable that is not set: nothing is installed for it
     # what a wrapper prints is not the Python's answer
     banner = fake_command(tmp_path, 'banner', 'echo "Welcome {"; exec %s "$@"' % sys.executable)
     assert quickstart.find_python(str(banner))['version'] == '%d.%d' % sys.version_info[:2]
@@ -285,6 +287,7 @@ def test_index_out_of_reach(tmp_path, monkeypatch, lock):
 
 
 def test_pip_keeps_the_network_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv('PYTHONHOME', '/nonexistent')    # of a module: its Python does not start with another's files
     config = tmp_path / 'pip.conf'
     config.write_text('[global]\nindex-url = https://centre/simple\nuser = true\n'
                       '[install]\ntarget = /elsewhere\nextra-index-url =\n    https://one\n    https://two\n')

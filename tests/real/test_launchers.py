@@ -49,7 +49,7 @@ def test_ranks_and_the_node_of_rank_0(seen, case):
     expected = NODES_OF.get(case) or ALONE[case]
     ranks = seen.ranks[case]
     if not works(seen, case):
-        assert not ranks, 'works now: see works() and docs/launchers-seen.md'
+        assert not ranks, 'works now: see works()'
         return
     found = [rank.seen for rank in ranks]
     said = seen.said.get(case, seen.said['batch'] + seen.said['het'])
@@ -104,16 +104,6 @@ def test_table_of_pals_is_the_recorded_one(seen, case):
     record = RECORDS / f'slurm-{"22.05.8" if seen.versions["slurm"] < "23.02" else "26.05.5"}-{case}.apinfo'
     tables = {rank.apinfo for rank in seen.ranks[f'PALS alone {case}']}
     assert tables == {record.read_bytes()}
-
-
-def test_page_says_what_is_seen(seen, remark):
-    page = launchers.read_page()
-    for section, found in launchers.columns(seen).items():
-        for title, cells in found.items():
-            if title not in page[section]:
-                remark(f'docs/launchers-seen.md has no column "{title}": cd tests && python -m testbed.launchers')
-                continue
-            assert launchers.without_dashes(cells) == page[section][title], f'{section}, {title}'
 
 
 # --- a training has the same losses under all of them

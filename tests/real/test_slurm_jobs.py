@@ -52,6 +52,27 @@ def test_module_that_does_not_load_ends_the_job(submit, image_env):
     assert job.returncode == 1 and 'PyTorch/2.15.0-cuda-13.2' in job.output and 'srun' not in job.output
 
 
+def test_requeued_job_keeps_what_its_ranks_said(submit, image_env):
+    """Slurm starts it again under the same number, and would empty the file."""
+    words = {'PyTorch/2.15.0-cuda-13.2': image_env.module, 'ddp_training.py': '-c pass',
+             'srun --kill': 'echo earlier > "$name.err"\nsrun --kill'}
+    job = submit(DDP, words, EASYBUILD_PREFIX=image_env.modulepath.parents[1])
+    assert job.returncode == 0 and 'earlier' in job.output
+
+
+def test_job_script_without_a_job(tmp_path):
+    (tmp_path / 'init').write_text('module() { :; }\nsrun() { touch started; }\n')
+    done = run(['bash', DDP], env={'BASH_ENV': tmp_path / 'init'}, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and f'SLURM_JOB_ID: is not set: sbatch {DDP}' in done.stderr
+    assert os.listdir(tmp_path) == ['init']
+
+
+def test_build_without_the_bundle_ends_before_eb(submit, eb_env):
+    job = submit(JOBS / 'venv_build.job', {'eb --max': 'echo eb was started\neb --max'}, **eb_env.env)
+    assert job.returncode and 'slingtorch-env/bin/slingtorch: No such file' in job.output
+    assert 'eb was started' not in job.output
+
+
 def test_build(submit, eb_env, tmp_path):
     """Installed in a job, and found by the next one."""
     files = stagedenv.write_easyconfig(tmp_path, image=False)
@@ -66,9 +87,9 @@ def test_build(submit, eb_env, tmp_path):
 
 def test_shellcheck_and_length():
     checker = shutil.which('shellcheck') or missing('shellcheck')
-    jobs = sorted(JOBS.iterdir())
+    jobs = [*sorted(JOBS.iterdir()), *(JOBS.parent / name / 'until_done.job' for name in ('pbs', 'flux'))]
     run([checker, *jobs], cwd=ROOT)
-    assert len(jobs) == 4 and all(len(job.read_text().splitlines()) <= 30 for job in jobs)
+    assert len(jobs) == 7 and all(len(job.read_text().splitlines()) <= 30 for job in jobs)
 
 
 def test_unknown_partition_and_constraint(slurm):

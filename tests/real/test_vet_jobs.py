@@ -121,6 +121,36 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
     assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}' for rank in range(2)]
 
 
+def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytorch):
+    """Of three nodes one is spare; a job with --no-kill outlives one, and the bad one of the second start stays out."""
+    directory = three.shared / 'until-done'
+    directory.mkdir()
+    (directory / 'train.sh').write_text(
+        'read -r node < /proc/sys/kernel/hostname\ntouch "$DIR/ckpt/$SLURM_JOB_ID.$SLURM_STEP_ID.$node"\n'
+        '[[ -e $DIR/again ]] || read -r < <(sleep infinity)\n')
+    (directory / 'job').write_text(f'#!/bin/bash\nexec {testbed.ROOT}/runscripts/until-done --checkpoint {directory}/ckpt '
+                                   f'--spares 1 srun --ntasks-per-node=1 bash {directory}/train.sh\n')
+    (directory / 'ckpt').mkdir()
+    env = environment(three, installed_pytorch, DIR=directory, SLINGTORCH_CHECK_SECONDS='30')
+    job = three.run('sbatch', '--parsable', '-N3', '--no-kill', '--requeue', f'--output={directory}/out', directory / 'job',
+                    env=env).stdout.strip()
+
+    def nodes():
+        return sorted(path.name.rpartition('.')[2] for path in (directory / 'ckpt').iterdir())
+    try:
+        slurm_.wait(lambda: len(nodes()) == 2, 120, 'the first start does not begin')
+        assert nodes() == list(NODES[:2])
+        (directory / 'again').touch()
+        three.run('scontrol', 'update', f'NodeName={NODES[1]}', 'State=DOWN', 'Reason=test')
+        slurm_.wait(lambda: not three.run('squeue', '-h', '-j', job, check=False).stdout, 120, 'the job does not end')
+    finally:
+        three.run('scancel', job, check=False)
+        three.run('scontrol', 'update', f'NodeName={NODES[1]}', 'State=RESUME', check=False)
+        output = (directory / 'out').read_text()
+    assert re.search(rf'until-done: start 2, job {job}, from .*, without {NODES[1]}; start 1 ran ', output), output
+    assert 'until-done: done: start 2 ran' in output and set(nodes()) == set(NODES), output
+
+
 # PyTorch as it is with two GPUs, as far as exchange.py asks: gloo in the place of NCCL, whose works end by themselves.
 # The second GPU of rank 1 sends and receives late.
 TWO_GPUS = """

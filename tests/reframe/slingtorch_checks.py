@@ -16,10 +16,10 @@ from reframe.core.builtins import fixture, run_after, run_before, sanity_functio
 from reframe.core.exceptions import ConfigError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [ROOT, os.path.join(ROOT, 'hooks')]
+sys.path.insert(0, ROOT)
 
-import slingshot_sites as sites  # noqa: E402
-from slingtorch import bench  # noqa: E402
+from slingtorch import sites  # noqa: E402
+from slingtorch.commands import bench  # noqa: E402
 from slingtorch.job import records  # noqa: E402
 
 CONTAINER = 'slingtorch_container'
@@ -30,17 +30,17 @@ LOSS = 2e-4
 """How far the losses may be apart; they are printed with four digits."""
 
 
-def other_network(providers, wanted):
+def other_network(networks, wanted):
     """
     What is wrong if NCCL does not use the network that matches; '' if it does.
 
-    :param providers: of a record of `--bench`
+    :param networks: of a record of `--bench`
     """
-    found = providers.get('nccl')
+    found = networks.get('nccl')
     if not found:
         return "NCCL was not measured: the job's output says why ('not measured')"
-    if not re.search(wanted, str(found['name'])):
-        return "NCCL uses %s (%s), which does not match '%s'" % (found['name'], found['evidence'], wanted)
+    if not re.search(wanted, found.partition(' (')[0]):
+        return "NCCL uses %s, which does not match '%s'" % (found, wanted)
     return ''
 
 
@@ -302,7 +302,7 @@ class PluginCheck(Bench):
     @sanity_function
     def is_used(self):
         wanted = self.current_partition.extras['slingtorch'].get('network', 'OFI|Libfabric')
-        wrong = other_network(self.measured()['providers'], wanted)
+        wrong = other_network(self.measured()['networks'], wanted)
         self.expect(not wrong, wrong)
         return True
 

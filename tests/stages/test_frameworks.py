@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """docs/launchers.md: its programs and its lines of srun, as they stand there, on two nodes, with the real frameworks.
 
-A stage of its own: downloads and starts of the frameworks take long. They are installed once for each lock file.
+A stage of its own: downloads and starts of the frameworks take long. They are installed once for each list.
 """
 import hashlib
 import re
@@ -12,7 +12,7 @@ import pytest
 import testbed
 from testbed import ROOT, parse_env0, run
 
-LOCK = ROOT / 'tests/stages/frameworks.lock'
+FRAMEWORKS = ('accelerate==1.15.0', 'lightning==2.6.6', 'transformers==5.23.0')
 PAGE = (ROOT / 'docs/launchers.md').read_text()
 
 
@@ -20,7 +20,7 @@ PAGE = (ROOT / 'docs/launchers.md').read_text()
 def frameworks(installed_pytorch, lmod, tmp_path_factory):
     """Environment (dictionary) of a shell that has activated a user's environment with the frameworks."""
     home = testbed.DIR / 'frameworks'
-    venv = home / hashlib.sha256(LOCK.read_bytes() + f'{installed_pytorch.root}{installed_pytorch.python.resolve()}'.encode()).hexdigest()[:12]
+    venv = home / hashlib.sha256(f'{FRAMEWORKS}{installed_pytorch.root}{installed_pytorch.python.resolve()}'.encode()).hexdigest()[:12]
     with testbed.locked('frameworks'):
         for earlier in home.glob('*'):
             if earlier != venv:
@@ -29,8 +29,9 @@ def frameworks(installed_pytorch, lmod, tmp_path_factory):
             shutil.rmtree(venv, ignore_errors=True)
             lmod.bash(f'set -e\nmodule load {installed_pytorch.module}\npython -m venv --system-site-packages --without-pip {venv}\n'
                       f'extend-venv-activate {venv}', modulepath=[installed_pytorch.modulepath])
-            run([installed_pytorch.python, '-m', 'pip', '--python', venv / 'bin/python', 'install', '--quiet', '--no-deps',
-                 '--require-hashes', '--requirement', LOCK], timeout=400)
+            torch = run([installed_pytorch.python, '-c', 'import torch; print(torch.__version__)']).stdout.strip()
+            pip = [installed_pytorch.python, '-m', 'pip', '--python', venv / 'bin/python']
+            run([*pip, 'install', '--quiet', *FRAMEWORKS, f'torch=={torch}'], timeout=400)    # which stays as it is
             (venv / 'whole').touch()
     done = lmod.bash(f'set -e\nsource {venv}/bin/activate\nenv -0')
     return {**parse_env0(done.stdout), 'GLOO_SOCKET_IFNAME': 'lo',

@@ -99,8 +99,9 @@ def test_two_nodes_of_slurm(horovod, train, one_rank, slurm):
     assert losses(done.stdout) == one_rank
 
 
-@pytest.mark.parametrize('words', [{}, {'srun --mpi=pmi2 --kill-on-bad-exit=1 --error="$name.err"': 'mpirun -n 2 -ppn 1',
-                                            'tail -n 30 "$name.err"': ''}], ids=['srun', 'mpirun'])
+@pytest.mark.parametrize('words', [{}, {'srun --mpi=pmi2 --kill-on-bad-exit=1 --open-mode=append --error="$name.err"':
+                                            'mpirun -n 2 -ppn 1',
+                                            'tail -n 30 -- "$name.err"': ''}], ids=['srun', 'mpirun'])
 def test_job_script(horovod, submit, one_rank, tmp_path, words):
     """examples/slurm/horovod_pytorch.job, and with the other launcher that it names."""
     shutil.copy(TRAIN, tmp_path)

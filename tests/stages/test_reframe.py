@@ -210,8 +210,8 @@ def test_network_of_nccl(reframe):
 import sys
 sys.path.insert(0, {str(CHECKS.parent)!r})
 from slingtorch_checks import other_network
-for name in ('AWS Libfabric, provider cxi', 'Socket', None):
-    print(other_network({{'nccl': {{'name': name, 'evidence': 'NET/...'}}}}, 'Libfabric.*cxi'))
+for name in ('AWS Libfabric, provider cxi', 'Socket', 'not known'):
+    print(other_network({{'nccl': name + ' (NET/...)'}}, 'Libfabric.*cxi'))
 """
     assert run([reframe.with_name('python'), '-c', code]).stdout.splitlines() == [
-        '', *(f"NCCL uses {name} (NET/...), which does not match 'Libfabric.*cxi'" for name in ('Socket', None))]
+        '', *(f"NCCL uses {name} (NET/...), which does not match 'Libfabric.*cxi'" for name in ('Socket', 'not known'))]

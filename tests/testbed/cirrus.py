@@ -1,13 +1,37 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Cirrus as far as the modules of EPCC's recipes go, on this machine's gcc, MPICH and Python: that of today, and the former.
+"""Cirrus as far as the modules of EPCC's recipes go, on this machine's gcc, MPICH and Python: that of today, and the
+former.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. CUDA and NCCL are empty libraries.
+CUDA and NCCL are empty libraries.
+
+Who says so besides us ("believed": nobody):
+
+* modules of the EX: EPCCed/cirrus-docs@7b569d0 docs/user-guide/development.md (`module avail`, `module list`; "mpicc
+  are not available on Cirrus")
+* cray-python: EPCCed/cirrus-docs@7b569d0 docs/user-guide/python.md, lines 274 to 299
+* variables of cray-python: hpc-uk/build-instructions@bc7eb48
+  pyenvs/pytorch/build_pytorch_1.13.0a0_from_source_archer2_cpu.md (ARCHER2, the same module)
+* prefix of cray-mpich: EPCCed/cirrus-docs@7b569d0 docs/user-guide/containers.md, lines 477 to 481
+* what is in the prefix of cray-mpich: believed, by the rule of ofi/gnu/9.1 on Derecho
+* variables of cray-mpich: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py
+  (cray-mpich/8.1.31 on Frontier)
+* the former machine: modules, NVHPC and what they set: hpc-uk/build-instructions@bc7eb48
+  pyenvs/pytorch/build_pytorch_2.3.1_cirrus_gpu.md, pyenvs/python/build_python_3.12.1_cirrus_gpu.md (MPI is Open MPI
+  4.1.6, for which MPICH stands)
+* the former machine: the module for CPUs: hpc-uk/build-instructions@bc7eb48
+  pyenvs/python/build_python_3.12.1_cirrus_cpu.md
+* the former machine: LD_LIBRARY_PATH: believed
 """
 
 import pathlib
 
+from slingtorch import sites
+
 from . import quickvenv
 from .derecho import Derecho, cray_mpich, needed_commands, own_site, script, shared_library
+
+
+MPI = sites.load('cirrus', {}).generations['cpe-25.03']['mpi'].split()[0]
 
 
 class Cirrus:
@@ -38,7 +62,7 @@ class Cirrus:
         (pythons / 'python3').symlink_to(f'{python}/python3')
 
         self.module(self.modulepath, 'PrgEnv-gnu/8.6.0', f'prepend_path("PATH", "{craype}")', 'setenv("PE_ENV", "GNU")')
-        self.module(self.modulepath, 'cray-mpich/8.1.32', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
+        self.module(self.modulepath, MPI, f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
                     f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib")')  # fmt: skip
         self.module(self.modulepath, 'cray-python/3.11.7', f'prepend_path("PATH", "{pythons}")',
                     'setenv("CRAY_PYTHON_LEVEL", "3.11.7")')  # fmt: skip

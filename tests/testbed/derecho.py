@@ -1,12 +1,51 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Derecho as far as modules and files go: the names and variables of its module tree, on this machine's gcc and MPICH.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. The GPU Transport Layer, CUDA, cuDNN, NCCL and its plugin are empty libraries of the right names that need each other;
+The GPU Transport Layer, CUDA, cuDNN, NCCL and its plugin are empty libraries of the right names that need each other;
 `conda` makes virtual environments. MPI is the real MPICH under the name of Cray's, its compiler defines
 CRAY_MPICH_VERSION as Cray's mpi.h does.
 
 ToySources stands for the sources of PyTorch: pip builds and installs them in a second, with the compilers, flags and
 options that the easyblock gives.
+
+Who says so besides us ("believed": nobody):
+
+* modules of ncarenv/23.09 and 24.12, and which appear behind the compiler: NCAR/HPC-Docs@b4f71ff
+  docs/compute-systems/derecho/derecho-modules-list.md (output of `module avail` and `module spider` of 2025-05-09)
+* mkl/2025.0.1: benkirk/conda-recipes@e2eff7f profile.d/modules.sh; the list of 2025-05-09 is cut off there
+* modules of ncarenv/25.10: TURBO-ESM/turbo-stack@709db40 build.sh, lines 231 to 237 (2026-08-17); ncarcompilers/1.2.0
+  is in other public scripts
+* cray-mpich, conda and libfabric of ncarenv/25.10: believed; that cray-mpich is in the README of "WRF-Hydro CTSM
+  Coupling" (NCAR, 2026), which could not be located in a repository
+* where login looks for modules, and that ncarenv opens the others: NCAR/spack-derecho@b8e4459 util/localinit.sh
+  ($MODULEPATH_ROOT/environment), config/modules.yaml (hierarchy)
+* NCAR_HOST: NCAR/HPC-Docs@b4f71ff docs/pbs/job-scripts/index.md, line 390
+* that ncarenv sets NCAR_HOST too; variables of libfabric: believed
+* variables of gcc, cuda, cudnn, mkl, ncarcompilers: NCAR/spack-derecho@b8e4459 config/modules.yaml (2024-10-22)
+* CUDA_HOME and MKLROOT: benkirk/derecho-pytorch-mpi@1adc9e4 config_env.sh, utils/build_nccl-ofi-plugin.sh (use them
+  after `module load`)
+* variables of cray-mpich: prefix: benkirk/derecho-pytorch-mpi@1adc9e4 README.md, utils/build_nccl-ofi-plugin.sh line
+  20; NCAR/spack-derecho@b8e4459 config/modules.yaml
+* variables of cray-mpich: GPU Transport Layer, libraries: dfielding14/athenak@df52d2b
+  tst/publication/frontier_control_plane/control_plane_common.py (environment of cray-mpich/8.1.31 on Frontier)
+* PATH of cray-mpich: believed; on the machine mpicc is first of all the wrapper of ncarcompilers
+* prefixes of cray-mpich, libfabric, CUDA 12.2.1, cuDNN: NCAR/spack-derecho@b8e4459 config/packages.yaml,
+  config/modules.yaml; names of files: NVIDIA's
+* prefixes of CUDA and cuDNN of later generations: believed; the bundle takes them from the variables of the modules
+* where the driver's library and cuBLAS are: believed; stand-ins, on the machine they are the driver's and CUDA's
+* names of Cray MPICH's library of GCC: https://github.com/spack/spack/pull/29392 (2022-03-07: libmpich.so of
+  ofi/gnu/9.1 is libmpi_gnu_91.so.12); benkirk/conda-recipes@e2eff7f mpi4py/meta.yaml (libmpi_*.so*)
+* names of Cray MPICH's library of GCC 12.3: believed, by the rule of 9.1
+* prefix of its cray-mpich: believed; other machines have ofi/gnu/12.3 or ofi/gnu/11.2 of it, the bundle takes
+  CRAY_MPICH_DIR
+* GPU Transport Layer: directory and names: https://github.com/spectral-compute/scale-validation/issues/66 (2026-08-03:
+  mpich/8.1.30/gtl/lib/libmpi_gtl_cuda.so); olcf/olcf-user-docs@2745903 systems/frontier_user_guide.rst (`ldd`:
+  libmpi_gtl_hsa.so.0)
+* GPU Transport Layer: that of 8.1.27 does not name CUDA's libraries, the later ones name libcudart.so.12:
+  https://github.com/eth-cscs/stackinator/pull/158 (2024-01-19);
+  https://github.com/spectral-compute/scale-validation/issues/66 (8.1.30)
+* mpi.h defines CRAY_MPICH_VERSION: HYPRE's sources, which print CRAY_MPICH_VERSION where it is defined
+* conda: NCAR/HPC-Docs@b4f71ff docs/pbs/job-scripts/index.md, line 81 (/glade/u/apps/opt/conda/envs/npl)
 """
 
 import functools

@@ -1,8 +1,26 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Frontier as far as the modules of its PyTorch page go, on this machine's gcc and MPICH.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. Cray's compiler `cc` links the real MPICH,
+Cray's compiler `cc` links the real MPICH,
 and the GPU Transport Layer (an empty library) where an accelerator module is loaded, as Cray's does.
+
+Who says so besides us ("believed": nobody):
+
+* modules of 2026: olcf/olcf-user-docs@2745903 software/analytics/pytorch_frontier.rst (2026-07-22)
+* libfabric/2.3.1: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py (loaded
+  modules)
+* modules of 2024, removed since: olcf/olcf-user-docs@4768410 software/python/pytorch_frontier.rst
+* rocm/6.4.1: olcf/olcf-user-docs@aa07b6d software/analytics/pytorch_frontier.rst (2025-09-17, until 2026-04-13)
+* variables of the modules: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py
+  (environment of cpe/24.11, PrgEnv-amd); olcf/olcf-user-docs@2745903 systems/frontier_user_guide.rst
+* LMOD_SYSTEM_NAME: AMReX-Codes/amrex Src/Base/AMReX_Machine.cpp
+* miniforge3: olcf/olcf-user-docs@2745903 software/python/conda_basics.rst, line 49
+* Cray MPICH 9.1.0: prefix, and a library without a number: believed of Frontier;
+  https://github.com/ickc/lfric-env-isambard/blob/480f4e32c474132676f5c9a60360320794e5addb/staging/dr932-mpi-scaling/results/2node-5583599.out
+  (Isambard, 2026-07-27: mpich/9.1.0/ofi/gnu/12.3/lib/libmpi_gnu.so.12)
+* GPU Transport Layer, and that cc links it where an accelerator's module is loaded: olcf/olcf-user-docs@2745903
+  systems/frontier_user_guide.rst (GPU-Aware MPI; `ldd`), software/analytics/pytorch_frontier.rst (modules unloaded for
+  mpi4py)
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What the launchers of three Debians export into their ranks, and where the runscript says that rank 0 is.
 
-    python -m testbed.launchers          in tests/, as root: writes docs/launchers-seen.md
+    python -m testbed.launchers          in tests/, as root: prints it as a page
 """
 
 import collections
@@ -20,8 +20,6 @@ NODES = tuple(f'nid{number:06}' for number in range(9, 13))
 FIRST, SECOND, THIRD, _ = NODES
 SYSTEMS = ('/', *debianroot.SUITES)
 """This machine's Slurm, Open MPI and MPICH, and those of newer Debians."""
-
-PAGE = ROOT / 'docs/launchers-seen.md'
 
 # as it is, or with nothing but PALS's variables left
 TASK = '''#!/bin/bash
@@ -248,31 +246,8 @@ def columns(seen):
     return found
 
 
-def read_page():
-    """{section: {title: {variable: cell}}} of the page, as columns() gives it for each system."""
-    found = {}
-    section, titles = '', []
-    for line in PAGE.read_text().splitlines():
-        if line.startswith('#'):
-            section, titles = line.strip('# '), []
-        elif line.startswith('| '):
-            first, *cells = line.strip('| ').split(' | ')
-            if not titles:
-                titles = cells
-                found[section] = {title: {} for title in titles}
-                continue
-            for title, cell in zip(titles, cells):
-                if cell != '-':
-                    found[section][title].update(dict.fromkeys(first.split(', '), cell))
-    return found
-
-
-def without_dashes(cells):
-    return {name: cell for name, cell in cells.items() if cell != '-'}
-
-
 def page(all_seen):
-    """The text of docs/launchers-seen.md from a list of Seen."""
+    """A page in Markdown from a list of Seen."""
     tables = collections.defaultdict(dict)
     for seen in all_seen:
         for section, found in columns(seen).items():
@@ -283,10 +258,8 @@ def page(all_seen):
     pmix = ' and '.join(seen.versions['slurm'] for seen in all_seen if seen.ranks['--mpi=pmix'])
     return f'''# What each launcher exports
 
-Written by `tests/testbed/launchers.py` from what tasks saw on four emulated nodes, nid[000009-000012], with packages of
-Debian 12, Debian 13 and Debian's development suite. `tests/real/test_launchers.py` fails when this is no longer so;
-then `cd tests && python -m testbed.launchers` writes it anew. [runscripts.md](runscripts.md) says which of these the
-runscripts read.
+What tasks saw on four emulated nodes, nid[000009-000012], with packages of Debian 12, Debian 13 and Debian's
+development suite. docs/runscripts.md says which of these the runscripts read.
 
 ## Tasks of srun
 
@@ -320,8 +293,7 @@ def main():
             seen.append(look(nodes))
         finally:
             nodes.stop()
-    PAGE.write_text(page(seen))
-    print(PAGE)
+    print(page(seen))
 
 
 if __name__ == '__main__':

@@ -3,6 +3,21 @@
 
 Only what is named here is emulated: /appl is in a directory of the test, and the nodes are Slurm's, with as many CPUs
 and GPUs as LUMI-G's. EasyBuild, the modules tool, the container runtime and the bundle are real.
+
+Who says so besides us ("believed": nobody):
+
+* software stack and partition: Lumi-supercomputer/LUMI-SoftwareStack@02f1731 modules/LUMIstack/21.01.lua,
+  modules/LUMIpartition/21.01.lua, modules/EasyBuild-config/25.01.lua, LMOD/SitePackage.lua, docs/directory_structure.md
+* LUMI/23.09: Lumi-supercomputer/LUMI-SoftwareStack@02f1731 (easystacks of LUMI-23.09)
+* versions of EasyBuild-user and wget: believed; `module load wget`, `EasyBuild-user`:
+  Lumi-supercomputer/LUMI-EasyBuild-containers@af6fb1c
+* partitions: Lumi-supercomputer/lumi-userguide@6c3a26c docs/runjobs/scheduled-jobs/partitions.md,
+  distribution-binding.md (whole nodes)
+* nodes of LUMI-G, and the cores that jobs may use: Lumi-supercomputer/lumi-userguide@6c3a26c docs/hardware/lumig.md,
+  docs/runjobs/scheduled-jobs/batch-job.md (low-noise mode)
+* names of nodes, the default partition and MPI of srun: believed; srun of Frontier sets PALS_* and PMI_*
+  (https://github.com/argonne-lcf/DLcomm_benchmark/blob/2a7e27e/examples/8_rccl_pytorch/logs/dlcomm_example_output_rccl_pytorch/terminal_output.log,
+  2025-08-20), so MPI is hardly none there
 """
 
 import pathlib

@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A Cray EX with A100 that slingtorch does not know: modules, nvidia-smi and fi_info, on this machine's gcc and Python.
 
-What it asserts about the machine, with the witness of each fact: witnesses.cfg. CUDA, libfabric and MPI are empty.
+CUDA, libfabric and MPI are empty.
+
+Who says so besides us ("believed": nobody):
+
+* programming environment and Python: EPCCed/cirrus-docs@7b569d0 docs/user-guide/development.md and python.md (Cirrus,
+  another Cray EX)
+* variable of cray-mpich: dfielding14/athenak@df52d2b tst/publication/frontier_control_plane/control_plane_common.py
+  (cray-mpich/8.1.31 on Frontier)
+* libfabric, its place, and what fi_info prints: NCAR/HPC-Docs@b4f71ff
+  docs/compute-systems/derecho/derecho-modules-list.md; eth-cscs/cscs-docs@80abed1
+  docs/software/container-engine/resource-hook.md
+* libfabric is loaded after login: merthidayetoglu/Bisection_Bandwidth_Tester@115809f results/crusher_output.md (`module
+  list` on Crusher, 2023-01-23)
+* CUDA of the centre, an older Python, and what lies where: believed: no machine in particular
 """
 import io
 import os
@@ -29,11 +42,11 @@ class NewEX:
         for name, compiler in (('cc', 'gcc'), ('CC', 'g++')):
             script(craype / name, f'#!/bin/sh\nexec {compiler} "$@"\n')
         self.module(self.modulepath, 'PrgEnv-gnu/8.6.0', f'prepend_path("PATH", "{craype}")', 'setenv("PE_ENV", "GNU")',
-                    'load("cray-mpich/8.1.32")')  # fmt: skip
-        mpich = self.path / 'opt/cray/pe/mpich/8.1.32/ofi/gnu/12.3'
+                    'load("cray-mpich/8.1.31")')  # fmt: skip
+        mpich = self.path / 'opt/cray/pe/mpich/8.1.31/ofi/gnu/12.3'
         (mpich / 'include').mkdir(parents=True)
         (mpich / 'include/mpi.h').write_text('')
-        self.module(self.modulepath, 'cray-mpich/8.1.32', f'setenv("CRAY_MPICH_DIR", "{mpich}")')
+        self.module(self.modulepath, 'cray-mpich/8.1.31', f'setenv("CRAY_MPICH_DIR", "{mpich}")')
         for version in ('12.4.1', '12.9.0'):
             cuda = self.path / f'opt/cuda/{version}'
             script(cuda / 'bin/nvcc', '#!/bin/sh\nexit 0\n')

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Bench: formulas, sizes, what of the machine it reads, and the command that reads, compares, judges and draws."""
+"""Bench: formulas, sizes, what of the machine it reads, and the command that reads, judges and draws."""
 import argparse
 import copy
+import importlib
 import json
 import math
 import re
@@ -10,7 +11,8 @@ import sys
 
 import pytest
 
-from slingtorch import bench, cli, slingshot_sites
+from slingtorch import cli, sites
+from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
 from slingtorch.job import nccl, records
 from slingtorch.job.machine import Machine
@@ -176,18 +178,18 @@ def test_the_network_is_what_nccl_says(log, network):
 
 def row(kind, operation, size, bus, wrong=0):
     return {'kind': kind, 'operation': operation, 'size': size, 'bytes': size, 'seconds': size / bus / 1e9,
-            'fastest': size / bus / 1e9, 'repeats': 10, 'algorithm_bandwidth': bus, 'bus_bandwidth': bus,
+            'repeats': 10, 'algorithm_bandwidth': bus, 'bus_bandwidth': bus,
             'wrong': wrong, 'first_wrong': 'rank 3 on nid000002: value 17 is 3 and must be 20' if wrong else None}
 
 
 RECORD = {
     'format': 'slingtorch bench', 'version': 1, 'complete': True, 'date': '2026-11-22 18:30', 'ranks': 16,
-    'ranks_per_node': 8, 'nodes': 2, 'node': 'nid000001', 'site': None, 'versions': {'torch': '2.10.0+rocm7.1'},
-    'environment': {'NCCL_CROSS_NIC': '1'}, 'arguments': [], 'line_rates': {'hsn0': 25.0, 'hsn1': 25.0},
-    'providers': {'nccl': {'name': 'AWS Libfabric, provider cxi', 'evidence': 'NET/OFI Selected provider is cxi'}},
-    'libraries': [], 'not_measured': ['mpi: this PyTorch was built without MPI'], 'notes': [],
+    'ranks_per_node': 8, 'nodes': 2, 'site': None, 'versions': {'torch': '2.10.0+rocm7.1'},
+    'environment': {'NCCL_CROSS_NIC': '1'}, 'line_rates': {'hsn0': 25.0, 'hsn1': 25.0},
+    'networks': {'nccl': 'AWS Libfabric, provider cxi (NET/OFI Selected provider is cxi)'},
+    'notes': ['not measured: mpi: this PyTorch was built without MPI'],
     'results': [row(kind, operation, 2 ** exponent, speed * 2 ** exponent / (2 ** exponent + 2 ** 22))
-                for kind, speed in (('nccl', 90), ('plain-mpi', 20))
+                for kind, speed in (('nccl', 90), ('gloo', 20))
                 for operation in records.OPERATIONS for exponent in range(15, 31)],
 }
 
@@ -210,24 +212,27 @@ def said(capsys, *args):
 
 def test_without_arguments_it_says_what_to_type(capsys):
     status, out, _ = said(capsys)
-    assert status == 0 and 'conda-python-distributed --bench --json bench.json' in out and '--compare' in out
+    assert status == 0 and 'conda-python-distributed --bench --json bench.json' in out
 
 
 def test_tables_of_a_file(capsys, files):
     status, out, _ = said(capsys, files())
     assert status == 0
-    line, = [line.split() for line in out.split('all_gather')[0].splitlines() if '128 MiB' in line]
-    assert line[:2] == ['128', 'MiB'] and '87.27' in line and '174.5' in line  # of 50 GB/s of line rate
-    assert 'provider cxi' in out and 'plain-mpi, all_reduce   (network: not known' in out
+    line, = [line.split() for line in out.splitlines() if '128 MiB' in line and re.match('nccl +all_reduce', line)]
+    assert line[2:4] == ['128', 'MiB'] and '87.27' in line and '174.5' in line  # of 50 GB/s of line rate
+    assert '  network of nccl: AWS Libfabric, provider cxi (' in out
     summary = out.split('average bus bandwidth, GB/s')[1]
-    assert '(4.50)' in summary and 'not measured: mpi: this PyTorch was built without MPI' in summary
+    assert re.search(r'nccl +all_reduce +47\.\d+', summary) and 'note: not measured: mpi: this PyTorch was' in summary
 
 
 @pytest.mark.parametrize('text,says', [
     ('{', 'is not JSON'), ('[]', 'not a result of bench'), ('{"format": "other"}', 'not a result of bench'),
     (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads 1'),
-    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'lacks .*complete'),
+    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'is damaged: .* is missing'),
     (None, 'cannot be read: No such file'),
+    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "is damaged: .* is no text"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "is damaged: .* is no figure"),
+    (json.dumps({**RECORD, 'results': 3}), "is damaged: "),
 ])
 def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
     if text is not None:
@@ -243,22 +248,6 @@ def test_wrong_values_and_an_early_end_are_said(capsys, files):
     assert status == 1
     assert 'WRONG VALUES: nccl, broadcast of 1 MiB: 12; rank 3 on nid000002: value 17 is 3 and must be 20' in out
     assert 'INCOMPLETE' in out
-
-
-def test_two_files_side_by_side(capsys, files):
-    slower = [dict(one, bus_bandwidth=one['bus_bandwidth'] / 2) for one in RECORD['results'] if one['size'] < 2 ** 30]
-    status, out, _ = said(capsys, '--compare', files(), files(
-        'slow.json', results=slower, environment={'NCCL_CROSS_NIC': '1', 'NCCL_NET': 'Socket'}))
-    assert status == 0
-    assert 'differs: NCCL_NET: not set / Socket' in out and 'NCCL_CROSS_NIC' not in out
-    lines = [line.split()[-1] for line in out.splitlines() if line.startswith('   128 MiB')]
-    assert lines == ['0.50'] * 12
-    assert 'only in A: 12 figures' in out
-
-
-def test_files_without_anything_in_common(capsys, files):
-    status, _, err = said(capsys, '--compare', files(), files('b.json', results=[row('gloo', 'broadcast', 4, 1)]))
-    assert status == 1 and 'have no backend, operation and size in common' in err
 
 
 # --- the verdict
@@ -358,7 +347,6 @@ def test_faults_in_a_reference(capsys, files, site, old, new, says):
 
 
 def test_references_of_the_shipped_sites_name_what_bench_measures():
-    sites = slingshot_sites()
     references = [reference for one in sites.load_all() for reference in one.references]
     assert references
     for reference in references:
@@ -381,3 +369,32 @@ def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     status, _, err = said(capsys, files(), '--plot', str(tmp_path / 'x.png'))
     assert status == 1 and 'pip install matplotlib' in err and not (tmp_path / 'x.png').exists()
+
+
+@pytest.mark.parametrize('program', ['bench', 'vet', 'check'])
+def test_results_replace_no_other_file(program, tmp_path, capsys):
+    """--json with the name of the training program, or of somebody's data."""
+    main = importlib.import_module('slingtorch.job.' + program).main
+    for text in ('import torch\n', '{"mine": 1}'):
+        (tmp_path / 'file').write_text(text)
+        with pytest.raises(SystemExit) as stopped:
+            main(['--json', str(tmp_path / 'file')])
+        assert stopped.value.code == 2 and 'stays as it is' in capsys.readouterr().err
+        assert (tmp_path / 'file').read_text() == text
+
+
+def test_results_replace_results(tmp_path):
+    path = str(tmp_path / 'file.json')
+    assert records.file_to_write(path) == path
+    for record in ({'format': records.FORMAT}, {'format': 1, 'title': 'slingtorch vet: 2 nodes'},
+                   {'title': 'slingtorch check: 2 ranks'}, None):
+        if record:
+            records.write(record, path)
+        else:
+            open(path, 'w').close()
+        assert records.file_to_write(path) == path
+
+
+def test_picture_of_an_unknown_format(files, tmp_path, capsys):
+    assert cli.main(['bench', str(files()), '--plot', str(tmp_path / 'a.nosuch')]) == 1
+    assert 'a.nosuch: Format' in capsys.readouterr().err

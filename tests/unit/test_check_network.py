@@ -77,7 +77,7 @@ def test_what_nobody_knows_is_not_explained():
     ('::1', 'gloo tells the other nodes ::1'), ('2001:db8::1', 'an IPv6 address of a node'), ('192.0.2.1', None),
 ])
 def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own, says):
-    # both nodes see this text (tests/records/faults/seen.json)
+    # both nodes see this text
     monkeypatch.setattr(network, 'own_name_address', lambda: own)
     text, remedy = network.explained('device.cc:285] ss1.ss_family == ss2.ss_family. 10 vs 2', QUIET, {})
     assert says in text and remedy if says else (text, remedy) == ('', '')
@@ -133,7 +133,7 @@ def test_a_slow_network_is_yellow_and_one_line():
 
 
 def test_an_interface_that_is_missing_is_one_line():
-    # as in the runs with GLOO_SOCKET_IFNAME=hsn0 (tests/records/faults/seen.json)
+    # as in the runs with GLOO_SOCKET_IFNAME=hsn0 (tests/faults)
     says = 'device.cc:84] ifa != nullptr. Unable to find address for: hsn0'
     report = findings.Report(0)
     report.add('red', 'collective', 'an all_reduce of gloo among the ranks of a node failed: [enforce fail at ' + says)

@@ -71,6 +71,19 @@ def test_in_a_directory_that_is_gone(environ, tmp_path):
     assert done.stderr == 'slingtorch: error: this directory does not exist any more: cd to one that does\n'
 
 
+def test_encoding_that_lacks_a_character(environ, tmp_path):
+    """What is shown has it in other words, and code for a shell byte by byte."""
+    name = tmp_path / 'd\u00fc'
+    name.mkdir()
+    log = name / 'job.out'
+    log.write_text('torch.OutOfMemoryError: CUDA out of memory. \u00fc\n', encoding='utf-8')
+    env = {**environ, 'PYTHONIOENCODING': 'ascii', 'EASYBUILD_PREFIX': str(name), 'LC_ALL': 'C.UTF-8'}
+    done = run(['explain', str(log)], env)
+    assert (done.returncode, done.stderr) == (0, '') and 'd\\xfc/job.out:1: ' in done.stdout
+    done = bash('eval "$(slingtorch env --quiet)" && [ -d "${EASYBUILD_SOURCEPATH%%/sources*}" ]', env)
+    assert done.returncode == 0, done.stderr
+
+
 def test_bundle_root():
     assert slingtorch.bundle_root() == str(ROOT)
 

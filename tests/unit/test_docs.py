@@ -40,6 +40,11 @@ def test_readme_is_the_first_page(site):
     assert '<a href="first-hour/">docs/first-hour.md</a>' in text
 
 
+def test_systems_are_those_of_the_site_files(site):
+    assert '<code>isambard_ai</code>' in (site / 'systems/index.html').read_text()
+    assert len(re.findall('<h2', (site / 'systems/others/index.html').read_text())) > 12
+
+
 def test_pictures_are_there(site):
     for path in (ROOT / 'docs/images').iterdir():
         assert (site / 'images' / path.name).read_bytes() == path.read_bytes()

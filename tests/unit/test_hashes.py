@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EASYCONFIGS = sorted((ROOT / 'easyconfigs').rglob('*.eb'))
 LOCK_FILES = sorted((ROOT / 'easyconfigs').rglob('*.lock'))
-PAGE = (ROOT / 'docs/easyconfigs.md').read_text()
 # sha256 of the only file that may be installed, as public lock files of unrelated projects give it
 ROCM = {
     'torch==2.10.0+rocm7.1': '008ee0d77bb8b5f9f4ee1f00212019c4619171e3c4195de56f253331b3bc320d',
@@ -92,11 +91,3 @@ def test_lock_file_is_complete_and_that_of_its_easyconfig(lock_file):
                                    for one in ast.literal_eval(found['python_packages'])]
         for address in ast.literal_eval(found['index_urls']) if 'index_urls' in found else []:
             assert f'--extra-index-url {address}\n' in lock_file.read_text()
-
-
-def test_what_has_no_checksum_stands_in_the_table():
-    """Containers aside, whose files no address has: their users make them."""
-    lacking = {path.name for path in EASYCONFIGS if '-singularity-' not in path.name and values(path)[1]}
-    section = re.search('^## Without a checksum$(.*?)(?=^## )', PAGE, re.M | re.S).group(1)
-    listed = set(re.findall(r'^\| `(PyTorch-\S+\.eb)`', section, re.M))
-    assert lacking == listed and lacking

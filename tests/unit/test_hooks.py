@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The hooks, on easyconfigs that EasyBuild parses in this process."""
 import contextlib
-import importlib.util
 import io
 import os
 import pathlib
 import re
-import subprocess
 import tempfile
 
 import pytest
@@ -18,11 +16,11 @@ from easybuild.framework.easyconfig.easyconfig import EasyConfig
 from easybuild.framework.easyconfig.tools import det_easyconfig_paths
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import Singleton
-from easybuild.tools.filetools import det_lock_path
 from easybuild.tools.module_naming_scheme import toolchain as mns_toolchain
 from easybuild.tools.modules import reset_module_caches
 from easybuild.tools.options import parse_external_modules_metadata, set_up_configuration
 from easybuild.tools.toolchain import utilities as tc_utils
+from slingtorch import sites
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOOKS = ROOT / 'hooks' / 'slingshot_hooks.py'
@@ -496,14 +494,11 @@ def test_only_known_hooks(parser):
     """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
     parser.configure()
     assert sorted(eb_hooks.load_hooks(str(HOOKS))) == [
-        'fail_hook', 'parse_hook', 'post_easyblock_hook', 'post_prepare_hook', 'pre_easyblock_hook']
+        'fail_hook', 'parse_hook', 'post_prepare_hook', 'pre_easyblock_hook']
 
 
 def test_sites_speak_of_easyblocks_that_exist():
     """A site's parameter that no easyblock knows would be left out in silence."""
-    spec = importlib.util.spec_from_file_location('slingshot_sites', str(ROOT / 'hooks' / 'slingshot_sites.py'))
-    sites = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sites)
     text = '\n'.join(path.read_text() for path in sorted((ROOT / 'easyblocks').rglob('*.py')))
     # and what EasyBuild itself has
     text += pathlib.Path(easybuild.easyblocks.nccl.__file__).read_text()
@@ -520,7 +515,6 @@ def test_sites_speak_of_easyblocks_that_exist():
 
 def test_metadata(parser, tmp_path):
     """Of each module of the shipped sites: as EasyBuild's own parser would give it, with a literal version."""
-    sites = parser.configure() and eb_hooks.load_hooks(str(HOOKS))['parse_hook'].__globals__['slingshot_sites']
     found = {(site.name, module): entry for site in sites.load_all({}) for module, entry in site.modules().items()}
     assert len(found) > 15
     for (site, module), entry in found.items():
@@ -546,9 +540,9 @@ def test_easyconfigs_say_which_site_they_are_for():
         assert [name.split('_')[0] for name in said] == named, path.name
 
 
-def test_another_site_is_refused(locked):
+def test_another_site_is_refused(installing):
     """Whatever the software is; and on the right site, or in a dry run, nothing is said."""
-    hooks, app = locked('--hooks=%s' % HOOKS, name='SomeLibrary')
+    hooks, app = installing('--hooks=%s' % HOOKS, name='SomeLibrary')
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
@@ -557,8 +551,6 @@ def test_another_site_is_refused(locked):
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)
 
-
-# --- locks (tests/modules/test_hooks_modules.py has real ones)
 
 class Config(dict):
     """What the hooks use of an easyconfig when it is installed."""
@@ -571,36 +563,14 @@ class App:
 
     dry_run = False
 
-    def __init__(self, tmp_path, name):
-        self.name, self.full_mod_name = name, '%s/9.9' % name
-        self.cfg, self.initial_environ = Config(only_site=None, site_dependencies=None), {}
-        self.installdir = str(tmp_path / 'software' / name / '9.9')
-        self.lock = pathlib.Path(det_lock_path(self.installdir.replace('/', '_')))
+    def __init__(self, name):
+        self.name, self.cfg = name, Config(only_site=None, site_dependencies=None)
 
 
 @pytest.fixture
-def locked(parser):
+def installing(parser):
     """Function that configures EasyBuild; (hooks, app)."""
     def make(*args, name='PyTorch'):
         parser.configure(*args)
-        return eb_hooks.load_hooks(str(HOOKS)), App(parser.tmp_path, name)
+        return eb_hooks.load_hooks(str(HOOKS)), App(name)
     return make
-
-
-def test_lock_is_taken_and_released(locked):
-    hooks, app = locked()
-    hooks['pre_easyblock_hook'](app)
-    holder = pathlib.Path('%s.holder' % app.lock)
-    assert holder.read_text().startswith('process %d of user ' % os.getpid())
-    assert subprocess.run(['flock', '--nonblock', holder, 'true']).returncode == 1
-    hooks['post_easyblock_hook'](app)
-    assert not list(app.lock.parent.iterdir())
-
-
-@pytest.mark.parametrize('options, dry_run', [(['--ignore-locks'], False), ([], True)])
-def test_nothing_is_locked(locked, options, dry_run):
-    hooks, app = locked(*options)
-    app.dry_run = dry_run
-    hooks['pre_easyblock_hook'](app)
-    hooks['post_easyblock_hook'](app)
-    assert not app.lock.parent.exists()

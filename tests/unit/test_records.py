@@ -13,10 +13,10 @@ import types
 import pytest
 
 import test_runscripts_get_master
-import test_sites
-from slingtorch import explain, site_draft, site_probe, sitefile
+from slingtorch import explain, sites
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
+from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -195,14 +195,14 @@ def test_network_of_nccl(record, monkeypatch, tmp_path):
 
 def site_file(record, tmp_path, capsys, **texts):
     """The site that comes out where these probes see this, in a job."""
-    probes = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts', 'runtimes', 'environment']
+    probes = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts']
     evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in probes}
     evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
-    args = argparse.Namespace(name='mine', complete=False, partition=None)
-    sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
+    args = argparse.Namespace(name='mine', complete=False)
+    sitefile.run_new(args, environ, evidence, 'n1')
     capsys.readouterr()
-    return test_sites.sites.load('mine', environ)
+    return sites.load('mine', environ)
 
 
 @each('fi_info')
@@ -241,4 +241,7 @@ def test_rocm_smi(record):
 
 @each('modules')
 def test_modules(record):
-    assert ' '.join(filter(site_draft.MPI.search, site_probe.read_modules(record.text))) == record.keys['MPI']
+    found = dict(entry[:2] for entry in site_probe.choose_modules({
+        **dict.fromkeys((*site_probe.COMMANDS, 'pci'), site_probe.Text('', 'no')),
+        'modules': site_probe.Text(record.text, None)}, {}))
+    assert found['mpi'] == record.keys['MPI']

@@ -20,7 +20,7 @@ import tempfile
 
 import pytest
 import testbed
-from slingtorch.job import look
+from slingtorch.job import machine
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
@@ -324,6 +324,7 @@ def test_damaged_copy_is_said(job, tmp_path):
 
 def test_works_when_the_shell_options_are_inherited(job):
     assert identity(job.rank(slurm(1, SHELLOPTS="braceexpand:errexit:nounset:noglob"))) == (1, 4, 1, 2)
+    assert identity(job.rank({"SHELLOPTS": "errexit:noglob"})) == (0, 1, 0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- Slurm
@@ -392,7 +393,7 @@ def test_slurm_arbitrary_distribution(job, tmp_path):
     )
 
 
-# what salloc's interactive step leaves to a container with another Slurm in it (names: docs/launchers-seen.md)
+# what salloc's interactive step leaves to a container with another Slurm in it (names: python -m testbed.launchers)
 INTERACTIVE = {
     "22.05": {"SLURM_NODE_ALIASES": "(null)", "SLURM_WORKING_CLUSTER": "c:10.0.0.1:6817:9728:109"},
     "24.11": {"SLURM_JOB_START_TIME": 1, "SLURM_TRES_PER_TASK": "gres/gpu=1", "PRTE_MCA_plm_slurm_args": "--external-launcher"},
@@ -860,11 +861,12 @@ def start_inside(job, left, inner, form="direct"):
     return job.start(left, prefix=[*wrap, "env", *own, *(wrap if form == "wrapped" else [])])
 
 
-@pytest.mark.parametrize("form", ["direct", "wrapped"])
-@pytest.mark.parametrize("size", [1, 4, 8])
-@pytest.mark.parametrize("inner, outer", [pair for pair in itertools.product(STARTS, LEFT)
-                                          # srun's own PMI variables look the same, where rank and size agree
-                                          if pair != ("pmi", "slurm")])
+# each pair once, with sizes and forms by turns
+@pytest.mark.parametrize("inner, outer, size, form", [
+    (*pair, (1, 4, 8)[number % 3], ("direct", "wrapped")[number % 2])
+    for number, pair in enumerate(itertools.product(STARTS, LEFT))
+    # srun's own PMI variables look the same, where rank and size agree
+    if pair != ("pmi", "slurm")])
 def test_the_innermost_launcher_wins(job, inner, outer, size, form):
     for rank in (0, 3):
         done = start_inside(job, LEFT[outer](size), STARTS[inner](rank), form)
@@ -1464,11 +1466,8 @@ def test_identifiers_of_another_nodes_gpus(job, listed, seen):
     assert ("which is no GPU of this node, and is unset here" in done.stderr) == (seen is None)
 
 
-def test_variables_of_gpus_are_the_same_everywhere():
-    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
-    listed = re.search(r"^GPU_VISIBILITY_VARIABLES = \[([^]]*)\]", text, re.M).group(1)
-    bash = re.search(r"^_gpu_variables='(.*)'", (RUNSCRIPTS / "lib/gpus.bash").read_text(), re.M).group(1)
-    assert re.findall(r"'(\w+)'", listed) == list(look.VISIBLE) == bash.split(",")
+def test_facts_for_bash_are_made_from_those_of_python():
+    assert (RUNSCRIPTS / "lib/facts.bash").read_text() == machine.for_bash()
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
@@ -2183,6 +2182,8 @@ def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, option
     {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "a09n03 4", "LSB_DJOB_HOSTFILE": "FILE"},
     {"PE_HOSTFILE": "FILE", "NHOSTS": "1", "NSLOTS": "8"},
     {"NHOSTS": "5"},
+    {"NUM_NODES": "1", "SM_HOSTS": '["algo-1"]', "VC_WORKER_HOSTS": "a-0.a", "VC_WORKER_NUM": "01",
+     "TF_CONFIG": '{"cluster":{"worker":["a:2222"]}}', "GPU_NUM_NODES_MAX": "2", "no_proxy": "a,b"},
     {"SGE_TASK_ID": "undefined", "NHOSTS": "1", "NSLOTS": "1"},
     {"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22", "SSH_TTY": "/dev/pts/1"},
     {"FLUX_URI": "local:///run/flux/local"},
@@ -2191,7 +2192,8 @@ def test_one_node_without_a_launcher_is_one_rank(job, env):
     (job.dir / "hosts").write_text("a09n03\na09n03\n")
     job.python("#!/bin/sh\necho 1\n", "flux")
     env = {name: str(job.dir / "hosts") if value == "FILE" else value for name, value in env.items()}
-    assert identity(job.rank(env)) == (0, 1, 0, 1)
+    done = job.start(env)
+    assert (done.returncode, done.stderr) == (0, "") and identity(job.rank(env)) == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize("name", ["PMIX_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK", "PMI_ID",
@@ -2234,11 +2236,19 @@ STEP = "0::/system.slice/slurmstepd.scope/job_4711/step_"
 @pytest.mark.parametrize("env, cgroup, by", [
     ({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}, "0::/user.slice", "ssh (pdsh, clush) started this process"),
     ({"JOB_COMPLETION_INDEX": "3"}, "0::/", "this is pod 3 of an indexed Job of Kubernetes"),
+    # systems that the table of batch systems does not name
+    *(({entry.partition("=")[0]: entry.partition("=")[2]}, "0::/", f"{entry[:80]} is of a job of several nodes")
+      for entry in ("AZ_BATCH_HOST_LIST=10.0.0.4,10.0.0.5", "AZ_BATCH_NODE_LIST=10.0.0.4;10.0.0.5",
+                    'SM_HOSTS=["algo-1","algo-2"]', "VC_WORKER_HOSTS=a-0.a,a-1.a", "VC_WORKER_NUM=2", "MA_NUM_HOSTS=16",
+                    "NGC_ARRAY_SIZE=2", "BEAKER_REPLICA_COUNT=2", "DSTACK_NODES_NUM=10", "NUM_NODES=2",
+                    "K_MPI_JOB_ROLE=launcher",
+                    'TF_CONFIG={"cluster":{"worker":["a:2222","b:2222"]},"task":{"type":"worker","index":0}}',
+                    'CLUSTER_SPEC={"cluster":{"workerpool0":["a-0:2222"],"workerpool1":["a-1:2222"]}}')),
     ({}, STEP + "0/user/task_0", "job_4711/step_0/user/task_0, and the variables of that job are not here"),
     ({}, STEP + "extern/user/task_1", "job_4711/step_extern/user/task_1, and"),
     ({}, "4:cpuset:/\n3:memory:/slurm/uid_7/job_4711/step_batch/task_0", "slurm/uid_7/job_4711/step_batch/task_0, and"),
     ({}, "9:memory:/pbs_jobs.service/jobid/12.server", "pbs_jobs.service/jobid/12.server, and"),
-], ids=["ssh", "pod", "task", "adopted", "batch", "pbs"])
+], ids=str)
 def test_one_rank_that_may_be_one_of_several_is_said(job, env, cgroup, by):
     (job.dir / "cgroup").write_text(cgroup + "\n")
     env = {**env, "_proc_cgroup": job.dir / "cgroup"}
@@ -2247,6 +2257,19 @@ def test_one_rank_that_may_be_one_of_several_is_said(job, env, cgroup, by):
     assert "one rank that knows of no other: " in done.stderr and by in done.stderr
     job.rank({**env, "SLURM_JOB_ID": "4711", "SLURM_NNODES": "1"})
     job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})
+
+
+def test_the_only_task_of_a_step_in_a_job_of_several_nodes(job):
+    """A shell or a notebook that is such a step says so; what srun itself starts as one task is meant."""
+    env = slurm(0, "1", SLURM_JOB_NUM_NODES=10)
+    done = job.start({**env, "SLURM_TASK_PID": "1"})
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert "one rank of a job of 10 nodes" in done.stderr and "srun --overlap" in done.stderr
+    for quiet in ({**env, "SLURM_JOB_NUM_NODES": "1", "SLURM_TASK_PID": "1"}, env, slurm(0, SLURM_TASK_PID=1),
+                  {**env, "SLURM_TASK_PID": "1", "RANK": "0", "WORLD_SIZE": "1"}):
+        assert job.start(quiet).stderr == ""
+    direct = ("bash", "-c", 'SLURM_TASK_PID=$$ exec "$0" "$@"')
+    assert job.start(env, prefix=direct).stderr == ""
 
 
 def test_a_task_that_is_not_the_first_and_has_lost_all_variables(job):

@@ -5,11 +5,10 @@ import sys
 
 import pytest
 
-from slingtorch import slingshot_sites, values
+from slingtorch import sites as SITES
+from slingtorch.commands import values
 from slingtorch.job.machine import Machine
 from testbed import ROOT, parse_env0, wheels
-
-SITES = slingshot_sites()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from slingtorch.check import reference_options
+from slingtorch.commands.check import reference_options
 from slingtorch.job import exchange, vet, wire
 from slingtorch.job.machine import Machine
 from testbed import ROOT
@@ -338,3 +338,10 @@ def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys
     assert vet.run(Machine(env), sys.stdout) == 0
     out = capsys.readouterr().out
     assert "3 of a node's 4 GPUs: not tested, this rank sees 1." in out and 'Untested: ' in out
+
+
+@pytest.mark.parametrize('count', ['0', '-1'])
+def test_no_round_is_no_verdict(count, capsys):
+    with pytest.raises(SystemExit):
+        vet.main(['--rounds', count])
+    assert 'no number from 1 on' in capsys.readouterr().err
