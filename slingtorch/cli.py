@@ -352,8 +352,9 @@ def run_env(args: argparse.Namespace) -> int:
         for group in described:
             note("group %s: %s; needs %s" % (group.name, group.title, group.needs))
         if sys.stdout.isatty():
-            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh%s`"'
-            note("nothing has changed in your shell; to change it: %s" % use % (' --values' if own else ''))
+            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s`"'
+            options = ' --values' * bool(own) + ' --shell csh' * (SHELLS[args.shell] == 'csh')
+            note("nothing has changed in your shell; to change it: %s" % use % options)
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
                  "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")

@@ -21,7 +21,7 @@ from easybuild.tools.filetools import (
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import modules_loaded, with_parameters
+from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
@@ -662,6 +662,12 @@ class PythonVenv(RunScripts):
         # which one extend-venv-activate records; only one module of a name is loaded at a time
         txt += self.module_generator.set_environment('SLINGTORCH_MODULE_' + convert_name(self.name, upper=True),
                                                      self.short_mod_name)
+        about = os.path.join(self.installdir, 'pyvenv.cfg')
+        found = re.search(r'^version = ([\d.]+)', read_file(about) if os.path.exists(about) else '', re.M)
+        if found and not dependency_root(self.cfg, 'Python'):
+            # what EasyBuild's PythonBundle and PythonPackage ask for
+            txt += self.module_generator.set_environment('EBROOTPYTHON', self.installdir)
+            txt += self.module_generator.set_environment('EBVERSIONPYTHON', found.group(1))
         for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
             # the runscript compares it with the driver of the node
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):

@@ -41,7 +41,6 @@ checksums = ['%(checksum)s']
 
 %(parameters)s
 sanity_check_imports = ['torch', 'torch.distributed']
-sanity_check_packages = {'torch': '%(torch)s'}
 
 moduleclass = 'ai'
 '''
@@ -53,6 +52,7 @@ class Wanted:
     def __init__(self, path: str) -> None:
         self.path, self.directory = path, os.path.dirname(path)
         self.lines, self.projects, self.index_urls, self.links = [], [], [], []  # type: list, list, list, list
+        self.replaced = ''
 
     def read(self, text: str, path: str) -> None:
         """Add the lines of a requirements file."""
@@ -106,7 +106,9 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         export += [word for extra in extras for word in ('--extra', extra)]
         what = "Reading %s" % path
         full = run_uv(uv, export, what, wanted.directory, settings)
-        family = [package for package in FAMILY if re.search('(?m)^%s(?![\\w-])' % package, full)]
+        pinned = dict(re.findall(r'(?m)^(%s)==(\S+)' % '|'.join(FAMILY), full))
+        family = [package for package in FAMILY if package in pinned]
+        wanted.replaced = ', '.join('%s %s' % pair for pair in pinned.items())
         export += [word for package in family for word in ('--prune', package)]
         wanted.lines += family[family[:1] == ['torch']:]
         wanted.read(run_uv(uv, export, what, wanted.directory, settings), path)
@@ -233,7 +235,7 @@ def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> Runtime
     lines += ["  %s: torch==%s" % (on['file'], on['pins']['torch'])] if 'torch' in names else []
     remedy = "Change one of them, or name another easyconfig with --on ('eb --search PyTorch-')"
     if 'no usable wheels' in because or 'no wheels' in because:
-        remedy = "Only wheels are installed. Where its authors publish one for this Python and PyTorch, name it: NAME @ " \
+        remedy = "Only wheels are installed. Name one that is published for this Python and PyTorch: NAME @ " \
             "https://...whl; or build one, and name its directory: --find-links DIRECTORY"
     elif 'not found in the package registry' in because or 'there is no version' in because:
         remedy = "No index that pip is configured for has it ('pip config list'): is the name right?"
@@ -265,6 +267,8 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
                            "with --python), or lock the project for this platform too"
                            % (args.source, marker, version, platforms[0]))
     pins = on['pins']
+    if wanted.replaced:
+        say("%s has %s: those of %s are taken (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
     with tempfile.TemporaryDirectory(dir=args.directory, prefix='.new-') as room:
         # the newest Python may build for an older one
         build_wheels(uv, wanted, args.python or version, room, settings, say)
@@ -281,7 +285,8 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
         locked = os.path.join(room, stem + '.lock')
         try:
-            lockfile.lock(recipe, stem + '.eb', locked, python, lambda: room, say)
+            lockfile.lock(recipe, stem + '.eb', locked, python, lambda: room,
+                          lambda text: say(text.replace(room, args.directory)))
         except RuntimeError as err:
             raise conflict(err, wanted, on)
         with open(locked) as stream:
