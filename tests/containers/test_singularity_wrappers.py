@@ -356,7 +356,7 @@ def test_pip_with_a_certificate_that_the_container_lacks(small, tmp_path):
     env = {'PIP_CERT': '/somewhere/ca.pem', 'REQUESTS_CA_BUNDLE': '', 'CURL_CA_BUNDLE': '', 'PIP_RETRIES': '0',
            'PIP_INDEX_URL': 'http://127.0.0.1:9/'}
     said = small('pip', 'install', 'x', check=False, env=env).stderr
-    assert ' PIP_CERT=/somewhere/ca.pem names a file\nthat is not in the container' in said, said
+    assert ' PIP_CERT=/somewhere/ca.pem names a file that is not in the container,' in said, said
     assert "remedy: export APPTAINER_BINDPATH='/somewhere' mounts it" in said
     said = small('pip', 'install', 'x', check=False, env={**env, 'APPTAINER_BINDPATH': f'{authority.parent}:/somewhere'}).stderr
     assert 'not in the container' not in said and 'No matching distribution' in said, said

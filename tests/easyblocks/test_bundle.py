@@ -39,6 +39,16 @@ def test_hooks_without_easyblocks(eb_env, other_python, tmp_path):
     assert 'only_site' in done.stderr
 
 
+def test_hooks_alone(eb_env, other_python, tmp_path):
+    """As EasyBuild archives them beside an installation."""
+    hooks = shutil.copy(ROOT / 'hooks/slingshot_hooks.py', tmp_path)
+    env = {**other_python, 'EASYBUILD_INCLUDE_EASYBLOCKS': None, 'EASYBUILD_HOOKS': None}
+    done = eb_env('--dry-run-short', EASYCONFIG, f'--hooks={hooks}', env=env, check=False)
+    said = ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode and f'ERROR: {hooks} cannot be used by itself' in said and 'Traceback' not in said
+    assert 'Activate the bundle' in said and 'eval "$(slingtorch env)"' in said
+
+
 @pytest.mark.parametrize('packages, message', [
     ([], 'the Python that runs eb, has no slingtorch'),
     ([ROOT], f"and 'import slingtorch' gives the package of {ROOT}"),

@@ -202,7 +202,7 @@ def test_streams_that_are_late(built, tmp_path):
     run(['g++', '-std=c++20', '-O1', '-fPIC', '-shared', '-DTORCH_EXTENSION_NAME=emulated_gpu',
          HERE / 'emulated_gpu.cpp', '-o', emulated, *(word for path in includes for word in ('-isystem', path)),
          *(f'-L{path}' for path in libraries), *(f'-Wl,-rpath,{path}' for path in libraries), '-lc10', '-ltorch_cpu',
-         '-ltorch_python'], timeout=300)
+         '-ltorch_python'], timeout=900)
     (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { return *answer = 1, 0; }')
     run(['gcc', '-shared', '-fPIC', tmp_path / 'says.c', '-o', says])
     for variables in ({'LD_PRELOAD': str(says)}, {'SLINGMPI_HOST_STAGING': '1'}):

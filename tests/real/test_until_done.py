@@ -212,6 +212,21 @@ def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
     assert not (job.dir / 'ckpt.starts').exists()
 
 
+@pytest.mark.parametrize('option, ranks', [('--torchrun=2', 4), ('--stage', 2)])
+def test_signal_reaches_python_behind_other_processes(slurm, installed_pytorch, tmp_path, option, ranks):
+    program = ('import os, pathlib, signal, sys\n'
+               'def save(*_):\n    pathlib.Path("ckpt", os.environ["RANK"]).touch(); sys.exit(85)\n'
+               'signal.signal(signal.SIGUSR1, save)\npathlib.Path("ckpt").mkdir(exist_ok=True)\n'
+               'if any(pathlib.Path("ckpt").iterdir()): sys.exit()\n'
+               'pathlib.Path("at-0-" + os.environ["RANK"]).touch()\nwhile True: signal.pause()\n')
+    env = {**installed_pytorch.env, 'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_STAGE_DIR': slurm.local}
+    start = installed_pytorch.runscripts / 'conda-python-distributed'
+    job = Job(slurm, tmp_path, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} {option} train.py', env=env, program=program)
+    job.wait_at(0, ranks)
+    job.signal()
+    assert job.end() == ('COMPLETED', '0') and len(os.listdir(tmp_path / 'ckpt')) == ranks, job.output()
+
+
 # --- without waiting for Slurm: PBS's variables and the launchers of two MPIs
 
 HOLDS = TRAIN + 'epoch += 1\nsave()\nhold()\nsys.exit(85)\n'
@@ -306,6 +321,19 @@ def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
     status, said, output = ended(process)
     assert status and said[1].startswith('the batch system ends job N (SIGTERM): start 1 ran'), output
     assert not (tmp_path / 'next').exists()
+
+
+def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path):
+    program = HOLDS.replace('sys.exit(85)', 'pathlib.Path(f"saving-{rank}").touch()\nwhile not read("go"):\n'
+                            '    time.sleep(0.01)\nsys.exit(85)')
+    process = begin(program, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
+    process.send_signal(signal.SIGTERM)
+    (tmp_path / 'go').write_text('now')
+    status, said, output = ended(process)
+    assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
 
 
 def test_starts_in_vain_and_too_many_starts(begin, tmp_path):
