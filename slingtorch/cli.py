@@ -296,13 +296,10 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     if site.gpu == 'xpu':
         return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
-        if not generations or glob.glob(own % site.name):
+        if not toolkit or glob.glob(own % site.name):
             return None
-        roles = next((roles for roles in generations if 'default' in roles), generations[0])
-        module = sites.split_provided(roles['gpu'])['module']
-        toolkit = site.modules().get(module, {}).get('version', [None])[0]
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
         return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)

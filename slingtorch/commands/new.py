@@ -166,7 +166,8 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
     from easybuild.tools.config import init_build_options
-    path = lock.find_easyconfig(name or gpus.fitting_easyconfig(site_gpu=site.gpu)[0] or CPU, root)
+    fitting = gpus.fitting_easyconfig(site_gpu=site.gpu, toolkit=site.plugin_toolkit())[0]
+    path = lock.find_easyconfig(name or fitting or CPU, root)
     locked = os.path.splitext(path)[0] + '.lock'
     try:
         init_build_options()

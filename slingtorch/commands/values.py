@@ -113,8 +113,7 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
     """Which of the site's plugins of NCCL is for the CUDA or ROCm of this PyTorch, as commands; or that none is."""
     fitting, others = [], []  # type: List[str], List[str]
     for generation, roles in site.generations.items():
-        gpu = sites.split_provided(roles.get('gpu', '')).get('module')
-        version = site.modules().get(gpu, {}).get('version', [''])[0]
+        version = site.toolkit(generation)
         if 'nccl_plugin' in roles and version:
             if site.gpu == own.kind and version.split('.')[0] == own.toolkit.split('.')[0]:
                 fitting.append(generation)

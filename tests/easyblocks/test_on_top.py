@@ -30,6 +30,7 @@ toolchain = SYSTEM
 {what}
 
 dependencies = [('PyTorch', '0.1', '-tiny')]
+sanity_check_paths = {{'files': [], 'dirs': ['lib']}}
 
 moduleclass = 'ai'
 ''')
