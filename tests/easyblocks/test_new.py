@@ -132,11 +132,12 @@ def test_uv_lock_keeps_its_versions_and_torchvision_is_that_of_on(project):
 
 
 def test_packages_of_the_project_are_wheels_beside_the_lock_file(project, eb_env, lmod):
-    """A workspace: the project itself and a member that no index has; eb downloads them with the others."""
+    """A workspace: the project itself, and a member of which the index has another file of this version."""
     project.package('mine', '0.3', ['torch', 'part'], more='[tool.uv.workspace]\nmembers = ["parts/*"]\n'
                     '[tool.uv.sources]\npart = { workspace = true }\n')
     project.package('part', '0.4', ['alpha<1.2'], directory='parts/part')
     lock_with_uv(project)
+    project.wheel('part', '0.4', ['beta'])
     path, pins = project.made('uv.lock')
     assert pins == {'torch': '0.1', 'alpha': '1.0', 'mine': '0.3', 'part': '0.4', 'pip': '26.3'}
     assert {file.name for file in project.out.glob('*.whl')} == {'mine-0.3-py3-none-any.whl', 'part-0.4-py3-none-any.whl'}
