@@ -46,8 +46,8 @@ DEFAULT_CONFIG.update({
 EXTERNAL_MODULE = EASYCONFIG_CONSTANTS['EXTERNAL_MODULE'][0]
 
 # These get the site's values for NCCL or RCCL, libfabric and MPI, without which PyTorch runs over TCP, or hangs
-# (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources). In a container image with its
-# PyTorch, Horovod is a software of its own.
+# (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources); so does PyTorch under another
+# name, by an easyblock of ours ('slingtorch new'). In an image with its PyTorch, Horovod is a software of its own.
 WITH_SITE_VALUES = ('Horovod', 'PyTorch')
 
 # what was added to easyconfigs: {path: message}
@@ -88,6 +88,11 @@ def wanted_groups(ec: Any, site: sites.Site) -> List[str]:
         site.check_groups(of_easyconfig, asked_by="Easyconfig parameter site_groups in %s" % ec.path)
         groups.extend(group for group in of_easyconfig if group not in groups)
     return groups
+
+
+def with_site_values(ec: Any) -> bool:
+    """Whether an easyconfig gets the site's variables; site_digest is a parameter of the easyblock RunScripts."""
+    return ec.name in WITH_SITE_VALUES or 'site_digest' in ec
 
 
 def applies(value: sites.Value, ec: Any, easyblocks: List[str]) -> bool:
@@ -322,9 +327,9 @@ def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     # elsewhere it is refused later: sources are fetched, and checksums looked at, on any machine
     if ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name):
         add_site_dependencies(ec)
-        if ec.name not in WITH_SITE_VALUES:
+        if not with_site_values(ec):
             add_site_parameters(ec, [])
-    if ec.name in WITH_SITE_VALUES:
+    if with_site_values(ec):
         add_site_values(ec)
 
 

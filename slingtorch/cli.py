@@ -17,7 +17,7 @@ import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
-from slingtorch.commands import bench, check, lock, report, status
+from slingtorch.commands import bench, check, lock, new, report, status, values
 from slingtorch.job.machine import Machine
 from slingtorch.sites import formats, write
 
@@ -190,7 +190,6 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
 
 def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
     """Variables that make EasyBuild use the bundle at this root for this sites.Choice, with these groups."""
-    site = choice.site
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
     if not shutil.which('eb'):
@@ -256,12 +255,16 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     if missing:
         variables.append(('MODULEPATH', ':'.join(missing + module_path)))
 
-    variables += [
-        ('SLINGTORCH_SITE', site.name),
-        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (site.name, choice.why) if choice.detected else None),
+    return variables + site_variables(choice, groups)
+
+
+def site_variables(choice: Any, groups: Iterable[str]) -> Variables:
+    """Variables that tell later commands which site this is."""
+    return [
+        ('SLINGTORCH_SITE', choice.site.name),
+        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (choice.site.name, choice.why) if choice.detected else None),
         ('SLINGTORCH_SITE_GROUPS', ','.join(groups) or None),
     ]
-    return variables
 
 
 def quote_csh(value: str) -> str:
@@ -293,13 +296,10 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     if site.gpu == 'xpu':
         return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
-        if not generations or glob.glob(own % site.name):
+        if not toolkit or glob.glob(own % site.name):
             return None
-        roles = next((roles for roles in generations if 'default' in roles), generations[0])
-        module = sites.split_provided(roles['gpu'])['module']
-        toolkit = site.modules().get(module, {}).get('version', [None])[0]
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
         return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
@@ -335,20 +335,30 @@ def run_env(args: argparse.Namespace) -> int:
     choice.site.env_values(groups)
     choice.site.parameter_values(groups)
 
-    # what EasyBuild prints must not be evaluated
-    with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, args.keep_hooks)
+    own = None
+    if args.values:
+        own = values.OwnPyTorch(Machine())
+        variables = values.variables(root, choice.site, groups, own) + site_variables(choice, groups)
+    else:
+        # what EasyBuild prints must not be evaluated
+        with contextlib.redirect_stdout(sys.stderr):
+            variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
         for group in described:
             note("group %s: %s; needs %s" % (group.name, group.title, group.needs))
         if sys.stdout.isatty():
-            use = 'eval "$(slingtorch env)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh`"'
-            note("nothing has changed in your shell; to change it: %s" % use)
+            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s`"'
+            options = ' --values' * bool(own) + ' --shell csh' * (SHELLS[args.shell] == 'csh')
+            note("nothing has changed in your shell; to change it: %s" % use % options)
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
                  "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
+        if own:
+            for text in [own.what()] + values.differences(choice.site, own, dict(variables)):
+                note(text)
+            return 0
         fitting = gpu_note(choice.site)
         if fitting:
             note(fitting)
@@ -479,6 +489,11 @@ def run_lock(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_new(args: argparse.Namespace) -> int:
+    """slingtorch new"""
+    return new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note)
+
+
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
     try:
@@ -540,6 +555,8 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--site', metavar='NAME', help="the site; without it $SLINGTORCH_SITE, else what is detected")
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
                      help="opt-in groups of the site; without it $SLINGTORCH_SITE_GROUPS. Empty for none.")
+    env.add_argument('--values', action='store_true',
+                     help="for the PyTorch that you have: what a module of PyTorch would set, and nothing of EasyBuild")
     env.add_argument('--shell', choices=sorted(SHELLS), default='bash', help="default: bash (also for sh and zsh)")
     env.add_argument('--keep-hooks', action='store_true',
                      help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
@@ -562,6 +579,17 @@ def make_parser() -> argparse.ArgumentParser:
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.add_argument('--python', metavar='PYTHON',
                          help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
+
+    making = command('new', run_new, "write an easyconfig for a project of your own", """
+        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
+        builds the project's own packages to wheels beside them (docs/extending.md).""")
+    making.add_argument('name', metavar='NAME', help="name of the module")
+    making.add_argument('--from', dest='source', metavar='FILE', required=True,
+                        help="pyproject.toml, uv.lock or a requirements file")
+    making.add_argument('--on', metavar='EASYCONFIG', help="whose PyTorch is taken; default: what fits the GPUs here")
+    making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
+    making.add_argument('--python', metavar='PYTHON', help="Python to make it with; default: the site's, else python3")
+    making.add_argument('--directory', metavar='DIR', default='.', help="where the files go; default: here")
 
     explaining = command('explain', run_explain, "say why a job failed, from its output", """
         Reads the output of jobs and names what went wrong, the line that shows it, and the remedy. Status 0: something

@@ -389,7 +389,7 @@ def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
             '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
             '# platform: ' + ' '.join(collections.OrderedDict.fromkeys(target.platform for target in found))]
     head += ['# wanted: ' + requirement for requirement in recipe['wanted']] + ['']
-    head += ['--extra-index-url ' + address for address in recipe['index_urls']]
+    head += ['--extra-index-url ' + address for address in recipe['index_urls'] + recipe.get('more_urls', [])]
     # a directory is on this machine alone; of a wheel's address pip makes a page with one link
     head += ['--find-links ' + link for link in sorted({
         package.link for chosen in found.values() for package in chosen}) if link.startswith('http')]
@@ -444,12 +444,18 @@ def replace_file(path: str, text: str) -> None:
 def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any, say: Say) -> None:
     """Write a lock file; RuntimeError if the packages cannot be had.
 
-    :param recipe: what the easyconfig says: see check_recipe()
+    :param recipe: what the easyconfig says: see check_recipe(). Also, besides pip's configuration, links (for
+        --find-links) and more_urls (indexes that may fail to answer)
     :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
     :param store: gives the directory for downloaded wheels
     """
     check_recipe(recipe, file_name)
     settings = pip_settings(python)
+    # a project's own wheels lie beside it ('slingtorch new')
+    beside = os.path.dirname(os.path.abspath(lock_file))
+    links = recipe.get('links', []) + [beside] * any(name.endswith('.whl') for name in os.listdir(beside))
+    settings['find-links'] = ' '.join([settings.get('find-links', '')] + links)
+    settings['extra-index-url'] = ' '.join([settings.get('extra-index-url', '')] + recipe.get('more_urls', []))
     for address in recipe['index_urls']:
         # pip asks these alone without https
         host = re.match(r'http://(?:[^/@]*@)?([^/:]+)', address)

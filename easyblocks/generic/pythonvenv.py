@@ -21,7 +21,7 @@ from easybuild.tools.filetools import (
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
-from slingtorch.install.dependencies import modules_loaded, with_parameters
+from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
@@ -378,6 +378,10 @@ class PythonVenv(RunScripts):
         """Download what the lock file names and is not there yet; every file is verified against its hash."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
+        # a project's own ('slingtorch new'): an index may have others of that name and version
+        own = glob.glob(os.path.join(glob.escape(os.path.dirname(self.lock_file)), '*.whl'))
+        for path in own:
+            copy_file(path, os.path.join(wheel_dirs[0], os.path.basename(path)))
         with tempfile.TemporaryDirectory() as work_dir:
             # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
             if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
@@ -417,9 +421,14 @@ class PythonVenv(RunScripts):
                     # an empty list would stand for that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
             # pip moves what it has got to its place at the end: each large file alone stays when the next one is cut
-            parts = [self.part_of(lock_file, name, work_dir) for name, size in sizes.items() if size >= LARGE_FILE]
-            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [
-                    ['--requirement', shlex.quote(lock_file)]]:
+            large = [normalised(name.split('-')[0]) for name, size in sizes.items() if size >= LARGE_FILE]   # PEP 427
+            parts = [self.part_of(lock_file, os.path.join(work_dir, name), name.__eq__) for name in large]
+            others = ['--requirement', shlex.quote(lock_file)]
+            if own:
+                names = [normalised(os.path.basename(path).split('-')[0]) for path in own]
+                others = ['--no-deps', '--requirement', shlex.quote(self.part_of(
+                    lock_file, os.path.join(work_dir, 'others'), lambda name: name not in names))]
+            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [others]:
                 status, text = self.run_download(download + ['--retries', '2'] + words, env)
                 if status != EasyBuildExit.SUCCESS:
                     self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
@@ -431,13 +440,10 @@ class PythonVenv(RunScripts):
         there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
         return {name: size for name, size in sizes.items() if name not in there}
 
-    def part_of(self, lock_file, file_name, directory):
-        """Copy what a lock file has for one wheel, and its options, to a directory; path of the copy."""
-        # PEP 427
-        name = normalised(file_name.split('-')[0])
-        path = os.path.join(directory, name)
+    def part_of(self, lock_file, path, wanted):
+        """Copy what a lock file has for packages whose names are wanted (a function), and its options; path."""
         write_file(path, ''.join(entry for entry in re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)', read_file(lock_file))
-                                 if entry.startswith('-') or normalised(entry.split('==')[0]) == name))
+                                 if entry.startswith('-') or wanted(normalised(entry.split('==')[0]))))
         return path
 
     def has_wheels(self, python, work_dir):
@@ -659,6 +665,12 @@ class PythonVenv(RunScripts):
         # which one extend-venv-activate records; only one module of a name is loaded at a time
         txt += self.module_generator.set_environment('SLINGTORCH_MODULE_' + convert_name(self.name, upper=True),
                                                      self.short_mod_name)
+        about = os.path.join(self.installdir, 'pyvenv.cfg')
+        found = re.search(r'^version = ([\d.]+)', read_file(about) if os.path.exists(about) else '', re.M)
+        if found and not dependency_root(self.cfg, 'Python'):
+            # what EasyBuild's PythonBundle and PythonPackage ask for
+            txt += self.module_generator.set_environment('EBROOTPYTHON', self.installdir)
+            txt += self.module_generator.set_environment('EBVERSIONPYTHON', found.group(1))
         for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
             # the runscript compares it with the driver of the node
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):

@@ -235,6 +235,17 @@ class Site:
                             "[provides ...], or 'export %s=NAME'" % (asked_by, known, self.path, GENERATION_VARIABLE))
         return chosen[0]
 
+    def toolkit(self, generation: str) -> str:
+        """Version of CUDA or ROCm in a generation; '' where its file does not say."""
+        module = split_provided(self.generations[generation].get('gpu', '')).get('module')
+        return self.modules().get(module or '', {}).get('version', [''])[0]
+
+    def plugin_toolkit(self) -> Optional[str]:
+        """The one that the network's plugin is for, of the default generation if that has a plugin; or None."""
+        names = [name for name, roles in self.generations.items() if 'nccl_plugin' in roles and 'gpu' in roles]
+        names.sort(key=lambda name: 'default' not in self.generations[name])
+        return self.toolkit(names[0]) or None if names else None
+
     def provided(self, generation: str, role: str, asked_by: str) -> str:
         """What this generation has for a role, in the form of the site file."""
         if role not in ROLES:

@@ -148,7 +148,7 @@ def test_models_older_than_turing(model, expected):
 ])
 def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
     monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
-    site = types.SimpleNamespace(gpu=gpu, network=network, generations={})
+    site = types.SimpleNamespace(gpu=gpu, network=network, plugin_toolkit=lambda: None)
     assert cli.gpu_note(site, machine(**files)) == line
 
 
