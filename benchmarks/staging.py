@@ -4,7 +4,7 @@
 What staging an environment costs and saves (docs/staging.md). Needs a PyTorch that was installed with
 'environment_image = True', strace, squashfuse, and for (b) and (c) root and the tests' emulated Slurm nodes:
 
-    benchmarks/staging.py --environment $EBROOTPYTORCH --json staging.json
+    PYTHONPATH=tests benchmarks/staging.py --environment $EBROOTPYTORCH --json staging.json
     benchmarks/staging.py --model docs/images/staging.svg            only the drawing of (d)
 
 (a) metadata calls of `import torch` to where environment, interpreter and runscripts are installed, per rank: the plain
@@ -96,7 +96,6 @@ def wall(slurm, *arguments, env):
 
 def on_slurm(root, rounds):
     """(b) and (c): lists of seconds."""
-    sys.path.insert(0, str(ROOT / 'tests'))
     from testbed.slurm import Cluster
     times = collections.defaultdict(list)
     image = root / 'environment.squashfs'

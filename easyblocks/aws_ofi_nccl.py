@@ -9,8 +9,6 @@ import os
 import re
 from collections import namedtuple
 
-from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
-from easybuild.easyblocks.generic._nccl import accepted_apis, exported_apis, known_problems
 from easybuild.easyblocks.generic.configuremake import ConfigureMake
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools import LooseVersion
@@ -21,6 +19,9 @@ from easybuild.tools.filetools import read_file, symlink, which, write_file
 from easybuild.tools.modules import get_software_root_env_var_name, get_software_version
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
+from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.job.machine import OF_AN_MPI
 
 # since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
 # lib: name under which the library is installed (%s is nccl or rccl).
@@ -65,7 +66,6 @@ COMPILERS = {
     'CC': ('gcc', ['cc', 'mpicc', 'mpiicc', 'mpiicx']),
     'CXX': ('g++', ['CC', 'mpicxx', 'mpic++', 'mpiCC', 'mpiicpc', 'mpiicpx']),
 }
-MPI_LIBS_REGEX = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 
 # options of configure, in its help and in configopts
 OPTION_REGEX = re.compile(r'(?<!\S)--(?:with|without|enable|disable)-([\w-]+)')
@@ -304,7 +304,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         self.check_fits(exported_apis(path), path)
         res = run_shell_cmd('env -u LD_LIBRARY_PATH ldd "%s"' % path, hidden=True)
         linked = dict(re.findall(r'^\s*(\S+) => (not found|\S+)', res.output, re.M))
-        mpi = sorted(name for name in linked if MPI_LIBS_REGEX.match(name))
+        mpi = sorted(name for name in linked if OF_AN_MPI.match(name))
         if mpi:
             raise EasyBuildError("%s is linked with MPI (%s): NCCL in programs without MPI could not load it. Build it "
                                  "without modules of MPI and wrappers (module --force purge)", path, ', '.join(mpi))

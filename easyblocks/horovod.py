@@ -7,15 +7,15 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
-from easybuild.easyblocks.generic._pytorchprocess import (
-    OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
 from easybuild.easyblocks.generic.environmentpackage import EnvironmentPackage
 from easybuild.tools import LooseVersion
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, symlink, which
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, last_lines, with_parameters
+from slingtorch.install.process import (
+    OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
 
 # The newer one was tried with the patch as it is, the older one with its changes for C++17 alone, nothing between or
 # beyond them (docs/verification.md).

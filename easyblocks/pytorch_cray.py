@@ -8,12 +8,6 @@ import re
 import shlex
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE
-from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
-from easybuild.easyblocks.generic._pytorchprocess import (
-    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
-    probe_pytorch)
 from easybuild.easyblocks.generic.pythonenvironment import PythonEnvironment
 from easybuild.easyblocks.generic.runscripts import RUNSCRIPTS_DIR, RunScripts
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -23,11 +17,20 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.environment_image import IMAGE
+from slingtorch.install.nccl import PLUGIN_NAMES
+from slingtorch.install.process import (
+    check_linkage, describe_libraries, gtl_flags, gtl_library, mpi_library, needed_libraries,
+    probe_pytorch)
+from slingtorch.job.machine import Machine
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
+# GiB that one compilation may take
+MEMORY_PER_JOB = 4
 # releases from which on an older CUDA is refused (share/cmake/Caffe2/public/cuda.cmake in their wheels), newest first
 OLDEST_CUDA = [('2.14.0', '12.6'), ('2.12.0', '12.1'), ('2.9.0', '12.0'), ('2.2.0', '11.0')]
 # packages of the environment that stand in for software of which there is no dependency
@@ -52,12 +55,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             extra_vars = parent.extra_options(extra_vars)
         extra_vars = with_parameters(extra_vars, {
             'ccache': [None, "Compile through ccache, to resume: True, False, or None: if there is one in $PATH"],
-            'memory_per_job': [4, "GiB of memory that one compilation may take; limits the number of jobs"],
             'mpi_compilers': [['mpicc', 'mpicxx'], "MPI's compilers for C and C++: names in the directory bin/ of the "
                                                    "dependency that is an MPI, else in $PATH; or full paths"],
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
-            'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
-                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
             'only_site': [None, "Name of the one site that this easyconfig is for"],
             'version_label': [None, "What follows '+' in the version that PyTorch itself gives; None: only_site, with "
                                     "the modules of compiler and MPI, as derecho-gcc-12.2.0-cray-mpich-8.1.27"],
@@ -99,9 +99,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def check_parameters(self):
         """Check the values of easyconfig parameters that only have an effect later."""
-        memory, compilers = self.cfg['memory_per_job'], self.cfg['mpi_compilers']
-        if isinstance(memory, bool) or not isinstance(memory, (int, float)) or memory <= 0:
-            raise EasyBuildError("memory_per_job is %r: it must be a number of GiB above 0, such as 4", memory)
+        compilers = self.cfg['mpi_compilers']
         if len(compilers) != 2:
             raise EasyBuildError("mpi_compilers is %r: it must name those for C and C++, such as ['mpicc', 'mpicxx']",
                                  compilers)
@@ -259,7 +257,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def limit_jobs(self):
         """Limit the number of compilations at a time to what memory allows."""
-        memory, per_job = available_memory(), self.cfg['memory_per_job']
+        memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
+        if not memory:
+            return
         jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may take %s GiB, and EasyBuild "
                   "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
@@ -321,7 +321,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def gtl_library(self):
         """Full path of the GPU Transport Layer, or None where none is wanted."""
-        return gtl_library(self.cfg['mpi_gtl'], self.cfg['mpi_gtl_dir'], self.archs)
+        return gtl_library(self.cfg['mpi_gtl'], self.archs)
 
     def gpu_aware_flags(self):
         """Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
@@ -373,7 +373,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             hint = ("what is compiled is in ccache: the same command resumes" if self.compiles_through_ccache else
                     "the same command starts from nothing; with ccache in $PATH, and not ccache = False, it resumes")
             raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
-                                 "mean too little memory: raise memory_per_job. When that is fixed, %s", err.exit_code,
+                                 "mean too little memory: eb --max-parallel=N. When that is fixed, %s", err.exit_code,
                                  '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
                                  exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
@@ -445,23 +445,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         if self.cfg['environment_image']:
             paths['files'].append(IMAGE)
         return super().sanity_check_step(*args, custom_paths=paths, **kwargs)
-
-
-def available_memory(proc='/proc', cgroup='/sys/fs/cgroup'):
-    """Memory in GiB that this process may take: what the machine has left, or less by its control groups' limits."""
-    sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', read_file(os.path.join(proc, 'meminfo')), re.M))
-    # kernels before 3.14 have no MemAvailable
-    limits = [int(sizes.get('MemAvailable', sizes['MemTotal'])) * 1024]
-    own = read_file(os.path.join(proc, 'self', 'cgroup'))
-    for controller, group in re.findall(r'^\d+:(memory|):(/.*)$', own, re.M):
-        top, name = (os.path.join(cgroup, 'memory'), 'memory.limit_in_bytes') if controller else (cgroup, 'memory.max')
-        # a limit of a group is one of all groups in it
-        parts = group.strip('/').split('/')
-        for path in [os.path.join(top, *(parts[:depth] + [name])) for depth in range(len(parts) + 1)]:
-            text = read_file(path).strip() if os.path.exists(path) else ''
-            if text.isdigit():
-                limits.append(int(text))
-    return min(limits) / 2.0 ** 30
 
 
 def library_dir(root, name):

@@ -9,10 +9,6 @@ import shlex
 import tempfile
 
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import dependency_root, last_lines, with_parameters
-from easybuild.easyblocks.generic._pytorchprocess import (
-    MPI_LIBRARY_REGEX, OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher,
-    mpi_library, probe_pytorch)
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
@@ -22,6 +18,11 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import change_dir, copy_dir, mkdir, read_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, last_lines, with_parameters
+from slingtorch.install.process import (
+    OPENMPI_SETTINGS, describe_libraries, gtl_flags, gtl_library, launcher_name, mpi_launcher, mpi_library,
+    probe_pytorch)
+from slingtorch.job.machine import MPI_LIBRARY
 
 # found through EasyBuild's paths: it lies beside their directories of the bundle
 PROJECT = '../torch-mpi/pyproject.toml'
@@ -54,8 +55,6 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         """Options of the backend."""
         return with_parameters(PythonPackage.extra_options(extra_vars), {
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
-            'mpi_gtl_dir': [None, "Directory of the GPU Transport Layer; "
-                                  "None: as $PE_MPICH_GTL_DIR_* of the cray-mpich module says"],
             'mpicxx': ['mpicxx', "MPI's compiler for C++ (Cray's is 'CC'): a command in $PATH, for an image in that of "
                                  "the container"],
         })
@@ -199,8 +198,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
 
     def gtl_library(self):
         """Full path of Cray MPICH's GPU Transport Layer, or None where none is wanted."""
-        return gtl_library(self.cfg['mpi_gtl'], self.cfg['mpi_gtl_dir'],
-                           lambda parameter: build_option(parameter) or self.cfg[parameter])
+        return gtl_library(self.cfg['mpi_gtl'], lambda parameter: build_option(parameter) or self.cfg[parameter])
 
     def install_step(self):
         """Let pip build and install; an error shows what the compiler said."""
@@ -255,7 +253,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         print_msg("a process that imports slingmpi has: %s", describe_libraries(process), log=self.log,
                   silent=build_option('silent'))
         mapped = {os.path.realpath(path) for path in process['libraries']}
-        found = sorted(path for path in mapped if MPI_LIBRARY_REGEX.match(os.path.basename(path)))
+        found = sorted(path for path in mapped if MPI_LIBRARY.match(os.path.basename(path)))
         expected = None if self.in_container else mpi_library(built['compiler'])
         if len(found) != 1:
             wrong.append("One MPI must be in a process that imports slingmpi, and there are %d: %s"

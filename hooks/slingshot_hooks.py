@@ -20,19 +20,19 @@ from easybuild.tools import version as easybuild_version
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option, install_path
 
-# EasyBuild loads this file by its path: what lies beside it is not importable without this. It also archives this file,
-# alone (reprod/hooks beside an installation): the rest of the bundle is then the one that is activated.
+# EasyBuild loads this file by its path, and easyblocks, which make slingtorch importable too, may be left out. It also
+# archives this file, alone (reprod/hooks beside an installation): the rest of the bundle is then the activated one.
 HOOKS_PATHS = [__file__, os.environ.get('EASYBUILD_HOOKS') or __file__]
-sys.path[:0] = [os.path.dirname(os.path.realpath(path)) for path in HOOKS_PATHS]
+sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(path))) for path in HOOKS_PATHS]
 try:
-    import slingshot_sites
+    from slingtorch import sites
 except ImportError as error:
     # an EasyBuildError would end in a traceback: hooks are loaded before eb handles errors (easybuild/main.py)
     sys.exit("ERROR: %s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the bundle, "
              "if you can in the version of that installation, and run the same command again: "
              "eval \"$(slingtorch env)\""
              % (__file__, error))
-TOO_OLD = slingshot_sites.old_easybuild(easybuild_version.VERSION, easybuild_version.__file__)
+TOO_OLD = sites.old_easybuild(easybuild_version.VERSION, easybuild_version.__file__)
 if TOO_OLD:
     sys.exit("ERROR: " + TOO_OLD)
 
@@ -46,8 +46,8 @@ DEFAULT_CONFIG.update({
 EXTERNAL_MODULE = EASYCONFIG_CONSTANTS['EXTERNAL_MODULE'][0]
 
 # These get the site's values for NCCL or RCCL, libfabric and MPI, without which PyTorch runs over TCP, or hangs
-# (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources). In a container image with its
-# PyTorch, Horovod is a software of its own.
+# (https://github.com/HewlettPackard/shs-ccl-docs, and the site files with their sources); so does PyTorch under another
+# name, by an easyblock of ours ('slingtorch new'). In an image with its PyTorch, Horovod is a software of its own.
 WITH_SITE_VALUES = ('Horovod', 'PyTorch')
 
 # what was added to easyconfigs: {path: message}
@@ -60,26 +60,26 @@ _REFUSED: Dict[str, str] = {}
 # the site
 
 @functools.lru_cache(maxsize=None)
-def chosen_site() -> slingshot_sites.Site:
+def chosen_site() -> sites.Site:
     """
-    Return the site, as a slingshot_sites.Site.
+    Return the site, as a sites.Site.
 
     It is chosen once per run: modules that are loaded during an installation must not change it.
     """
     try:
-        choice = slingshot_sites.choose()
+        choice = sites.choose()
         # a wrong name must not wait until the first PyTorch
-        choice.site.check_groups(slingshot_sites.chosen_groups())
-    except slingshot_sites.SiteError as err:
+        choice.site.check_groups(sites.chosen_groups())
+    except sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
     if choice.warning:
         print_warning("slingtorch: %s", choice.warning, silent=build_option('silent'))
     return choice.site
 
 
-def wanted_groups(ec: Any, site: slingshot_sites.Site) -> List[str]:
+def wanted_groups(ec: Any, site: sites.Site) -> List[str]:
     """Names of the opt-in groups: those of the environment and those of the easyconfig parameter site_groups."""
-    groups = slingshot_sites.chosen_groups()
+    groups = sites.chosen_groups()
     if 'site_groups' in ec:
         of_easyconfig = ec['site_groups'] or []
         if not isinstance(of_easyconfig, (list, tuple)):
@@ -90,7 +90,12 @@ def wanted_groups(ec: Any, site: slingshot_sites.Site) -> List[str]:
     return groups
 
 
-def applies(value: slingshot_sites.Value, ec: Any, easyblocks: List[str]) -> bool:
+def with_site_values(ec: Any) -> bool:
+    """Whether an easyconfig gets the site's variables; site_digest is a parameter of the easyblock RunScripts."""
+    return ec.name in WITH_SITE_VALUES or 'site_digest' in ec
+
+
+def applies(value: sites.Value, ec: Any, easyblocks: List[str]) -> bool:
     """Whether a value of the site is for this easyblock, and for what the easyconfig says."""
     if value.easyblocks and not set(value.easyblocks).intersection(easyblocks):
         return False
@@ -134,7 +139,7 @@ def add_site_values(ec: Any) -> List[str]:
         groups = wanted_groups(ec, site)
         env_values = site.env_values(groups)
         added = add_site_parameters(ec, groups)
-    except slingshot_sites.SiteError as err:
+    except sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
 
     easyblocks = easyblocks_of(ec)
@@ -165,13 +170,13 @@ def add_site_values(ec: Any) -> List[str]:
     return added
 
 
-def generation_of(ec: Any, site: slingshot_sites.Site) -> str:
+def generation_of(ec: Any, site: sites.Site) -> str:
     """The generation of modules for an easyconfig: its file's name says it, or the parameter, the user, the site."""
     stem = os.path.splitext(os.path.basename(ec.path or ''))[0]
     for generation in site.generations:
         if site.suffix(generation) and stem == '%s-%s%s' % (ec.name, ec.version, site.suffix(generation)):
             return generation
-    return site.generation(ec['site_generation'] or os.environ.get(slingshot_sites.GENERATION_VARIABLE),
+    return site.generation(ec['site_generation'] or os.environ.get(sites.GENERATION_VARIABLE),
                            os.path.basename(ec.path or ec.name))
 
 
@@ -209,15 +214,15 @@ def add_site_dependencies(ec: Any) -> None:
         generation = generation_of(ec, site)
         suffix, provides = site.suffix(generation), site.generations[generation]
         # what opens the directories of the others comes with each of them
-        first = [(role, False, False) for role in slingshot_sites.ROLES[:1] if role in provides]
+        first = [(role, False, False) for role in sites.ROLES[:1] if role in provides]
         for role, optional, run_time in first + site_entries(ec):
-            if role not in provides and role in slingshot_sites.ROLES and optional:
+            if role not in provides and role in sites.ROLES and optional:
                 continue
             text = site.provided(generation, role, asked_by)
-            if text in slingshot_sites.ROLES:
+            if text in sites.ROLES:
                 # the module of another role has it, as that of ROCm has RCCL
                 text = site.provided(generation, text, asked_by)
-            parts = slingshot_sites.split_provided(text)
+            parts = sites.split_provided(text)
             build, module = bool(parts['build']) and not run_time, str(parts['module'])
             if parts['eb']:
                 # nothing of a generation is in a Python of conda-forge
@@ -227,7 +232,7 @@ def add_site_dependencies(ec: Any) -> None:
                 found['', build].append((module, EXTERNAL_MODULE))
         if any(role == 'nccl_plugin' and role in provides for role, _, _ in site_entries(ec)):
             refuse_other_gpu(ec, site, generation)
-    except slingshot_sites.SiteError as err:
+    except sites.SiteError as err:
         raise EasyBuildError("slingtorch: %s", err)
     at_run_time = found['', False][len(first):] + list(ec['dependencies']) + found['eb', False]
     if first and not at_run_time:
@@ -240,20 +245,20 @@ def add_site_dependencies(ec: Any) -> None:
     ec.log.info("slingtorch: %s: generation %s of site %s gives %s", asked_by, generation, site.name, found)
 
 
-def refuse_other_gpu(ec: Any, site: slingshot_sites.Site, generation: str) -> None:
+def refuse_other_gpu(ec: Any, site: sites.Site, generation: str) -> None:
     """Remember what is wrong if a wheel is for another CUDA or ROCm than the plugin of this generation."""
     wheel = re.match(r'-(cuda|rocm)-(\d+)', ec['versionsuffix'])
-    module = slingshot_sites.split_provided(site.generations[generation].get('gpu', '')).get('module')
+    module = sites.split_provided(site.generations[generation].get('gpu', '')).get('module')
     entry = site.modules().get(module or '')
     if wheel and entry:
-        own = '%s %s' % (slingshot_sites.NAMES_OF_GPUS[wheel.group(1)], wheel.group(2))
+        own = '%s %s' % (sites.NAMES_OF_GPUS[wheel.group(1)], wheel.group(2))
         version = entry.get('version', [''])[0]
         if [entry['name'][0], version.split('.')[0]] != own.split():
             _REFUSED[ec.path] = (
                 "slingtorch: %s is for %s, and the plugin of the network here for %s %s (%s): one process cannot have "
                 "both. Take an easyconfig for this one ('eb --search PyTorch-'), or another generation: export %s=NAME"
                 % (os.path.basename(ec.path), own, entry['name'][0], version, site.role_of(str(module)),
-                   slingshot_sites.GENERATION_VARIABLE))
+                   sites.GENERATION_VARIABLE))
 
 
 def add_software(dependencies: List[Any], own: List[str], software: Tuple[str, ...], suffix: str) -> None:
@@ -286,14 +291,14 @@ def refuse_other_site(self: Any) -> None:
                              "easyconfig of this site ('eb --search %s'), or copy this one and change its dependencies "
                              "and only_site. If this is '%s' and was not recognised, say so: export %s=%s",
                              os.path.basename(self.cfg.path), only, here, self.name, only,
-                             slingshot_sites.SITE_VARIABLE, only)
+                             sites.SITE_VARIABLE, only)
     if self.cfg.path in _REFUSED:
         raise EasyBuildError(_REFUSED[self.cfg.path])
     if self.cfg['site_dependencies'] and not all(optional for _, optional, _ in site_entries(self.cfg)):
         # the parse hook has found nothing to put in
         try:
             chosen_site().generation(None, os.path.basename(self.cfg.path))
-        except slingshot_sites.SiteError as err:
+        except sites.SiteError as err:
             raise EasyBuildError("slingtorch: %s", err)
 
 
@@ -322,9 +327,9 @@ def parse_hook(ec: Any, *args: Any, **kwargs: Any) -> None:
     # elsewhere it is refused later: sources are fetched, and checksums looked at, on any machine
     if ec['site_dependencies'] and chosen_site().generations and ec['only_site'] in (None, chosen_site().name):
         add_site_dependencies(ec)
-        if ec.name not in WITH_SITE_VALUES:
+        if not with_site_values(ec):
             add_site_parameters(ec, [])
-    if ec.name in WITH_SITE_VALUES:
+    if with_site_values(ec):
         add_site_values(ec)
 
 
@@ -359,4 +364,4 @@ def fail_hook(error: EasyBuildError) -> None:
             print_warning("slingtorch: the module %s is named in %s. A login node may lack it: run eb in a job. If the "
                           "machine has it no more ('module spider %s'), correct that line, or take another generation "
                           "(export %s=NAME)", module, line,
-                          module.split('/')[0], slingshot_sites.GENERATION_VARIABLE)
+                          module.split('/')[0], sites.GENERATION_VARIABLE)

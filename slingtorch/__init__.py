@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch: an EasyBuild bundle for distributed PyTorch on supercomputers."""
-import importlib.util
 import os
 import textwrap
-from typing import IO, Any, Sequence
+from typing import IO, Sequence
 
 __version__ = '0.1.0'
 
@@ -35,17 +34,3 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def discard(stream: IO[str]) -> None:
     """Send what is left to be written nowhere, since nobody can have it: Python would try once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def bundle_module(path: str) -> Any:
-    """A file of the bundle (path from its root), which EasyBuild loads in its own way, as a module."""
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-len('.py')],
-                                                  os.path.join(bundle_root(), path))
-    module = importlib.util.module_from_spec(spec)  # type: ignore
-    spec.loader.exec_module(module)     # type: ignore  # a spec of a file has a loader
-    return module
-
-
-def slingshot_sites() -> Any:
-    """The module that reads and detects sites."""
-    return bundle_module(os.path.join('hooks', 'slingshot_sites.py'))

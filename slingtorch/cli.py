@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows;
-other commands are in the files of their names ('site new': sitefile.py, 'vet': check.py).
+other commands are in commands/ and explain/, 'vet' in check.py, 'site new' in sites/write.py.
 
 What is printed for a shell goes to standard output, everything for a person to standard error.
 """
@@ -16,9 +16,10 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slingtorch import (__version__, bench, bundle_root, check, discard, explain, gpus, lock, report, sitefile,
-                        siteformats, slingshot_sites, status, table, wrapped)
+from slingtorch import __version__, bundle_root, discard, explain, gpus, sites, table, wrapped
+from slingtorch.commands import bench, check, lock, new, report, status, values
 from slingtorch.job.machine import Machine
+from slingtorch.sites import formats, write
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
 # what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
@@ -54,7 +55,7 @@ def easybuild_configuration() -> Any:
     """EasyBuild's options, as 'eb --show-config' has them; CliError if it is missing or does not accept them."""
     try:
         from easybuild.tools import version
-        problem = slingshot_sites().old_easybuild(version.VERSION, version.__file__)
+        problem = sites.old_easybuild(version.VERSION, version.__file__)
         if problem:
             raise CliError(problem)
         from easybuild.tools.build_log import raise_easybuilderror
@@ -180,7 +181,7 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
     if not theirs or keep_hooks or os.path.realpath(theirs) == os.path.realpath(ours):
         return None
     directory, name = os.path.split(os.path.abspath(theirs))
-    if name == os.path.basename(ours) and os.path.isfile(os.path.join(directory, 'slingshot_sites.py')):
+    if name == os.path.basename(ours) and os.path.isdir(os.path.join(directory, 'sites')):
         return os.path.dirname(directory)
     where = '$EASYBUILD_HOOKS' if os.environ.get('EASYBUILD_HOOKS') else ' or '.join(config.configfiles)
     raise CliError("EasyBuild takes one file with hooks, and %s names %s already. Take it out there, or let that file "
@@ -188,8 +189,7 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
 
 
 def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
-    """Variables that make EasyBuild use the bundle at this root for this slingshot_sites.Choice, with these groups."""
-    site = choice.site
+    """Variables that make EasyBuild use the bundle at this root for this sites.Choice, with these groups."""
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
     if not shutil.which('eb'):
@@ -255,12 +255,16 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     if missing:
         variables.append(('MODULEPATH', ':'.join(missing + module_path)))
 
-    variables += [
-        ('SLINGTORCH_SITE', site.name),
-        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (site.name, choice.why) if choice.detected else None),
+    return variables + site_variables(choice, groups)
+
+
+def site_variables(choice: Any, groups: Iterable[str]) -> Variables:
+    """Variables that tell later commands which site this is."""
+    return [
+        ('SLINGTORCH_SITE', choice.site.name),
+        ('SLINGTORCH_SITE_DETECTED', '%s: %s' % (choice.site.name, choice.why) if choice.detected else None),
         ('SLINGTORCH_SITE_GROUPS', ','.join(groups) or None),
     ]
-    return variables
 
 
 def quote_csh(value: str) -> str:
@@ -292,13 +296,10 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     if site.gpu == 'xpu':
         return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
     if site.network == 'slingshot11':
-        generations = [roles for roles in site.generations.values() if 'nccl_plugin' in roles and 'gpu' in roles]
+        toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
-        if not generations or glob.glob(own % site.name):
+        if not toolkit or glob.glob(own % site.name):
             return None
-        roles = next((roles for roles in generations if 'default' in roles), generations[0])
-        module = slingshot_sites().split_provided(roles['gpu'])['module']
-        toolkit = site.modules().get(module, {}).get('version', [None])[0]
     name, reason = gpus.fitting_easyconfig(root, site_gpu=site.gpu, toolkit=toolkit)
     if name:
         return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
@@ -311,7 +312,7 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
 def run_env(args: argparse.Namespace) -> int:
     """slingtorch env"""
     environ = dict(os.environ)
-    root, sites = bundle_root(), slingshot_sites()
+    root = bundle_root()
     before = environ.get(sites.SITE_VARIABLE)
     if args.site:
         environ[sites.SITE_VARIABLE] = args.site
@@ -334,20 +335,30 @@ def run_env(args: argparse.Namespace) -> int:
     choice.site.env_values(groups)
     choice.site.parameter_values(groups)
 
-    # what EasyBuild prints must not be evaluated
-    with contextlib.redirect_stdout(sys.stderr):
-        variables = activation(root, choice, groups, args.keep_hooks)
+    own = None
+    if args.values:
+        own = values.OwnPyTorch(Machine())
+        variables = values.variables(root, choice.site, groups, own) + site_variables(choice, groups)
+    else:
+        # what EasyBuild prints must not be evaluated
+        with contextlib.redirect_stdout(sys.stderr):
+            variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
     if not args.quiet:
         note("site %s (%s), bundle %s" % (choice.site.name, choice.why, root))
         for group in described:
             note("group %s: %s; needs %s" % (group.name, group.title, group.needs))
         if sys.stdout.isatty():
-            use = 'eval "$(slingtorch env)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env --shell csh`"'
-            note("nothing has changed in your shell; to change it: %s" % use)
+            use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s`"'
+            options = ' --values' * bool(own) + ' --shell csh' * (SHELLS[args.shell] == 'csh')
+            note("nothing has changed in your shell; to change it: %s" % use % options)
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
             note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
                  "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
+        if own:
+            for text in [own.what()] + values.differences(choice.site, own, dict(variables)):
+                note(text)
+            return 0
         fitting = gpu_note(choice.site)
         if fitting:
             note(fitting)
@@ -410,7 +421,6 @@ def print_site(site: Any) -> None:
 
 def site_text() -> str:
     """Site of this machine with its values, or why there is none, for a report."""
-    sites = slingshot_sites()
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
             choice = sites.choose()
@@ -424,16 +434,15 @@ def site_text() -> str:
 
 def run_sites(args: argparse.Namespace) -> int:
     """slingtorch sites"""
-    sites = slingshot_sites()
     if args.form == 'markdown' and not (args.name or args.group):
-        sys.stdout.write(siteformats.overview(sites.load_all()))
+        sys.stdout.write(formats.overview(sites.load_all()))
         return 0
     if (args.form or args.group) and not (args.name and args.form):
         raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
     if args.name:
         site = sites.load(args.name)
         if args.form:
-            sys.stdout.write(siteformats.render(site, args.form, sites.split_list(args.group)))
+            sys.stdout.write(formats.render(site, args.form, sites.split_list(args.group)))
         elif args.json:
             print(json.dumps(site_data(site, sites.SITE_KEYS), indent=2, sort_keys=True))
         else:
@@ -480,9 +489,13 @@ def run_lock(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_new(args: argparse.Namespace) -> int:
+    """slingtorch new"""
+    return new.run(args, bundle_root(), sites.choose().site, sites.chosen_groups(), note)
+
+
 def run_explain(args: argparse.Namespace) -> int:
     """slingtorch explain"""
-    sites = slingshot_sites()
     try:
         network = sites.choose().site.network
     except sites.SiteError:
@@ -542,19 +555,21 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--site', metavar='NAME', help="the site; without it $SLINGTORCH_SITE, else what is detected")
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
                      help="opt-in groups of the site; without it $SLINGTORCH_SITE_GROUPS. Empty for none.")
+    env.add_argument('--values', action='store_true',
+                     help="for the PyTorch that you have: what a module of PyTorch would set, and nothing of EasyBuild")
     env.add_argument('--shell', choices=sorted(SHELLS), default='bash', help="default: bash (also for sh and zsh)")
     env.add_argument('--keep-hooks', action='store_true',
                      help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
 
-    sites = command('sites', run_sites, "show the sites, and which one this machine is",
-                    "Shows the sites, or everything about one.", as_json=True)
-    sites.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    sites.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
-    sites.add_argument('--format', choices=siteformats.FORMATS, dest='form',
-                       help="print its values for use without the modules: lines for a shell or --env-file, or a page "
-                            "for documentation (markdown; without NAME a table of all sites)")
-    sites.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
+    showing = command('sites', run_sites, "show the sites, and which one this machine is",
+                      "Shows the sites, or everything about one.", as_json=True)
+    showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
+    showing.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
+    showing.add_argument('--format', choices=formats.FORMATS, dest='form',
+                         help="print its values for use without the modules: lines for a shell or --env-file, or a "
+                              "page for documentation (markdown; without NAME a table of all sites)")
+    showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
         Lets uv choose the packages that the easyconfig wants, for the Pythons and platforms that it names, and writes
@@ -564,6 +579,17 @@ def make_parser() -> argparse.ArgumentParser:
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.add_argument('--python', metavar='PYTHON',
                          help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
+
+    making = command('new', run_new, "write an easyconfig for a project of your own", """
+        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
+        builds the project's own packages to wheels beside them (docs/extending.md).""")
+    making.add_argument('name', metavar='NAME', help="name of the module")
+    making.add_argument('--from', dest='source', metavar='FILE', required=True,
+                        help="pyproject.toml, uv.lock or a requirements file")
+    making.add_argument('--on', metavar='EASYCONFIG', help="whose PyTorch is taken; default: what fits the GPUs here")
+    making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
+    making.add_argument('--python', metavar='PYTHON', help="Python to make it with; default: the site's, else python3")
+    making.add_argument('--directory', metavar='DIR', default='.', help="where the files go; default: here")
 
     explaining = command('explain', run_explain, "say why a job failed, from its output", """
         Reads the output of jobs and names what went wrong, the line that shows it, and the remedy. Status 0: something
@@ -589,7 +615,7 @@ def make_parser() -> argparse.ArgumentParser:
         edited.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
     new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
-    new.set_defaults(function=lambda args: sitefile.run_new(args, slingshot_sites()))
+    new.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)
     report.add_parser(commands, site_text)

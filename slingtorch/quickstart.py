@@ -20,10 +20,9 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from slingtorch import gpus, lockfile
+
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-# started as a file
-sys.path.insert(0, BUNDLE)
-from slingtorch import bundle_module, gpus  # noqa: E402
 
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
@@ -274,7 +273,7 @@ def set_up_packages(wanted: Optional[str], lock: int, log: str) -> Tuple[Describ
 def pip_environment(python: str) -> Dict[str, str]:
     """pip's settings for the network as PIP_* variables, and nothing else of the user's pip configuration."""
     try:
-        settings = bundle_module('easyblocks/generic/_lockfile.py').pip_settings(python, 'install', '-sE')
+        settings = lockfile.pip_settings(python, 'install', '-sE')
     except RuntimeError as err:
         raise QuickstartError(str(err))
     return dict({'PIP_CONFIG_FILE': os.devnull}, **{
@@ -522,7 +521,3 @@ def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
         lines = ["interrupted; run the same command again to go on, or rm -r %s to remove it" % args.prefix]
     sys.stderr.write("\nquickstart: %s\n" % '\n            '.join(lines))
     return 130 if lines[0].startswith("interrupted") else 1
-
-
-if __name__ == '__main__':
-    sys.exit(main())

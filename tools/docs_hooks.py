@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, what the site files say of their systems stands on pages,
+Hooks of mkdocs (mkdocs.yml): files outside docs/ become pages, what the site files say of their systems is on pages,
 and links work as they do in the repository.
 """
 import posixpath
 import re
-import sys
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
+from slingtorch.sites import formats, load_all
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from slingtorch import siteformats, slingshot_sites     # noqa: E402
-
 # in the repository: in the site
 OUTSIDE = {'README.md': 'index.md', 'LICENSE': 'LICENSE', **{name: name for name in (
     'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md', 'patches/README.md')}}
@@ -30,10 +27,10 @@ def on_files(files, config):
 
 def systems():
     """{page: what the site files say there}: a table of all, and a part for each system without a page of its own."""
-    sites = slingshot_sites().load_all({'HOME': '/nonexistent'})
+    sites = load_all({'HOME': '/nonexistent'})
     own = [path.stem for path in (ROOT / 'docs/systems').glob('*.md')] + ['local']
-    return {'systems/README.md': siteformats.overview(sites),
-            'systems/others.md': '\n'.join('#' + siteformats.render(site, 'markdown').replace('\n#', '\n##')
+    return {'systems/README.md': formats.overview(sites),
+            'systems/others.md': '\n'.join('#' + formats.render(site, 'markdown').replace('\n#', '\n##')
                                            for site in sites if site.name.split('_ice')[0] not in own)}
 
 

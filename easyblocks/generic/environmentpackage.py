@@ -3,12 +3,13 @@
 import os
 import re
 
+import easybuild.easyblocks.generic._bundle  # noqa: F401  # before slingtorch is imported
 import easybuild.tools.environment as env
-from easybuild.easyblocks.generic._dependencies import check_types, with_parameters
-from easybuild.easyblocks.generic._pytorchprocess import check_mpi, mpi_library
 from easybuild.easyblocks.generic.pythonpackage import PythonPackage
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import IGNORE, which
+from slingtorch.install.dependencies import check_types, with_parameters
+from slingtorch.install.process import check_mpi, mpi_library
 
 
 class EnvironmentPackage(PythonPackage):

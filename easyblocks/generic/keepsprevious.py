@@ -3,11 +3,12 @@
 import os
 import stat
 
-from easybuild.easyblocks.generic._dependencies import check_types
+import easybuild.easyblocks.generic._bundle  # noqa: F401  # before slingtorch is imported
 from easybuild.framework.easyblock import EasyBlock, StopException
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import adjust_permissions, remove_dir, remove_file
+from slingtorch.install.dependencies import check_types
 
 
 class KeepsPrevious(EasyBlock):

@@ -6,9 +6,6 @@ import re
 import shlex
 import tempfile
 
-from easybuild.easyblocks.generic._dependencies import last_lines, modules_loaded, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
-from easybuild.easyblocks.generic._lockfile import wheel_dir
 from easybuild.easyblocks.generic.keepsprevious import aside
 from easybuild.easyblocks.generic.runscripts import wants_checksums_only
 from easybuild.framework.easyblock import EasyBlock
@@ -17,6 +14,9 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
 from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
+from slingtorch.install.dependencies import last_lines, modules_loaded, with_parameters
+from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
+from slingtorch.lockfile import wheel_dir
 
 # software that brings the command conda
 CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']

@@ -13,13 +13,6 @@ import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from easybuild.easyblocks.generic._dependencies import dependency_root, modules_loaded, with_parameters
-from easybuild.easyblocks.generic._environment_image import IMAGE, make_image, require_mksquashfs
-from easybuild.easyblocks.generic._lockfile import (
-    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
-    uv_environment, wheel_dir)
-from easybuild.easyblocks.generic._nccl import PLUGIN_NAMES
-from easybuild.easyblocks.generic._pytorchprocess import check_wheel, describe_libraries, probe_pytorch, replace_nccl
 from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
@@ -28,6 +21,13 @@ from easybuild.tools.filetools import (
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.dependencies import dependency_root, modules_loaded, with_parameters
+from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
+from slingtorch.install.nccl import PLUGIN_NAMES
+from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
+from slingtorch.lockfile import (
+    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
+    recipe_of, uv_environment, wheel_dir)
 
 # lines of a requirements file that name a package index, and those that send pip to any address
 INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)
@@ -118,7 +118,6 @@ class PythonVenv(RunScripts):
             'python_versions': [[], "Versions of Python (major.minor) that have wheels; empty: not checked"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable"],
             'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}"],
-            'system_nccl': [None, "Dependency whose NCCL or RCCL takes the place of the wheel's, such as 'ROCm'"],
             'system_site_packages': [False, "Let the environment see the packages of the Python it is made with"],
             'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels are taken, as pip calls it: "
                                                         "that glibc or a newer one is needed. A list for several"],
@@ -171,15 +170,13 @@ class PythonVenv(RunScripts):
     def describe_recipe(self, python):
         """What the environment is made from: from the same come the same files."""
         command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
-        system_nccl = self.cfg['system_nccl']
         return {
             'another Python': run_shell_cmd(command, hidden=True).output.strip(),
             'another lock file': compute_checksum(self.lock_file, 'sha256'),
             'another release of the easyblock': compute_checksum(__file__, 'sha256'),
             'another place or name': '%s %s' % (self.installdir, self.prompt()),
             'other dependencies': self.module_names(),
-            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages'], system_nccl,
-                                 system_nccl and dependency_root(self.cfg, system_nccl)],
+            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages']],
         }
 
     def is_as_made(self):
@@ -282,9 +279,7 @@ class PythonVenv(RunScripts):
         """Make the lock file in the source path, and say what it has."""
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
         print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
-        python, platforms = self.find_python(), self.cfg['wheel_platform']
-        recipe = dict({key: self.cfg[key] for key in ['index_urls', 'python_versions']}, wanted=self.wanted_packages(),
-                      platforms=platforms if isinstance(platforms, list) else [platforms])
+        python, recipe = self.find_python(), recipe_of(self.cfg)
         mkdir(self.wheel_dirs()[0], parents=True)
         try:
             lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, tempfile.mkdtemp()),
@@ -293,15 +288,11 @@ class PythonVenv(RunScripts):
             raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
         text = read_file(path)
         pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
-        wanted = [re.split(r'[^\w.-]', word)[0] for word in self.wanted_packages()]
+        wanted = [re.split(r'[^\w.-]', word)[0] for word in recipe['wanted']]
         shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
         more = " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else ''
         print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove it to renew",
                   ', '.join(shown), more, ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
-
-    def wanted_packages(self):
-        """What the lock file is made for."""
-        return self.cfg['python_packages'] + self.cfg['extra_packages']
 
     def uv_for(self, python):
         """Path of uv if it can install for that Python (3.8 is the oldest that it can ask), else None."""
@@ -353,7 +344,7 @@ class PythonVenv(RunScripts):
             remedy = 'remove the lock file: eb makes a new one'
         libc, glibc, machine = machine_at_hand()
         fitting = ['manylinux_2_%d_%s' % (number, machine) for number in range((glibc or -1) + 1)]
-        wanted = self.wanted_packages()
+        wanted = recipe_of(self.cfg)['wanted']
         # one that was cut off or edited has no head to compare
         named = [normalised(name) for name in re.findall(r'^([\w.-]+)', text, re.M)]
         missing = [word for word in wanted if not re.search('^-|;', word)
@@ -387,6 +378,10 @@ class PythonVenv(RunScripts):
         """Download what the lock file names and is not there yet; every file is verified against its hash."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
+        # a project's own ('slingtorch new'): an index may have others of that name and version
+        own = glob.glob(os.path.join(glob.escape(os.path.dirname(self.lock_file)), '*.whl'))
+        for path in own:
+            copy_file(path, os.path.join(wheel_dirs[0], os.path.basename(path)))
         with tempfile.TemporaryDirectory() as work_dir:
             # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
             if self.cfg['stop'] != FETCH_STEP and self.has_wheels(python, work_dir):
@@ -426,9 +421,14 @@ class PythonVenv(RunScripts):
                     # an empty list would stand for that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
             # pip moves what it has got to its place at the end: each large file alone stays when the next one is cut
-            parts = [self.part_of(lock_file, name, work_dir) for name, size in sizes.items() if size >= LARGE_FILE]
-            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [
-                    ['--requirement', shlex.quote(lock_file)]]:
+            large = [normalised(name.split('-')[0]) for name, size in sizes.items() if size >= LARGE_FILE]   # PEP 427
+            parts = [self.part_of(lock_file, os.path.join(work_dir, name), name.__eq__) for name in large]
+            others = ['--requirement', shlex.quote(lock_file)]
+            if own:
+                names = [normalised(os.path.basename(path).split('-')[0]) for path in own]
+                others = ['--no-deps', '--requirement', shlex.quote(self.part_of(
+                    lock_file, os.path.join(work_dir, 'others'), lambda name: name not in names))]
+            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [others]:
                 status, text = self.run_download(download + ['--retries', '2'] + words, env)
                 if status != EasyBuildExit.SUCCESS:
                     self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
@@ -440,13 +440,10 @@ class PythonVenv(RunScripts):
         there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
         return {name: size for name, size in sizes.items() if name not in there}
 
-    def part_of(self, lock_file, file_name, directory):
-        """Copy what a lock file has for one wheel, and its options, to a directory; path of the copy."""
-        # PEP 427
-        name = normalised(file_name.split('-')[0])
-        path = os.path.join(directory, name)
+    def part_of(self, lock_file, path, wanted):
+        """Copy what a lock file has for packages whose names are wanted (a function), and its options; path."""
         write_file(path, ''.join(entry for entry in re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)', read_file(lock_file))
-                                 if entry.startswith('-') or normalised(entry.split('==')[0]) == name))
+                                 if entry.startswith('-') or wanted(normalised(entry.split('==')[0]))))
         return path
 
     def has_wheels(self, python, work_dir):
@@ -586,12 +583,6 @@ class PythonVenv(RunScripts):
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
-            if self.cfg['system_nccl']:
-                root = dependency_root(self.cfg, self.cfg['system_nccl'])
-                if not root:
-                    raise EasyBuildError("system_nccl is '%s', and no dependency has that name and a prefix",
-                                         self.cfg['system_nccl'])
-                replace_nccl(self.installdir, root)
             # pip compiles with one process, uv the tests as well; what is no valid Python, as templates in packages,
             # is left out by all
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
@@ -633,9 +624,10 @@ class PythonVenv(RunScripts):
         if self.cfg['sanity_check_imports']:
             # one process: each would import torch anew
             commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
-        for name, version in sorted(self.cfg['sanity_check_packages'].items()):
+        pinned = [word.split('==') for word in self.cfg['python_packages'] if re.match(r'[\w.-]+==[^\s*;]+$', word)]
+        for name, version in sorted(dict(pinned, **self.cfg['sanity_check_packages']).items()):
             commands.append("\"%s\" -s -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
-                            "found == \"%s\" or sys.exit(\"%s is \" + found + \", not %s\")'"
+                            "\"%s\" in (found, found.split(\"+\")[0]) or sys.exit(\"%s is \" + found + \", not %s\")'"
                             % (python, name, version, name, version))
         self.check_network()
         super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
@@ -648,7 +640,7 @@ class PythonVenv(RunScripts):
             names, numbers = metadata.get('name') or [dep['name']], metadata.get('version') or [dep['version']]
             versions.update(zip(names, numbers))
         plugin_wanted = any(name in versions for name in PLUGIN_NAMES)
-        if self.dry_run or not (plugin_wanted or self.cfg['system_nccl']):
+        if self.dry_run or not plugin_wanted:
             return
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
@@ -673,6 +665,12 @@ class PythonVenv(RunScripts):
         # which one extend-venv-activate records; only one module of a name is loaded at a time
         txt += self.module_generator.set_environment('SLINGTORCH_MODULE_' + convert_name(self.name, upper=True),
                                                      self.short_mod_name)
+        about = os.path.join(self.installdir, 'pyvenv.cfg')
+        found = re.search(r'^version = ([\d.]+)', read_file(about) if os.path.exists(about) else '', re.M)
+        if found and not dependency_root(self.cfg, 'Python'):
+            # what EasyBuild's PythonBundle and PythonPackage ask for
+            txt += self.module_generator.set_environment('EBROOTPYTHON', self.installdir)
+            txt += self.module_generator.set_environment('EBVERSIONPYTHON', found.group(1))
         for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
             # the runscript compares it with the driver of the node
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):

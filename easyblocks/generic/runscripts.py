@@ -9,12 +9,13 @@ import stat
 import tempfile
 import time
 
-from easybuild.easyblocks.generic._dependencies import with_parameters
 from easybuild.easyblocks.generic.keepsprevious import KeepsPrevious
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
     adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
+from slingtorch.install.dependencies import with_parameters
+from slingtorch.job.machine import VISIBILITY
 
 # a link into one of the directories in COPIES_DIR: a job that started with another one keeps that
 RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'
@@ -24,17 +25,15 @@ KEPT = 30 * 24 * 3600
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
 # what every PyTorch installation of the bundle brings (docs/runscripts.md)
 DEFAULT_RUNSCRIPTS = (
-    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'with-spares']
+    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares']
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
                                          'recorder', 'stage', 'threads', 'torchrun']]
-    + ['lib/drivers.cfg', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
-                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
-                                           'records', 'star', 'variables', 'vet', 'wire']]
+    + ['lib/drivers.cfg', 'lib/facts.bash', 'lib/version', 'lib/job/variables.cfg']
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'gather',
+                                           'imports', 'limits', 'look', 'machine', 'meet', 'messages', 'nccl',
+                                           'network', 'node', 'pairs', 'probe', 'program', 'records', 'variables',
+                                           'vet']]
 )
-# those of runscripts/lib/gpus.bash
-GPU_VISIBILITY_VARIABLES = ['ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
-                            'GPU_DEVICE_ORDINAL']
 
 
 class RunScripts(KeepsPrevious):
@@ -53,7 +52,7 @@ class RunScripts(KeepsPrevious):
         return with_parameters(KeepsPrevious.extra_options(extra_vars), {
             'gpu_visibility': [None, "Name of the variable through which a runscript limits a task to its own GPUs "
                                      "(%s); None: the task sees what the scheduler gives it"
-                                     % ', '.join(GPU_VISIBILITY_VARIABLES)],
+                                     % ', '.join(VISIBILITY)],
             'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path"],
             'site_digest': [None, "Digest of the site's values that were added (a site value)"],
             'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)"],
@@ -74,9 +73,9 @@ class RunScripts(KeepsPrevious):
         super().fetch_step(*args, **kwargs)
 
         gpu_visibility = self.cfg['gpu_visibility']
-        if gpu_visibility and gpu_visibility not in GPU_VISIBILITY_VARIABLES:
+        if gpu_visibility and gpu_visibility not in VISIBILITY:
             raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s': it must be one of %s, or None",
-                                 gpu_visibility, ', '.join(GPU_VISIBILITY_VARIABLES))
+                                 gpu_visibility, ', '.join(VISIBILITY))
 
         self.find_scripts()
 
@@ -128,7 +127,7 @@ class RunScripts(KeepsPrevious):
                           "by the same command", err, self.installdir, log=self.log)
 
     def write_scripts(self, directory):
-        """Write the scripts, and a record for slingtorch/status.py, to a directory in place of the installation's."""
+        """Write the scripts, and a record for `slingtorch status`, to a directory in place of the installation's."""
         for target, path in self.script_paths.items():
             copy_file(path, os.path.join(directory, target))
             adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)

@@ -8,19 +8,18 @@ import shlex
 import socket
 import stat
 
-from easybuild.easyblocks.generic._dependencies import last_lines, with_parameters
-from easybuild.easyblocks.generic._singularity_image import (
-    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
-from easybuild.easyblocks.generic._singularity_module import module_text
-from easybuild.easyblocks.generic._singularity_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory, verify_signature)
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths, update_build_option
 from easybuild.tools.filetools import (
     adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
-from easybuild.tools.module_generator import ModuleGeneratorLua
 from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.container_image import (
+    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
+from slingtorch.install.container_module import module_text
+from slingtorch.install.container_runtime import (
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory)
+from slingtorch.install.dependencies import last_lines, with_parameters
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
@@ -31,7 +30,7 @@ RUNSCRIPT_LINKS = ['conda-python-distributed', 'conda-python-simple']
 # commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
-CHOICES = {'container_checks': ['warn', 'require'], 'gpu_driver': [None, 'nv', 'rocm'],
+CHOICES = {'gpu_driver': [None, 'nv', 'rocm'],
            'image_transfer': ['copy', 'reflink', 'hardlink', 'symlink']}
 PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
 
@@ -74,7 +73,6 @@ class Singularity(RunScripts):
             'build_options': [[], "Options for '{singularity,apptainer} build', for example ['--fakeroot']"],
             'central_image_dirs': [[], "Directories of the site with images, used when the own copy is missing: at "
                                        "installation and whenever the module is loaded"],
-            'container_checks': ['warn', "If no container can be run meanwhile: 'warn', or 'require' for an error"],
             'container_environment': [{}, "Environment variables inside the container: {name: value}"],
             'container_path': [[], "Directories inside the container to put first in $PATH there, after /runscripts"],
             'container_python': ['python', "Command of Python in the container; None: the image has none"],
@@ -86,20 +84,12 @@ class Singularity(RunScripts):
                                        "or reflink, hardlink, symlink to share its space"],
             'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
                                   "/user-software/venv/<name>, on top of the packages of the image"],
-            'preset_venv_packages': [[], "Packages to install into preset_venv when it is made, as pip takes them"],
-            'preset_venv_squashfs': [False, "Pack preset_venv into one file; unmake-squashfs is the way back"],
             'python_version': [None, "Version that Python in the container must have, for example '3.10'"],
-            'runtime_cache_dir': [None, "Directory in which the runtime keeps what it downloads (%u: the user), if the "
-                                        "user has not set APPTAINER_CACHEDIR; None: its own, in the home directory"],
-            'runtime_tmp_dir': [None, "Directory in which the runtime unpacks (%u: the user), if the user has not set "
-                                      "APPTAINER_TMPDIR; None: that of eb (--tmpdir)"],
             'sanity_check_files_in_container': [[], "Files that must exist inside the container; may have wildcards"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable in the container"],
             'sanity_check_packages': [{}, "Versions of Python packages in the container: {distribution: version}; a "
                                           "local version label (+rocm5.6) need not be given"],
             'site_gpu': [None, "GPUs of the site that this is: cuda, rocm, none or any (a site value)"],
-            'verify_key': [None, "Who must have signed the image: fingerprint of a PGP key in the keyring of the "
-                                 "runtime, or name of a file with a public key (.pem) on the source path"],
             'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
                          "command outside it, which the module puts into $PATH"],
         })
@@ -218,8 +208,6 @@ class Singularity(RunScripts):
         problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s': it "
                       "must be the name of a command, and not one of %s" % (name, ', '.join(own)))
                      for name in self.cfg['wrappers']]
-        problems += [(self.cfg[name] and not venv, "%s is for a virtual environment, and preset_venv names none: add "
-                      "preset_venv = 'NAME'" % name) for name in ['preset_venv_packages', 'preset_venv_squashfs']]
         for wrong, text in problems:
             if wrong:
                 raise EasyBuildError('%s', text)
@@ -302,8 +290,7 @@ class Singularity(RunScripts):
 
     def runtime_directories(self):
         """Where the runtime keeps and unpacks what it gets: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
-        return {kind: runtime_directory(kind, self.cfg[name])
-                for kind, name in [('CACHEDIR', 'runtime_cache_dir'), ('TMPDIR', 'runtime_tmp_dir')]}
+        return {kind: runtime_directory(kind) for kind in ['CACHEDIR', 'TMPDIR']}
 
     def checksum_step(self):
         """Verify the checksums; that of the image while it is brought to its hidden name, so that it is read once."""
@@ -351,8 +338,6 @@ class Singularity(RunScripts):
                 flush_image(target)
             except OSError as err:
                 raise explain_error(err, origin, self.installdir)
-            if self.cfg['verify_key']:
-                verify_signature(target, self.cfg['verify_key'], self.obtain_file)
             check_digest(origin, checksum, digest)
             origin = self.cfg['image_address'] or origin
             if origin.startswith('library://') and PINNED_REGEX.search(origin)['digest'] != digest:
@@ -457,18 +442,15 @@ class Singularity(RunScripts):
             if not problem and self.container_problem(self.venv_inside + '/bin/python', '-c', 'pass'):
                 print_warning("The virtual environment %s was kept, but does not work with this image (another "
                               "Python?). %s" % (path, renew), log=self.log)
-            elif self.cfg['preset_venv_packages'] or self.cfg['preset_venv_squashfs']:
-                print_msg("the virtual environment %s is kept as it is: preset_venv_packages are not installed again, "
-                          "nothing is packed. %s", name, renew, log=self.log, silent=self.silent)
             return
         if problem:
-            self.container_warning("The virtual environment %s is not made: %s. Where containers run, 'eb --rebuild "
-                                   "%s' makes it" % (name, problem, self.cfg.filename()))
+            print_warning("The virtual environment %s is not made: %s. Where containers run, 'eb --rebuild "
+                          "%s' makes it" % (name, problem, self.cfg.filename()), log=self.log)
             return
         print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
         mkdir(os.path.dirname(path), parents=True)
         write_file(unfinished, '')
-        python, wanted = self.cfg['container_python'], self.cfg['preset_venv_packages']
+        python = self.cfg['container_python']
         # of an image whose Python is in an environment itself, venv shows the packages of the Python below that one
         program = 'import sys, sysconfig; sys.prefix == sys.base_prefix or print(sysconfig.get_path("purelib"))'
         packages_of_image = run_shell_cmd(self.command('in-container', python, '-c', program), fail_on_error=False,
@@ -482,15 +464,7 @@ class Singularity(RunScripts):
             for directory in glob.glob(os.path.join(glob.escape(path), 'lib/python3*/site-packages')):
                 if packages_of_image.startswith('/'):
                     write_file(os.path.join(directory, 'image.pth'), packages_of_image + '\n')
-            if wanted:
-                self.run_or_fail('Installing %s into the virtual environment' % ' '.join(wanted),
-                                 self.command('in-container', self.venv_inside + '/bin/python', '-m', 'pip',
-                                              'install', '--no-input', '--progress-bar', 'off', *wanted),
-                                 "Run eb where there is network, or remove preset_venv_packages from the easyconfig")
         remove_file(unfinished)
-        if self.cfg['preset_venv_squashfs']:
-            self.run_or_fail('Packing the virtual environment', self.command('make-squashfs'),
-                             "Without preset_venv_squashfs in the easyconfig it stays a directory")
 
     @staticmethod
     def run_or_fail(what, command, remedy):
@@ -509,12 +483,6 @@ class Singularity(RunScripts):
         known = meaning(res.output, HOST_PROBLEMS)
         return ("%s (%s)" % (known, last_lines(res.output).splitlines()[-1]) if known
                 else "a container cannot be started:\n%s" % last_lines(res.output))
-
-    def container_warning(self, text):
-        """Warn, or fail where the easyconfig requires that containers run."""
-        if self.cfg['container_checks'] == 'require':
-            raise EasyBuildError("%s (container_checks is 'require')", text, exit_code=EasyBuildExit.FAIL_SANITY_CHECK)
-        print_warning(text, log=self.log)
 
     def container_commands(self):
         """Commands that check the inside of the container."""
@@ -543,8 +511,8 @@ class Singularity(RunScripts):
         problem = '' if self.dry_run else self.container_problem('true')
         commands = [] if problem else self.container_commands()
         if problem:
-            self.container_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks it "
-                                   "where containers run" % (problem, self.cfg.filename()))
+            print_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks it "
+                          "where containers run" % (problem, self.cfg.filename()), log=self.log)
         super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
     # --- the module
@@ -557,7 +525,7 @@ class Singularity(RunScripts):
             txt += self.module_generator.comment('%(file)s: %(size)d bytes, sha256 %(sha256)s'
                                                  % json.loads(read_file(record)))
         return txt + module_text(self.container(), self.installdir, 'SIF' + convert_name(self.name, upper=True),
-                                 lua=isinstance(self.module_generator, ModuleGeneratorLua))
+                                 self.full_mod_name, self.module_generator)
 
     def make_module_step(self, fake=False):
         """Make the module also when there is no image yet."""

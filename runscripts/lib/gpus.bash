@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
-# Sourced by conda-python-distributed, after ranks.bash.
-
-# The variables that limit a process to some GPUs. slingtorch/job/look.py and the easyblocks have the same.
-_gpu_variables='ROCR_VISIBLE_DEVICES,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ZE_AFFINITY_MASK,GPU_DEVICE_ORDINAL'
+# Sourced by conda-python-distributed, after ranks.bash and facts.bash.
 
 # A list ends at the first entry that is no GPU (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of
 # Slurm and PBS, none, void. So an empty list is none.

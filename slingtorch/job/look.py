@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
+import getpass
 import importlib.util
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 
 from . import nccl
 from .limits import write_trial
-from .machine import SHARED, by_srun
+from .machine import SHARED, VISIBILITY, by_srun
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -22,15 +23,13 @@ if TYPE_CHECKING:
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-# as in runscripts/lib/gpus.bash
-VISIBLE = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
-           'GPU_DEVICE_ORDINAL')
 # by which conda-python-distributed chooses MASTER_PORT
 PORTS = 'ip_local_port_range'
 # An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
 GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
-PER_RANK = VISIBLE + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
+PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
+                                         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -44,7 +43,7 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
         parts = machine.rocm_gpus()
         if len(parts) > len(names):
             names = ['partition ' + number for number in parts]
-    for variable in VISIBLE[1:2] if nvidia else ('ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
+    for variable in VISIBILITY[1:2] if nvidia else (VISIBILITY[0], VISIBILITY[2], VISIBILITY[1]):
         if variable not in machine.environ:
             continue
         chosen = []
@@ -68,7 +67,7 @@ def uses_gpus(machine: 'Machine') -> bool:
 def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Visibility, and the cores beside the GPU."""
     known = machine.gpus()
-    variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBLE if machine.environ.get(name)]
+    variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBILITY if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
     if not known:
         report.add('untested', 'gpus', "no GPU on the node%s" % (
@@ -77,7 +76,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     if not seen:
-        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBLE)
+        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
         wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
@@ -86,7 +85,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
             and len(seen) > 1:
         report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
                    % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']),
-                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBLE))
+                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBILITY))
 
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:
@@ -193,6 +192,44 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
                    "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
+def address_of_host(name: str) -> str:
+    """The first address of a host, for a message."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return 'no address here'
+
+
+def job_of_process(machine: 'Machine') -> str:
+    """The number of the job by the title of the slurmstepd above this process; '' if none is seen."""
+    pid = 'self'
+    for _ in range(32):
+        parent = machine.read('proc/%s/stat' % pid).rpartition(')')[2].split()
+        if len(parent) < 2 or parent[1] in ('0', '1'):
+            break
+        pid = parent[1]
+        found = re.match(r'slurmstepd: \[(\d+)\.', machine.read('proc/%s/cmdline' % pid))
+        if found:
+            return found.group(1)
+    return ''
+
+
+def look_at_user(machine: 'Machine', report: 'Report') -> None:
+    """What print and torch.compile need."""
+    encoding = (getattr(sys.stdout, 'encoding', '') or 'utf-8').lower()
+    if encoding.replace('_', '-') not in ('utf-8', 'utf8'):
+        report.add('yellow', 'value', "stdout takes %s: a print of other letters ends the program" % encoding,
+                   "see PYTHONIOENCODING and LC_ALL; export PYTHONUTF8=1")
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        report.add('yellow', 'torch', "user id %d has no name on this node, which torch.compile asks for (getpass)"
+                   % os.getuid(), "export USER=NAME, or in a container bind /etc/passwd")
+    if machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not machine.environ.get('TORCHELASTIC_RUN_ID'):
+        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, and no torchrun: rank 0 waits for a store "
+                   "that nobody has", "unset it in the job script")
+
+
 def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
     """The rank's numbers against those of the launcher."""
     env = machine.environ
@@ -202,6 +239,11 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
                    "unset WORLD_SIZE and RANK in the job script")
     if env.get('TORCHELASTIC_RUN_ID') or not by_srun(env):
         return
+    job = job_of_process(machine)
+    if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
+        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: "
+                   "variables of another job" % (env.get('SLURM_JOB_ID'), job),
+                   "do not export Slurm's variables in the job script")
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
         report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
@@ -314,9 +356,10 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     for name, value in machine.environ.items():
         # PyTorch's own, and those of its threads, too
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
-                    r'(OMP|MKL)_NUM_THREADS', name, re.I) and name not in PER_RANK:
+                    r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_ranks(machine, report)
+    look_at_user(machine, report)
     look_at_master(machine, report)
     look_at_gpus(machine, report, details)
     look_at_caches(machine, report)

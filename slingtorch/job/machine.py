@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from typing import Callable, List, Mapping, Optional
 
 # Class and vendor of a PCI device that is a GPU, as /sys has them, with '/' between: 3D controller, other display
-# controller, processing accelerator; VGA of NVIDIA alone, others' are of the board. cpu-bind has this pattern too.
+# controller, processing accelerator; VGA of NVIDIA alone, others' are of the board.
 GPU = r'^0x(0302|0380|1200|0300.*/0x10de$)'
 # vendors of GPUs that PyTorch's CUDA and ROCm run on
 VENDORS = {'0x10de': 'cuda', '0x1002': 'rocm'}
+# variables that limit a process to some GPUs, in the order in which they are asked
+VISIBILITY = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
+              'GPU_DEVICE_ORDINAL')
 # ROCm's devices and processors
 KFD = 'sys/class/kfd/kfd/topology/nodes'
 # file systems that nodes share, as /proc/mounts calls them
@@ -27,8 +30,20 @@ SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs
                    'fuse.glusterfs fuse.sshfs fuse.dfuse'.split())
 # An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
 MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
+# what belongs to one: bindings of other languages, its profiling library, the GPU Transport Layer
+OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 # mapped libraries that say over what a program communicates
 COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
+
+
+def for_bash() -> str:
+    """What bash must know of these: runscripts/lib/facts.bash. 'python3 -m slingtorch.job.machine' prints it anew."""
+    return """# SPDX-License-Identifier: GPL-2.0-only
+# Made from slingtorch/job/machine.py, by: python3 -m slingtorch.job.machine
+# shellcheck disable=SC2034  # for those who source it
+_gpu_device='%s'
+_gpu_variables='%s'
+""" % (GPU, ','.join(VISIBILITY))
 
 
 def by_srun(environ: 'Mapping[str, str]') -> bool:
@@ -277,3 +292,7 @@ class Machine:
             if speed.isdigit() and int(speed) > 0 and self.read(where + 'operstate') == 'up':
                 rates[card] = int(speed) / 8000
         return rates
+
+
+if __name__ == '__main__':
+    print(for_bash(), end='')

@@ -27,7 +27,7 @@ def test_image_as_any_other(eb, lmod, runtime, pytorch_image, submit, tmp_path):
     text = re.sub(r'(?s)^sources = \[.*?^\]\n', f'sources = [{image!r}]\n', text, flags=re.M)
     text = re.sub(r'(?s)^checksums = \[.*?^\]\n', 'checksums = [None]\n', text, flags=re.M)
     easyconfig = tmp_path / images.EASYCONFIG.name
-    easyconfig.write_text(text + "image_transfer = 'symlink'\ncontainer_checks = 'require'\n")
+    easyconfig.write_text(text + "image_transfer = 'symlink'\n")
     done = eb(easyconfig)
     assert 'is not checked' not in done.stdout + done.stderr
 

@@ -148,18 +148,13 @@ NO_FUSE = ['unshare', '--mount', 'bash', '-c',
     (NO_FUSE, 'it needs squashfuse and read and write permission for /dev/fuse'),
 ], ids=['user-namespaces', 'fuse'])
 def test_host_that_cannot_run_containers(tmp_path, lmod, runtime, wrap, message):
-    """Limits that hold for this one process, an ordinary user's: a warning, or an error where that is asked for."""
+    """Limits that hold for this one process, an ordinary user's: a warning."""
     if os.geteuid() != 0:
         missing('root, which sets the limits')
     done = Installed(tmp_path, lmod, runtime, wrap=wrap, preset_venv='mine')
     out = ' '.join(done.out.split())
     assert message in out
     assert 'The inside of the image is not checked' in out and 'The virtual environment mine is not made' in out
-    again = tmp_path / 'again'
-    again.mkdir()
-    done = Installed(again, lmod, runtime, wrap=wrap, container_checks='require', check=False)
-    assert done.status != 0 and message in ' '.join(done.out.split())
-    assert not (done.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
 
 
 # --- running
@@ -361,7 +356,7 @@ def test_pip_with_a_certificate_that_the_container_lacks(small, tmp_path):
     env = {'PIP_CERT': '/somewhere/ca.pem', 'REQUESTS_CA_BUNDLE': '', 'CURL_CA_BUNDLE': '', 'PIP_RETRIES': '0',
            'PIP_INDEX_URL': 'http://127.0.0.1:9/'}
     said = small('pip', 'install', 'x', check=False, env=env).stderr
-    assert ' PIP_CERT=/somewhere/ca.pem names a file\nthat is not in the container' in said, said
+    assert ' PIP_CERT=/somewhere/ca.pem names a file that is not in the container,' in said, said
     assert "remedy: export APPTAINER_BINDPATH='/somewhere' mounts it" in said
     said = small('pip', 'install', 'x', check=False, env={**env, 'APPTAINER_BINDPATH': f'{authority.parent}:/somewhere'}).stderr
     assert 'not in the container' not in said and 'No matching distribution' in said, said
@@ -506,23 +501,7 @@ def test_scripts_are_plain_bash():
         assert script.stat().st_mode & 0o111
 
 
-# --- a preset virtual environment with packages
-
-
-def test_preset_venv_with_packages(tmp_path, lmod, runtime):
-    """They are installed on top of the image's, packed, and not installed again over what the user has."""
-    wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3', requires=['imagepkg>=1'])
-    small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)],
-                      preset_venv_squashfs=True, sanity_check_packages={'newpkg': '0.3', 'imagepkg': '1.5'})
-    prefix = small('python', '-c', 'import newpkg, imagepkg, sys; print(sys.prefix)').stdout
-    assert prefix == '/user-software/venv/mine\n'
-    assert (small.root / 'user-software.squashfs').stat().st_size > 0
-    assert not list((small.root / 'user-software').iterdir())
-    wheel.unlink()
-    done = small.eb('--rebuild')
-    assert done.returncode == 0, done.stdout
-    assert 'preset_venv_packages are not installed again' in ' '.join(done.stdout.split())
-    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+# --- a preset virtual environment
 
 
 def test_preset_venv_on_top_of_the_images_own(tmp_path, lmod, runtime):
@@ -535,14 +514,7 @@ def test_preset_venv_on_top_of_the_images_own(tmp_path, lmod, runtime):
 
 def test_rebuilds_with_a_preset_venv(tmp_path, lmod, runtime):
     """What is half made is not taken for the user's own; what is whole is kept, and so are the user's packages."""
-    parameters = {'preset_venv': 'mine', 'preset_venv_packages': ['/nowhere/newpkg-0.3-py3-none-any.whl']}
-    small = Installed(tmp_path, lmod, runtime, check=False, **parameters)
-    out = ' '.join(small.out.split())
-    assert small.status != 0 and 'where there is network, or remove preset_venv_packages' in out
-    assert not (small.eb_env.prefix / 'modules/all/Small/1.0.lua').exists()
-    wheel = smallimage.wheel(tmp_path, 'newpkg', '0.3')
-    small = Installed(tmp_path, lmod, runtime, preset_venv='mine', preset_venv_packages=[str(wheel)])
-    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+    small = Installed(tmp_path, lmod, runtime, preset_venv='mine')
 
     def rebuild():
         done = small.eb('--rebuild')
@@ -555,10 +527,9 @@ def test_rebuilds_with_a_preset_venv(tmp_path, lmod, runtime):
     shutil.rmtree(venv / 'mine/lib')
     (venv / 'mine.unfinished').touch()
     rebuild()
-    assert small('python', '-c', 'import newpkg; print("here")').stdout == 'here\n'
+    assert small('python', '-c', 'import sys; print(sys.prefix)').stdout == '/user-software/venv/mine\n'
     smallimage.package(small.root / 'user-software', 'precious', '1')
-    out = rebuild()
-    assert 'preset_venv_packages are not installed again' in out and 'does not work with this image' not in out
+    assert 'does not work with this image' not in rebuild()
     assert (small.root / 'user-software/precious').is_dir()
     (venv / 'mine/bin/python').unlink()
     (venv / 'mine/bin/python').symlink_to('/opt/gone/python')

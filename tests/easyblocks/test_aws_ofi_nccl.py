@@ -5,7 +5,7 @@ The source trees record how configure was called and make a library with the sym
 tests/builds/plugin builds the real sources.
 """
 import hashlib
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
@@ -201,12 +201,9 @@ def test_failed_rebuild_leaves_the_plugin(bench):
 
 
 def load_block():
-    generic = importlib.import_module('easybuild.easyblocks.generic')
-    generic.__path__.append(str(testbed.ROOT / 'easyblocks/generic'))
-    spec = importlib.util.spec_from_file_location('aws_ofi_nccl', testbed.ROOT / 'easyblocks/aws_ofi_nccl.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    for name in ('easybuild.easyblocks', 'easybuild.easyblocks.generic'):
+        importlib.import_module(name).__path__.append(str(testbed.ROOT / name.replace('easybuild.', '').replace('.', '/')))
+    return importlib.import_module('easybuild.easyblocks.aws_ofi_nccl')
 
 
 @pytest.fixture(scope='module')

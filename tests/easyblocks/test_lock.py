@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from slingtorch import lock
+from slingtorch.commands import lock
 from testbed import ROOT, run, wheels
 from testbed.easybuild import BIN
 
@@ -97,12 +97,12 @@ def said(done):
     return ' '.join((done.stdout + done.stderr).split())
 
 
-def test_lock_inject_install(tiny, eb_env, program):
-    """The three commands that a user types; pip has all then, with uv `eb` downloads."""
+def test_lock_install(tiny, eb_env, program):
+    """The two commands that a user types; pip has all then, with uv `eb` downloads."""
     gamma = tiny.wheel('gamma', '3.0')
     tiny.write(options=f"extra_packages = ['gamma']\nindex_urls = ['{tiny.address}']")
     message = said(tiny.lock())
-    assert f'now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force {tiny.easyconfig}' in message
+    assert f'its checksum is in {tiny.easyconfig}' in message
     assert 'EASYBUILD' not in message
     assert tiny.text().splitlines() == [
         f'--extra-index-url {tiny.address}', '--only-binary :all:',
@@ -113,8 +113,8 @@ def test_lock_inject_install(tiny, eb_env, program):
     nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'SLINGTORCH_UV': ''}
     if program == 'uv':
         nowhere = tiny.pip_env
-    eb_env(tiny.easyconfig, '--inject-checksums=sha256', '--force', f'--sourcepath={path}', env=nowhere)
-    eb_env(tiny.easyconfig, f'--sourcepath={path}', env=nowhere)
+    done = eb_env(tiny.easyconfig, '--enforce-checksums', f'--sourcepath={path}', env=nowhere)
+    assert 'no checksum' not in said(done)
     site_packages = eb_env.prefix / f'software/PyTorch/0.1-tiny/lib/python{PYTHON}/site-packages'
     assert {'alpha.py', 'beta.py', 'gamma.py'} <= {path.name for path in site_packages.iterdir()}
 
@@ -297,12 +297,30 @@ def test_index_that_answers_eb_with_another_file(tiny, eb_env):
 def test_forgotten_checksum_is_said(tiny, eb_env):
     """A lock file beside the easyconfig has a checksum there; one that was made in the source path has none."""
     tiny.lock()
+    tiny.write()
     done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     assert f'no checksum for {tiny.lock_file}' in said(done)
     assert f'eb --inject-checksums=sha256 --force {tiny.easyconfig}' in said(done)
     done = eb_env('--inject-checksums=sha256', '--force', tiny.easyconfig, env=tiny.pip_env)
     assert 'no checksum' not in said(done)
     assert 'no checksum' not in said(eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env))
+
+
+NEW = 'b' * 64
+
+
+@pytest.mark.parametrize('old, new', [
+    ("sources = ['a.lock']\nx = 1\n", f"sources = ['a.lock']\nchecksums = ['{NEW}']\nx = 1\n"),
+    ("sources = ['a.lock']\nchecksums = [None, 'c']\n", f"sources = ['a.lock']\nchecksums = ['{NEW}', 'c']\n"),
+    (f"sources = ['a.lock']\nchecksums = [\n    # why\n    '{'a' * 64}',\n]\n",
+     f"sources = ['a.lock']\nchecksums = [\n    # why\n    '{NEW}',\n]\n"),
+    ("sources = ['a.lock']\nchecksums = [{'a.lock': None}]\n", f"sources = ['a.lock']\nchecksums = [{{'a.lock': '{NEW}'}}]\n"),
+    # of another form: the person is told the command
+    ("sources = ['a.lock', 'b']\n", None), ("sources = ['a.lock']\nchecksums = [WORD]\n", None),
+    ("sources = ['a.lock']\nchecksums = []\n", None), ("sources = [\n    'a.lock',\n]\n", None),
+])
+def test_checksum_in_the_easyconfig(old, new):
+    assert lock.with_checksum(old, NEW) == new
 
 
 def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):

@@ -258,7 +258,7 @@ CHECK = """
 import json, os, sys
 from easybuild.tools.options import set_up_configuration
 set_up_configuration(args=sys.argv[1:], silent=True)
-from easybuild.easyblocks.generic._pytorchprocess import check_linkage
+from slingtorch.install.process import check_linkage
 for line in sys.stdin:
     process, expected, os.environ['LD_LIBRARY_PATH'] = json.loads(line)
     print(json.dumps(check_linkage(process, expected)), flush=True)
@@ -317,7 +317,7 @@ class Process:
 
     def wrong(self, env=None):
         """Import it in a process of its own, and judge that; all that is wrong in one line."""
-        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'easyblocks/generic/_pytorchprocess.py').read_text(), re.M | re.S)
+        probe = re.search(r'^PROBE = """(.*?)"""', (ROOT / 'slingtorch/install/process.py').read_text(), re.M | re.S)
         env = {**self.judge.env, **(env or {}), 'PYTHONPATH': str(self.torch.parent)}
         done = run([self.installed.root / 'bin/python', '-c', probe.group(1), *self.modules], env=env, cwd=self.tmp_path)
         found = json.loads(re.search('^PROBE (.*)$', done.stdout, re.M).group(1))

@@ -442,12 +442,6 @@ def test_archived_easyblock_installs_again(site):
 # --- parameters
 
 
-def test_required_checks_without_runtime(site):
-    out = site.fails(container_checks='require')
-    assert 'no container runtime is here' in out and "container_checks is 'require'" in out
-    assert not site.module.exists()
-
-
 def test_preset_venv_without_runtime(site):
     out = ' '.join(site.eb(preset_venv='pytorch').split())
     assert 'The virtual environment pytorch is not made' in out
@@ -458,7 +452,6 @@ def test_preset_venv_without_runtime(site):
     ({'bind_paths': ['/a,b']}, "bind_paths has '/a,b': it must be an absolute path"),
     ({'bind_paths': ['relative']}, "bind_paths has 'relative'"),
     ({'image_transfer': 'move'}, "image_transfer is 'move': it must be one of copy, reflink, hardlink, symlink"),
-    ({'container_checks': 'maybe'}, "container_checks is 'maybe': it must be one of warn, require"),
     ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
     ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
     ({'wrappers': ['bash']}, "wrappers has 'bash'"),
@@ -466,7 +459,6 @@ def test_preset_venv_without_runtime(site):
     ({'sources': ['image.tar']}, 'must be an image (.sif) or a definition file (.def)'),
     ({'sources': []}, 'The image must come from one place'),
     ({'container_python': None, 'preset_venv': 'x'}, 'an environment needs Python'),
-    ({'preset_venv_packages': ['x']}, "preset_venv_packages is for a virtual environment, and preset_venv names none"),
     ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c': it must be a name"),
     ({'wrappers': 'python'}, "wrappers is 'python': it must be a list of strings: wrappers = ['...']"),
     ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'this is no name of a variable'),

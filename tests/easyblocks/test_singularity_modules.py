@@ -163,6 +163,21 @@ def test_central_image_after_rm(modules):
     assert f'is {modules.central}/small-1.0.sif' in text
 
 
+def test_commands_take_the_image_that_the_module_has_chosen(modules):
+    """Also when the own one comes back; without the module, or when that is gone, they look for themselves."""
+    runtime = modules.directory / 'bin/singularity'
+    runtime.parent.mkdir(exist_ok=True)
+    runtime.write_text('#!/bin/sh\necho "runs $2"\n')
+    runtime.chmod(0o755)
+    kept, central = modules.directory / 'kept.sif', modules.central / modules.image.name
+    modules.image.rename(central)
+    inside = f'PATH={runtime.parent}:$PATH {modules.root}/bin/in-container true'
+    done = modules.bash(f'module load Small; cp {kept} {modules.image}; {inside}; rm $SIF; {inside}', check=True)
+    assert re.findall('runs (.*)', done.stdout) == [str(central), str(modules.image)]
+    shutil.copy(kept, central)
+    assert f'runs {modules.image}\n' in modules.bash(inside, check=True).stdout
+
+
 def test_second_central_directory(modules):
     modules.image.rename(modules.second_central / 'small-1.0.sif')
     assert modules.after('module load Small')['SIF'] == f'{modules.second_central}/small-1.0.sif'

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from testbed import ROOT, derecho, frontier, images, missing, run, smallimage, toypytorch, wheels
 from testbed.easybuild import EasyBuild
 
@@ -17,7 +17,7 @@ LOCAL, DERECHO, FRONTIER, IMAGE = EASYCONFIGS = [f'slingmpi-0.1.0-PyTorch-{name}
     '2.13.0-local-cpu', '2.10.0-derecho-cu129', '2.10.0-frontier-rocm-7.1.1', '2.10.0-rocm-7.0-singularity-laif']]
 MPICH = '--try-amend=mpicxx=mpicxx.mpich'
 # those of the default generation
-DERECHO_MODULES = [slingshot_sites().load('derecho', {}).generations['25.10'][role].split(' ')[0]
+DERECHO_MODULES = [sites.load('derecho', {}).generations['25.10'][role].split(' ')[0]
                    for role in ('modules_first', 'compiler', 'mpi', 'gpu')]
 
 

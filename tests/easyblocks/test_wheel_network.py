@@ -25,10 +25,10 @@ class Site:
         self.module('cuda', 'CUDA', '12.9.0')
         self.plugin = self.module('plugin', 'aws-ofi-nccl', '1.19.2',
                                   'prepend_path("LD_LIBRARY_PATH", "{root}/lib")') / 'lib/libnccl-net.so'
-        self.system_nccl = self.module('nccl', 'NCCL', '2.30.4') / 'lib/libnccl.so.2'
+        system_nccl = self.module('nccl', 'NCCL', '2.30.4') / 'lib/libnccl.so.2'
         self.make_plugin()
         source = 'int ncclGetVersion(int *version) { *version = 23004; return 0; }'
-        derecho.shared_library(self.system_nccl, source=source)
+        derecho.shared_library(system_nccl, source=source)
 
     def module(self, name, software, version, text=''):
         """Add a module and what EasyBuild must know of it; its prefix."""
@@ -102,21 +102,3 @@ def test_two_libraries_and_no_plugin_in_the_search_path(site):
 
 def test_wheel_for_processors(site):
     assert 'is one for processors alone, without NCCL' in site.install(nccls=(), cuda=None, check=False)
-
-
-def test_nccl_of_the_system_takes_the_place_of_the_wheels(site):
-    modules = ('cuda/12.9.0', 'nccl/2.30.4', 'plugin/1.19.2')
-    # it is the release of what is mapped that counts
-    assert 'NCCL 2.30.4: ' not in site.install(modules, options="system_nccl = 'NCCL'")
-    link, = site.eb.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/torch/lib/libnccl.so.2')
-    assert link.resolve() == site.system_nccl
-
-
-@pytest.mark.parametrize('options, nccls, message', [
-    ("system_nccl = 'RCCL'", ('libnccl.so.2',), "system_nccl is 'RCCL', and no dependency has that name"),
-    ("system_nccl = 'CUDA'", ('libnccl.so.2',), 'have no libnccl.so.2 to replace'),
-    ("system_nccl = 'NCCL'", (), 'no NCCL or RCCL for system_nccl to replace'),
-])
-def test_system_nccl_that_cannot_be_had(site, options, nccls, message):
-    modules = ('cuda/12.9.0', 'nccl/2.30.4', 'plugin/1.19.2')
-    assert message in site.install(modules, nccls=nccls, options=options, check=False)

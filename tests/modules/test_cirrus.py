@@ -239,5 +239,5 @@ def test_todays_machine(tmp_path, lmod):
     assert {name: environ.get(name) for name in expected} == expected
     assert f'-Wl,-rpath,{tree.mpich}/lib' in environ['LDFLAGS'] and 'mpi_gtl' not in environ['LDFLAGS']
     env = lmod.load('PyTorch/2.15.0-cirrus-ex-cpu', modulepath=[eb.modulepath, tree.modulepath])
-    assert env['LOADEDMODULES'].split(':')[:3] == ['PrgEnv-gnu/8.6.0', 'cray-mpich/8.1.32', 'cray-python/3.11.7']
+    assert env['LOADEDMODULES'].split(':')[:3] == ['PrgEnv-gnu/8.6.0', cirrus.MPI, 'cray-python/3.11.7']
     assert env['SLINGTORCH_WORK_HOME'] == '/home:/work'

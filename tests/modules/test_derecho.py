@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 from testbed import ROOT, derecho
 from testbed.easybuild import BIN, EasyBuild
 
 EASYCONFIGS = ROOT / 'easyconfigs'
-SITE = slingshot_sites().load('derecho', {})
+SITE = sites.load('derecho', {})
 PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derecho-cray-mpich.eb'))
 # 1.19.2 is for those who ask for it: no PyTorch brings it
 LIBRARIES = ['NCCL-2.21.5-derecho-23.09.eb', 'NCCL-2.27.7-derecho-24.12.eb', 'NCCL-2.30.4-derecho-25.10.eb',

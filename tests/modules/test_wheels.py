@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from slingtorch import sites
 from testbed import ROOT, derecho, run, sitewheels, wheels
 from testbed.sitewheels import Wheels
 
@@ -16,7 +17,7 @@ TODAY, OLD, DERECHO = EASYCONFIGS = [
 WANTED = dict(zip(EASYCONFIGS, [
     ['PrgEnv-gnu/8.7.0', 'cpe/26.03', 'rocm/7.1.1', 'craype-accel-amd-gfx90a'],
     ['PrgEnv-gnu/8.5.0', 'rocm/5.7.1', 'craype-accel-amd-gfx90a'],
-    ['ncarenv/25.10', 'gcc/14.3.0', 'cray-mpich/8.1.32', 'cuda/12.9.0']]))
+    ['ncarenv/25.10', 'gcc/14.3.0', sites.load('derecho', {}).generations['25.10']['mpi'].split()[0], 'cuda/12.9.0']]))
 # in one write, which the launcher's pipe keeps whole
 RANK = ('import os, sys, torch, mpi4py; sys.stdout.write("rank {} of {} {} {}\\n".format('
         'os.environ["RANK"], os.environ["WORLD_SIZE"], torch.__version__, torch.__file__))')

@@ -2,6 +2,7 @@
 """One way to go wrong, on ranks of slingmpi: python faults.py NAME. What is printed is what a user would see."""
 
 import ctypes
+import datetime
 import os
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import torch.distributed as dist
 import slingmpi
 from collectives import start
 
-MPI_THREAD_MULTIPLE = 3
+MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE = 2, 3
 
 
 def mpi():
@@ -36,25 +37,88 @@ def dies():
     dist.all_reduce(torch.ones(3))
 
 
+def exits():
+    """Rank 1 ends by itself; the others wait for it."""
+    if start(60) == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(3))
+
+
+def late_group():
+    if start(60) == 1:
+        time.sleep(30)
+    dist.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
+
+
+def late_as_mpi():
+    dist.init_process_group('mpi', timeout=datetime.timedelta(seconds=3))
+    if dist.get_rank() == 1:
+        time.sleep(30)
+    dist.all_reduce(torch.ones(3))
+
+
 def killed():
     if start(60) == 1:
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(3))
 
 
-def differences():
-    """What the ranks do differently is named before they wait for each other."""
-    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
-    rank = start(60)
-    for different in (
-            lambda: dist.all_reduce(torch.ones(3 + rank)),
-            lambda: dist.broadcast(torch.ones(3, dtype=torch.float64 if rank else torch.float32), 0),
-            lambda: dist.barrier() if rank else dist.reduce(torch.ones(3), 0)):
+def differences(*operations):
+    """What two ranks do differently is named before MPI makes a wrong result of it; each in a group of its own."""
+    for different in operations:
+        group = dist.new_group()
         try:
-            different()
-        except dist.DistBackendError as err:
+            different(group)
+        except (dist.DistBackendError, ValueError) as err:
             print(err, flush=True)
+    dist.barrier()      # the first one to leave ends the others
     sys.exit('and that was all')
+
+
+def different_sizes():
+    rank = start(20)
+    mine = torch.ones(3 + 2 * rank)
+    rows = [torch.zeros_like(mine) for _ in range(2)]
+    differences(
+        lambda group: dist.broadcast(mine, 0, group=group),
+        lambda group: dist.all_reduce(mine, group=group),
+        lambda group: dist.all_reduce_coalesced([torch.ones(1)] * 99 + [mine], group=group),
+        lambda group: dist.reduce(mine, 0, group=group),
+        lambda group: dist.all_gather(rows, mine, group=group),
+        lambda group: dist.all_gather_into_tensor(torch.cat(rows), mine, group=group),
+        lambda group: dist.gather(mine, None if rank else rows, group=group),
+        lambda group: dist.scatter(mine, None if rank else rows, group=group),
+        lambda group: dist.reduce_scatter(mine, rows, group=group),
+        lambda group: dist.reduce_scatter_tensor(mine, torch.cat(rows), group=group),
+        lambda group: dist.all_to_all([torch.ones(3 - (one == rank)) for one in range(2)],
+                                      [torch.ones(2), torch.ones(2)], group=group))
+
+
+def different_operations():
+    rank = start(20)
+    differences(
+        lambda group: dist.broadcast(torch.ones(3, dtype=torch.float64 if rank else torch.float32), 0, group=group),
+        lambda group: dist.broadcast(torch.ones(3), rank, group=group),
+        lambda group: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM, group=group),
+        lambda group: dist.barrier(group) if rank else dist.reduce(torch.ones(3), 0, group=group))
+
+
+def different_from_before():
+    """Both sizes are known: the ranks compare them each time."""
+    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
+    rank = start(20)
+
+    def after_both(group):
+        for size in (3, 4, 3 + rank):
+            dist.all_reduce(torch.ones(size), group=group)
+    differences(after_both)
+
+
+def known_and_new():
+    """The rank that does what it knows waits for the other, which asks."""
+    rank = start(3)
+    for size in (3, 3 + rank):
+        dist.all_reduce(torch.ones(size))
 
 
 def too_short():
@@ -63,6 +127,25 @@ def too_short():
     else:
         dist.send(torch.ones(3), 1)
         dist.barrier()
+
+
+def too_long():
+    if start(60):
+        dist.recv(torch.ones(3), 0)
+    else:
+        dist.send(torch.ones(5), 1)
+        dist.barrier()
+
+
+def overwritten():
+    start(20)
+    kept = torch.full((1000,), 7.)
+    try:
+        dist.all_to_all_single(kept[:16], torch.ones(1000))
+    except ValueError as err:
+        print(err, flush=True)
+    dist.barrier()
+    sys.exit('and that was all' if (kept == 7).all() else f'overwritten: {kept}')
 
 
 def sizes():
@@ -113,8 +196,8 @@ def refused():
 
 
 def one_thread():
-    """MPI was started for a program without threads."""
-    mpi().MPI_Init(None, None)
+    """MPI was started for a program whose threads call it by turns."""
+    mpi().MPI_Init_thread(None, None, MPI_THREAD_SERIALIZED, ctypes.byref(ctypes.c_int()))
     start(60)
 
 
@@ -143,11 +226,25 @@ def named_mpi():
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor[0] == dist.get_world_size() == 2
+    beside = dist.new_group(backend='gloo')
+    dist.all_reduce(tensor, group=beside)
+    assert tensor[0] == 4
     group = dist.new_group([1])
     if dist.get_rank() == 1:
         dist.all_reduce(tensor, group=group)
     dist.destroy_process_group()
     print('as mpi')
+
+
+def met_by_mpi():
+    """Fine: rank, size and store from MPI alone."""
+    for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+        os.environ.pop(name, None)
+    dist.init_process_group('slingmpi', init_method='mpi://')
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=dist.new_group(backend='gloo'))
+    assert tensor[0] == dist.get_world_size() == 2
+    print('met by MPI')
 
 
 def caught():

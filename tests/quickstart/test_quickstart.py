@@ -151,8 +151,9 @@ def test_however_it_is_started(tmp_path, how):
     """The checkout is the one that the file lies in: through a link, from another directory, with CDPATH."""
     checkout = tmp_path / 'checkout'
     (checkout / 'slingtorch').mkdir(parents=True)
-    shutil.copy2(ROOT / 'quickstart', checkout)
-    (checkout / 'slingtorch/quickstart.py').write_text('import sys; print(sys.argv)\n')
+    for name in ('quickstart', '__main__.py', 'slingtorch/__init__.py'):
+        shutil.copy2(ROOT / name, checkout / name)
+    (checkout / 'slingtorch/quickstart.py').write_text('import sys\ndef main(): print(__file__, sys.argv[1:])\n')
     (tmp_path / 'CD/quickstart').mkdir(parents=True)
     cwd = checkout
     if how[0] == './a link':
@@ -160,7 +161,7 @@ def test_however_it_is_started(tmp_path, how):
         (tmp_path / 'a link').symlink_to('checkout/quickstart')
     env = {**clean_environ(), 'CDPATH': str(tmp_path / 'CD'), 'PYTHONHOME': '/nonexistent'}
     done = run([*how, 'one', 'two words'], cwd=cwd, env=env)
-    assert done.stdout == f"['{checkout}/slingtorch/quickstart.py', 'one', 'two words']\n"
+    assert done.stdout == f"{checkout}/slingtorch/quickstart.py ['one', 'two words']\n"
 
 
 def test_the_file_alone(tmp_path):

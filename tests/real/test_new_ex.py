@@ -38,7 +38,7 @@ def test_from_nothing_to_a_training_on_two_nodes(machine, slurm, lmod, installed
     assert 'include = slingshot11' in text and options and 'Added to' in done
     section = text[text.index('[provides cuda-12.9.0]'):].split('\n\n')[0]
     assert re.findall(r'^(\w+) = (.*)', section, re.M)[:-1] == [
-        ('compiler', 'build PrgEnv-gnu/8.6.0'), ('mpi', 'cray-mpich/8.1.32 in CRAY_MPICH_DIR'),
+        ('compiler', 'build PrgEnv-gnu/8.6.0'), ('mpi', 'cray-mpich/8.1.31 in CRAY_MPICH_DIR'),
         ('gpu', 'cuda/12.9.0 in CUDA_HOME'), ('libfabric', f'libfabric/1.22.0 in {tree.libfabric}'),
         ('python', f'cray-python/3.11.7 in {tree.path}/opt/cray/pe/python/3.11.7'),
         ('nccl_plugin', 'eb aws-ofi-nccl/1.21.1')]

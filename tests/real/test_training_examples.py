@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """The training programs that users copy: the same losses on any number of ranks, and nothing replaced."""
+import contextlib
 import json
 import os
 import re
 
 import pytest
 
-from testbed import ROOT, run
+from testbed import ROOT, only_root, run
 
 pytestmark = pytest.mark.real
 
@@ -45,6 +46,61 @@ for weights in (ddp, fsdp2):
     assert all(os.listdir(tmp_path / name) == ['model.pt'] for name in directories)
 
 
+def resume(pytorch, tmp_path, ranks, *words, program=PROGRAMS / 'resume_training.py', check=True):
+    """What a run of resume_training.py printed; its CompletedProcess if it may fail."""
+    command = [pytorch.root / 'bin/torchrun', '--standalone', f'--nproc-per-node={ranks}', program,
+               '--checkpoints', tmp_path / 'saved', *words]
+    done = run(command, env=pytorch.env, cwd=tmp_path, check=check)
+    return done.stdout if check else done
+
+
+def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(pytorch, tmp_path):
+    """The signal reaches one rank only, and all of them save."""
+    (tmp_path / 'program.py').write_text(f'''
+import os, signal, sys
+sys.path.insert(0, {str(PROGRAMS)!r})
+import resume_training as program
+save = program.save
+
+def signalled(*args):
+    save(*args)
+    if os.environ['RANK'] == '1':
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+program.save = signalled
+program.main()
+''')
+    done = resume(pytorch, tmp_path, 2, '--fsdp2', program=tmp_path / 'program.py', check=False)
+    assert done.returncode and 'exitcode  : 85' in done.stderr, done.stderr
+    whole = resume(pytorch, tmp_path, 1, '--epochs', '3', '--checkpoints', tmp_path / 'whole')
+    rest = resume(pytorch, tmp_path, 3, '--fsdp2', '--epochs', '3')
+    assert f'from {tmp_path}/saved/epoch-0002-step-000005\n' in rest and ' on 360 test images, 3 ranks\n' in rest
+    losses = [[float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)] for text in (done.stdout + rest, whole)]
+    assert len(losses[1]) == 3 and losses[0] == pytest.approx(losses[1], abs=2e-4)
+
+
+def test_full_disk_leaves_the_last_checkpoint_whole(pytorch, tmp_path):
+    only_root('mounts file systems')
+    (tmp_path / 'saved').mkdir()
+    run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', tmp_path / 'saved'])
+    try:
+        resume(pytorch, tmp_path, 2, '--epochs', '1')
+        with contextlib.suppress(OSError), open(tmp_path / 'saved/other', 'wb') as other:
+            while True:
+                other.write(bytes(4096))
+                other.flush()
+        done = resume(pytorch, tmp_path, 2, '--epochs', '2', check=False)
+        assert done.returncode and 'No space left on device' in done.stderr, done.stderr
+        assert {name for name in os.listdir(tmp_path / 'saved') if not name.endswith('.part')} == {
+            'other', 'epoch-0002-step-000000'}
+        (tmp_path / 'saved/other').unlink()
+        done = resume(pytorch, tmp_path, 2, '--epochs', '2')
+        assert 'saved/epoch-0002-step-000000\nepoch  2 of 2: loss ' in done
+        assert sorted(os.listdir(tmp_path / 'saved')) == ['epoch-0002-step-000000', 'epoch-0003-step-000000']
+    finally:
+        run(['umount', tmp_path / 'saved'])
+
+
 def test_one_device_learns_and_replaces_nothing(pytorch, tmp_path):
     done = run([pytorch.python, PROGRAMS / 'base_training.py', '--json', 'new.json'], env=pytorch.env, cwd=tmp_path)
     found = json.loads((tmp_path / 'new.json').read_text())
@@ -62,7 +118,7 @@ def test_every_example_ends_without_destructors():
     """Where a model's gradients travel: first the process group, then os._exit. Else 3 of 23 runs ended with status 134."""
     distributed = [path for path in (ROOT / 'examples').rglob('*.py')
                    if re.search(r'DistributedDataParallel\(|fully_shard\(', path.read_text())]
-    assert len(distributed) == 3
+    assert len(distributed) == 4
     for path in distributed:
         text = path.read_text()
         assert END.search(text), path

@@ -16,10 +16,10 @@ from reframe.core.builtins import fixture, run_after, run_before, sanity_functio
 from reframe.core.exceptions import ConfigError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [ROOT, os.path.join(ROOT, 'hooks')]
+sys.path.insert(0, ROOT)
 
-import slingshot_sites as sites  # noqa: E402
-from slingtorch import bench  # noqa: E402
+from slingtorch import sites  # noqa: E402
+from slingtorch.commands import bench  # noqa: E402
 from slingtorch.job import records  # noqa: E402
 
 CONTAINER = 'slingtorch_container'

@@ -25,8 +25,13 @@ Who says so besides us ("believed": nobody):
 
 import pathlib
 
+from slingtorch import sites
+
 from . import quickvenv
 from .derecho import Derecho, cray_mpich, needed_commands, own_site, script, shared_library
+
+
+MPI = sites.load('cirrus', {}).generations['cpe-25.03']['mpi'].split()[0]
 
 
 class Cirrus:
@@ -57,7 +62,7 @@ class Cirrus:
         (pythons / 'python3').symlink_to(f'{python}/python3')
 
         self.module(self.modulepath, 'PrgEnv-gnu/8.6.0', f'prepend_path("PATH", "{craype}")', 'setenv("PE_ENV", "GNU")')
-        self.module(self.modulepath, 'cray-mpich/8.1.32', f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
+        self.module(self.modulepath, MPI, f'setenv("CRAY_MPICH_DIR", "{self.mpich}")',
                     f'prepend_path("CRAY_LD_LIBRARY_PATH", "{self.mpich}/lib")')  # fmt: skip
         self.module(self.modulepath, 'cray-python/3.11.7', f'prepend_path("PATH", "{pythons}")',
                     'setenv("CRAY_PYTHON_LEVEL", "3.11.7")')  # fmt: skip

@@ -15,7 +15,7 @@ Who says so besides us ("believed": nobody):
 * mkl/2025.0.1: benkirk/conda-recipes@e2eff7f profile.d/modules.sh; the list of 2025-05-09 is cut off there
 * modules of ncarenv/25.10: TURBO-ESM/turbo-stack@709db40 build.sh, lines 231 to 237 (2026-08-17); ncarcompilers/1.2.0
   is in other public scripts
-* cray-mpich, conda and libfabric of ncarenv/25.10: believed; cray-mpich/8.1.32 is in the README of "WRF-Hydro CTSM
+* cray-mpich, conda and libfabric of ncarenv/25.10: believed; that cray-mpich is in the README of "WRF-Hydro CTSM
   Coupling" (NCAR, 2026), which could not be located in a repository
 * where login looks for modules, and that ncarenv opens the others: NCAR/spack-derecho@b8e4459 util/localinit.sh
   ($MODULEPATH_ROOT/environment), config/modules.yaml (hierarchy)
@@ -36,7 +36,7 @@ Who says so besides us ("believed": nobody):
 * names of Cray MPICH's library of GCC: https://github.com/spack/spack/pull/29392 (2022-03-07: libmpich.so of
   ofi/gnu/9.1 is libmpi_gnu_91.so.12); benkirk/conda-recipes@e2eff7f mpi4py/meta.yaml (libmpi_*.so*)
 * names of Cray MPICH's library of GCC 12.3: believed, by the rule of 9.1
-* prefix of cray-mpich/8.1.32: believed; other machines have ofi/gnu/12.3 or ofi/gnu/11.2 of it, the bundle takes
+* prefix of its cray-mpich: believed; other machines have ofi/gnu/12.3 or ofi/gnu/11.2 of it, the bundle takes
   CRAY_MPICH_DIR
 * GPU Transport Layer: directory and names: https://github.com/spectral-compute/scale-validation/issues/66 (2026-08-03:
   mpich/8.1.30/gtl/lib/libmpi_gtl_cuda.so); olcf/olcf-user-docs@2745903 systems/frontier_user_guide.rst (`ldd`:

@@ -119,14 +119,18 @@ class Installation:
 
 def made_from(easyconfig):
     """The files of the bundle that an installation of a PyTorch for this machine comes from, in order."""
-    patterns = ('hooks/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*', 'slingtorch/job/*')
+    patterns = ('hooks/*.py', 'slingtorch/sites/*.py', 'hooks/sites/local.cfg', 'runscripts/**/*', 'slingtorch/job/*')
     files = {path for pattern in patterns for path in ROOT.glob(pattern)}
     files.update(easyconfig.parent.glob(f'{easyconfig.stem}*'))
     blocks = {path.stem: path for path in (ROOT / 'easyblocks').rglob('*.py')}
     todo = [re.search(r"^easyblock = '(?:EB_)?(\w+)'", easyconfig.read_text(), re.M).group(1).lower()]
     for name in todo:   # which grows: what an easyblock imports of ours
-        files.add(blocks[name])
-        todo += set(re.findall(r'\b\w+\b', blocks[name].read_text())) & set(blocks) - set(todo)
+        path = blocks.get(name) or ROOT / name
+        files.add(path)
+        text = path.read_text()
+        named = {module.replace('.', '/') for module in re.findall(r'^from (slingtorch[\w.]*) import', text, re.M)}
+        own = {f'{module}{end}' for module in named for end in ('.py', '/__init__.py') if (ROOT / f'{module}{end}').exists()}
+        todo += (set(re.findall(r'\b\w+\b', text)) & set(blocks) | own) - set(todo)
     return sorted(path for path in files if path.is_file() and '__pycache__' not in path.parts)
 
 

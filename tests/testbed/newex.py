@@ -42,11 +42,11 @@ class NewEX:
         for name, compiler in (('cc', 'gcc'), ('CC', 'g++')):
             script(craype / name, f'#!/bin/sh\nexec {compiler} "$@"\n')
         self.module(self.modulepath, 'PrgEnv-gnu/8.6.0', f'prepend_path("PATH", "{craype}")', 'setenv("PE_ENV", "GNU")',
-                    'load("cray-mpich/8.1.32")')  # fmt: skip
-        mpich = self.path / 'opt/cray/pe/mpich/8.1.32/ofi/gnu/12.3'
+                    'load("cray-mpich/8.1.31")')  # fmt: skip
+        mpich = self.path / 'opt/cray/pe/mpich/8.1.31/ofi/gnu/12.3'
         (mpich / 'include').mkdir(parents=True)
         (mpich / 'include/mpi.h').write_text('')
-        self.module(self.modulepath, 'cray-mpich/8.1.32', f'setenv("CRAY_MPICH_DIR", "{mpich}")')
+        self.module(self.modulepath, 'cray-mpich/8.1.31', f'setenv("CRAY_MPICH_DIR", "{mpich}")')
         for version in ('12.4.1', '12.9.0'):
             cuda = self.path / f'opt/cuda/{version}'
             script(cuda / 'bin/nvcc', '#!/bin/sh\nexit 0\n')

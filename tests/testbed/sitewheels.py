@@ -9,7 +9,7 @@ import sys
 
 import pip
 
-from slingtorch import slingshot_sites
+from slingtorch import sites
 
 from . import ROOT, cirrus, derecho, frontier, internet, run, wheels
 from .easybuild import EasyBuild
@@ -23,7 +23,7 @@ def install_plugin(tree, eb, site, text):
     found = re.findall(r"^    \('(aws-ofi-\w+)', '(\S+)', '(\S+)'\)", text, re.M)
     if "'nccl_plugin'" in text:
         generation = re.search("^site_generation = '(.*)'", text, re.M).group(1)
-        plugin = slingshot_sites().load(site, {}).generations[generation]['nccl_plugin']
+        plugin = sites.load(site, {}).generations[generation]['nccl_plugin']
         found.append((*plugin[len('eb '):].split('/'), f'-{site}-{generation}'))
     for software, version, suffix in found:
         root = tree.install(eb.prefix, software, version + suffix, ['libnccl-net.so'])

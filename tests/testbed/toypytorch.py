@@ -29,6 +29,8 @@ DISTRIBUTED = """
 class Backend:
     def register_backend(name, *args, **kwargs):
         setattr(Backend, name.upper(), name)
+def register_rendezvous_handler(*args):
+    pass
 from . import distributed_c10d
 """
 
@@ -61,7 +63,7 @@ def make(path, version, python='/usr/bin/python3', **torch):
     files['torch/utils/__init__.py'] = ''
     files['torch/utils/cpp_extension.py'] = CPP_EXTENSION
     files['torch/distributed/__init__.py'] += DISTRIBUTED
-    files['torch/distributed/distributed_c10d.py'] = ''
+    files['torch/distributed/distributed_c10d.py'] = 'default_pg_timeout = None\n'
     info = f'torch-{version}.dist-info'
     files[f'{info}/METADATA'] = f'Metadata-Version: 2.1\nName: torch\nVersion: {version}\n'
     files[f'{info}/INSTALLER'] = 'nobody\n'

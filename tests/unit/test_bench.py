@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from slingtorch import bench, cli, slingshot_sites
+from slingtorch import cli, sites
+from slingtorch.commands import bench
 from slingtorch.job import bench as measuring
 from slingtorch.job import nccl, records
 from slingtorch.job.machine import Machine
@@ -346,7 +347,6 @@ def test_faults_in_a_reference(capsys, files, site, old, new, says):
 
 
 def test_references_of_the_shipped_sites_name_what_bench_measures():
-    sites = slingshot_sites()
     references = [reference for one in sites.load_all() for reference in one.references]
     assert references
     for reference in references:

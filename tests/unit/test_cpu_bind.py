@@ -214,4 +214,4 @@ def test_this_machine_agrees_with_hwloc(cpu_bind):
 
 def test_shellcheck():
     shellcheck = shutil.which('shellcheck') or testbed.missing('shellcheck')
-    testbed.run([shellcheck, CPU_BIND])
+    testbed.run([shellcheck, '-x', CPU_BIND])

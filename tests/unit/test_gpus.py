@@ -148,7 +148,7 @@ def test_models_older_than_turing(model, expected):
 ])
 def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
     monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
-    site = types.SimpleNamespace(gpu=gpu, network=network, generations={})
+    site = types.SimpleNamespace(gpu=gpu, network=network, plugin_toolkit=lambda: None)
     assert cli.gpu_note(site, machine(**files)) == line
 
 
@@ -158,7 +158,7 @@ def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
 def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     """The wheel for the CUDA that the plugin of the network is built with; Derecho has easyconfigs of its own."""
     monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
-    sites = cli.slingshot_sites()
+    sites = cli.sites
     site = sites.load('derecho', {})
     assert cli.gpu_note(site, machine(driver='580.65.06')) is None
     site.name = 'other'
@@ -167,7 +167,7 @@ def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
 
 
 def test_intels_gpus_have_no_wheel_of_ours(machine):
-    site = cli.slingshot_sites().load('polaris', {})
+    site = cli.sites.load('polaris', {})
     site.gpu = 'xpu'
     line = cli.gpu_note(site, machine())
     assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module")

@@ -15,8 +15,10 @@ import subprocess
 import pytest
 
 import test_bench
-from slingtorch import bench, bundle_module, site_probe, slingshot_sites, status
-from slingtorch.job import elf, limits, machine, records
+from slingtorch import lockfile, sites as SITES
+from slingtorch.commands import bench, status
+from slingtorch.sites import probe as site_probe
+from slingtorch.job import elf, findings, machine, program, records
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -105,15 +107,21 @@ def probe(function, *more):
     return lambda data, path: function(data.decode(errors='replace'), *more)
 
 
-SITES = slingshot_sites()
-
-
 def site_file(data, path):
     try:
         (path.parent / 'site.cfg').write_bytes(data)
         SITES.load('site', {'SLINGTORCH_SITES_PATH': str(path.parent)})
     except SITES.SiteError as err:
         assert str(err).strip() and len(str(err)) < 3000
+
+
+def program_said(data):
+    """What check finds in a program."""
+    report = findings.Report(0)
+    for tree in filter(None, [program.parsed(data)]):
+        program.check_calls(report, [tree], {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, False)
+        list(program.imported(tree))
+    return report.sorted()
 
 
 def library(data, path):
@@ -137,7 +145,7 @@ def bench_record(data, path):
 def installation(data, path):
     (path.parent / 'runscripts/lib').mkdir(parents=True, exist_ok=True)
     (path.parent / status.RECORD).write_bytes(data)
-    assert status.describe('PyTorch/1', str(path.parent), SITES)['why']
+    assert status.describe('PyTorch/1', str(path.parent))['why']
 
 
 @functools.lru_cache(maxsize=None)
@@ -160,7 +168,7 @@ READERS = {
     'bench': (bench_record, [json.dumps(dict(test_bench.RECORD, results=test_bench.RECORD['results'][:2])).encode()]),
     'installation': (installation, [json.dumps({'slingtorch': '1', 'site': 'lumi', 'groups': [], 'values': 'x', 'files': {
         'runscripts/a': {'source': 'a', 'sha256': 'x'}}}).encode()]),
-    'lock file': (probe(bundle_module('easyblocks/generic/_lockfile.py').read_head),
+    'lock file': (probe(lockfile.read_head),
                   [path.read_bytes()[:4000] for path in sorted((ROOT / 'easyconfigs').rglob('*.lock'))]),
     'sinfo': (probe(site_probe.read_sinfo), SINFO),
     'gres': (probe(site_probe.read_gres), [b'gpu:mi250:8(S:0),nvme:1', b'gpu:1g.5gb:7']),
@@ -171,7 +179,7 @@ READERS = {
     'hosts': (probe(machine.expand_hosts), [b'nid[001-004],nid010']),
     'cores': (probe(machine.cpus_of), [b'0-7,16-23', b'0']),
     'mounts': (probe(machine.read_mounts), [b'/dev/sda1 / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,size=1k 0 0\n']),
-    'program': (lambda data, path: (limits.imports_of(data), limits.gpu_of_program([data])),
+    'program': (lambda data, path: (program.gpu_of_program([data]), program_said(data)),
                 [(ROOT / 'examples/training/ddp_training.py').read_bytes()]),
 }
 

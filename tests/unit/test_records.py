@@ -7,16 +7,14 @@ import json
 import pathlib
 import re
 import struct
-import sys
-import types
 
 import pytest
 
 import test_runscripts_get_master
-import test_sites
-from slingtorch import explain, site_probe, sitefile
+from slingtorch import explain, sites
 from slingtorch.job import findings, probe, variables
 from slingtorch.job.machine import library_kind
+from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
@@ -174,20 +172,14 @@ def test_explain(record):
 
 
 @each('nccl', key='network')
-def test_network_of_nccl(record, monkeypatch, tmp_path):
+def test_network_of_nccl(record, tmp_path):
     """What check and bench read in NCCL's log."""
-    tensor = types.SimpleNamespace(item=lambda: 1)
-    dist = types.SimpleNamespace(is_nccl_available=lambda: True, TCPStore=lambda *args: None,
-                                 init_process_group=lambda *args, **more: None, all_reduce=lambda number: None)
-    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist,
-                                  ones=lambda *args, **more: tensor)
-    monkeypatch.setitem(sys.modules, 'torch', torch)
-    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
-    log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
-    log.write_text(record.text)
-    with open(tmp_path / 'said', 'w') as said, open(log, 'rb') as written:
-        probe.collective(result, torch, ['n1', '29500', '0', '1', '9'], written, said.fileno())
-    assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
+    (tmp_path / 'log').write_text(record.text)
+    with open('/dev/null', 'wb') as said, open(tmp_path / 'log', 'rb') as written:
+        one = probe.Probe(said.fileno())
+        one.log = written
+        one.words(True)
+    assert (one.result['network'], one.result['provider']) == (record.keys['network'], record.keys.get('provider'))
 
 
 # --- what 'slingtorch site new' sees
@@ -200,9 +192,9 @@ def site_file(record, tmp_path, capsys, **texts):
     evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False)
-    sitefile.run_new(args, test_sites.sites, environ, evidence, 'n1')
+    sitefile.run_new(args, environ, evidence, 'n1')
     capsys.readouterr()
-    return test_sites.sites.load('mine', environ)
+    return sites.load('mine', environ)
 
 
 @each('fi_info')

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from slingtorch import report
+from slingtorch.commands import report
 from testbed import ROOT
 
 

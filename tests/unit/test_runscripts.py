@@ -20,7 +20,7 @@ import tempfile
 
 import pytest
 import testbed
-from slingtorch.job import look
+from slingtorch.job import machine
 
 RUNSCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "runscripts"
 NAMES = ("conda-python-distributed", "conda-python-simple", "get-master")
@@ -861,11 +861,12 @@ def start_inside(job, left, inner, form="direct"):
     return job.start(left, prefix=[*wrap, "env", *own, *(wrap if form == "wrapped" else [])])
 
 
-@pytest.mark.parametrize("form", ["direct", "wrapped"])
-@pytest.mark.parametrize("size", [1, 4, 8])
-@pytest.mark.parametrize("inner, outer", [pair for pair in itertools.product(STARTS, LEFT)
-                                          # srun's own PMI variables look the same, where rank and size agree
-                                          if pair != ("pmi", "slurm")])
+# each pair once, with sizes and forms by turns
+@pytest.mark.parametrize("inner, outer, size, form", [
+    (*pair, (1, 4, 8)[number % 3], ("direct", "wrapped")[number % 2])
+    for number, pair in enumerate(itertools.product(STARTS, LEFT))
+    # srun's own PMI variables look the same, where rank and size agree
+    if pair != ("pmi", "slurm")])
 def test_the_innermost_launcher_wins(job, inner, outer, size, form):
     for rank in (0, 3):
         done = start_inside(job, LEFT[outer](size), STARTS[inner](rank), form)
@@ -1465,11 +1466,8 @@ def test_identifiers_of_another_nodes_gpus(job, listed, seen):
     assert ("which is no GPU of this node, and is unset here" in done.stderr) == (seen is None)
 
 
-def test_variables_of_gpus_are_the_same_everywhere():
-    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
-    listed = re.search(r"^GPU_VISIBILITY_VARIABLES = \[([^]]*)\]", text, re.M).group(1)
-    bash = re.search(r"^_gpu_variables='(.*)'", (RUNSCRIPTS / "lib/gpus.bash").read_text(), re.M).group(1)
-    assert re.findall(r"'(\w+)'", listed) == list(look.VISIBLE) == bash.split(",")
+def test_facts_for_bash_are_made_from_those_of_python():
+    assert (RUNSCRIPTS / "lib/facts.bash").read_text() == machine.for_bash()
 
 
 def test_layers_above_rocr_are_numbered_anew(job):

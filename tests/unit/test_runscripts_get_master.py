@@ -10,6 +10,8 @@ import tempfile
 
 import pytest
 
+from slingtorch.job.machine import expand_hosts
+
 GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-master"
 
 
@@ -64,7 +66,7 @@ def error(*args, status=2, **more):
     ],
 )
 def test_grammar(hostlist, host):
-    assert first(hostlist) == host
+    assert first(hostlist) == host == expand_hosts(hostlist)[0]
 
 
 @pytest.mark.parametrize(

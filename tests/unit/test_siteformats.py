@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 
-from slingtorch import siteformats, slingshot_sites
+from slingtorch import sites as SITES
+from slingtorch.sites import formats as siteformats
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SITES = slingshot_sites()
 
 
 def each():

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Sites: the files in hooks/sites, and how one of them is chosen."""
-import importlib.util
 import os
 import pathlib
 import re
 
 import pytest
 
+from slingtorch import sites
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def load_module():
-    spec = importlib.util.spec_from_file_location('slingshot_sites', str(ROOT / 'hooks' / 'slingshot_sites.py'))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sites = load_module()
 ALL = sites.load_all({})
 REAL = sorted(site.name for site in ALL if site.rules and site.name != 'cirrus_ice')
 
@@ -292,10 +285,10 @@ def test_directory_of_the_user_comes_first(site_dir, tmp_path):
     assert sites.load('derecho', environ).title == 'Test'
 
 
-@pytest.mark.parametrize('path', ['relative', '/nonexistent'])
-def test_directory_that_is_none(path):
-    with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH names '%s'" % path):
-        sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
+def test_directory_that_is_none(tmp_path):
+    for path in ('relative', str(tmp_path / 'none')):
+        with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH names '%s'" % path):
+            sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
 
 
 @pytest.mark.parametrize('mode, refused', [(0o775, False), (0o777, True)])
@@ -357,7 +350,7 @@ def test_configuration_directory(own, tmp_path):
         assert sites.user_directory(dict(environ, XDG_CONFIG_HOME=config)) == str(directory)
     assert sites.user_directory({'XDG_CONFIG_HOME': '/x'}) == '/x/slingtorch/sites'
     for nothing in ({}, {'HOME': ''}, {'HOME': 'relative'}, {'HOME': '/nonexistent'}):
-        assert sites.directories(nothing) == [sites.SITES_DIR]
+        assert sites.directories(nothing) == [sites.bundle_sites()]
 
 
 @pytest.mark.parametrize('place', ['.', '..'])

@@ -3,16 +3,21 @@
 
     torch.distributed.init_process_group('slingmpi')
 
-with ranks that mpiexec or srun started. PyTorch loads it by name (entry points); with a PyTorch before 2.5 or without
+with ranks that mpiexec or srun started, whose RANK, WORLD_SIZE and store are given as for every backend, or by MPI:
+
+    torch.distributed.init_process_group('slingmpi', init_method='mpi://')
+
+PyTorch loads it by name (entry points); with a PyTorch before 2.5 or without
 the package's metadata: `import slingmpi`. With SLINGMPI_AS_MPI=1 in the environment it takes the name "mpi" too, where
 PyTorch itself has none.
 """
 import atexit
 import datetime
+import functools
 import json
 import os
 import re
-import sys
+import socket
 
 import torch
 import torch.distributed as dist
@@ -46,8 +51,9 @@ def _load():
             raise RuntimeError(f"slingmpi was built with {made['mpi']} ({made['compiler']}) and does not load: {err}. "
                                'Load the module of that MPI, or build slingmpi again with this one') from err
         _require_one_mpi()
+        _require_built_mpi(extension)
         extension.start()
-        atexit.register(_stop)
+        atexit.register(extension.stop)
         _loaded = extension
     return _loaded
 
@@ -67,13 +73,52 @@ def _require_one_mpi():
                            'built with the same one')
 
 
-def _stop():
-    """At the end of the program: a rank that ends by an exception ends the others, which would wait for it."""
-    _loaded.stop(failed=getattr(sys, 'last_value', None) is not None)
+def _require_built_mpi(extension):
+    """The MPI that runs is the one that it was built for, or takes its place as Cray's does for an image's MPICH."""
+    kind, major = re.match(r'(\w+) (\d+)', built()['mpi']).groups()
+    found = re.search(r'(CRAY MPICH|MPICH|Open MPI)\D*(\d+)', extension.library_version())
+    names = {'CRAY MPICH': 'cray', 'MPICH': 'mpich', 'Open MPI': 'openmpi'}
+    if found and names[found.group(1)] == kind and major != found.group(2):
+        raise RuntimeError(f"slingmpi was built with {built()['mpi']}, and the MPI in this process is "
+                           f"{extension.library_version()} ({', '.join(_mpi_libraries())}). Load the module of that "
+                           'MPI, or build slingmpi again with this one')
 
 
 def _group(members, timeout, name):
     return _loaded.create(members, max(1, timeout // datetime.timedelta(milliseconds=1)), name)
+
+
+def _meet(store, size, timeout, name):
+    """Wait in the store for the other ranks of a group: MPI itself would wait for them without an end."""
+    if store.add('slingmpi', 1) == size:
+        store.set('slingmpi all', '')
+    try:
+        store.wait(['slingmpi all'], timeout)
+    except dist.DistStoreError as err:
+        raise dist.DistBackendError(
+            f'group {name}: not all of its {size} ranks came to new_group or init_process_group within {timeout}: one '
+            'is late, or dead. Look for the first message of another rank') from err
+
+
+def _store_of_mpi(timeout):
+    """A store that all ranks of MPI_COMM_WORLD share, on rank 0's host ($MASTER_ADDR there, or its name)."""
+    rank, size = _load().start()
+    address = torch.zeros(256, dtype=torch.uint8)
+    store = None
+    if rank == 0:
+        host = os.environ.get('MASTER_ADDR') or socket.gethostname()
+        store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
+        text = f'{host} {store.port}'.encode()
+        address[:len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    world = _group(list(range(size)), timeout, 'store')
+    world.broadcast([address], dist.BroadcastOptions()).wait()
+    host, port = bytes(address.tolist()).rstrip(b'\0').decode().split()
+    return store or dist.TCPStore(host, int(port), size, False, timeout)
+
+
+def _rendezvous(_, timeout=distributed_c10d.default_pg_timeout, **__):
+    """init_method='mpi://': store, rank and size from MPI."""
+    yield (_store_of_mpi(timeout), *_load().start())
 
 
 def _create(options, _=None):
@@ -91,13 +136,16 @@ def _create(options, _=None):
             f'this process is rank {world[0]} of {world[1]} for torch.distributed (RANK and WORLD_SIZE), but rank '
             f'{rank} of {size} for MPI ({_loaded.library_version()}). Start the ranks with the '
             'launcher of that MPI: mpiexec, or srun with its PMI (srun --mpi=list); torchrun starts no MPI')
-    return _group(members, options.timeout, options.group_id or '0')
+    name = options.group_id or '0'
+    _meet(options.store, len(members), options.timeout, name)
+    return _group(members, options.timeout, name)
 
 
 def register(name=NAME):
     """Make torch.distributed know the backend."""
     if not hasattr(dist.Backend, name.upper()):
         dist.Backend.register_backend(name, _create, extended_api=True, devices=['cpu', 'cuda'])
+        dist.register_rendezvous_handler('mpi', _rendezvous)
     if os.environ.get('SLINGMPI_AS_MPI') == '1':
         take_name_mpi()
 
@@ -105,14 +153,28 @@ def register(name=NAME):
 class _NamedMPI:
     """In the place of PyTorch's own class for the name "mpi"."""
 
-    @staticmethod
-    def create(ranks):
+    store, timeout, name = None, None, ''
+
+    @classmethod
+    def create(cls, ranks):
         """A process group of these global ranks, or of all; None where this rank is in none."""
         rank, size = _load().start()
         members = list(ranks) or list(range(size))
         if rank not in members:
             return None
-        return _group(members, distributed_c10d.default_pg_timeout, f'mpi {members}')
+        _meet(dist.PrefixStore(cls.name, cls.store), len(members), cls.timeout, cls.name)
+        return _group(members, cls.timeout, cls.name)
+
+
+def _with_store(helper):
+    """PyTorch's helper that makes each group, which for the name "mpi" tells neither the time limit nor a store."""
+    @functools.wraps(helper)
+    def make(size, rank, ranks, backend, store, group_name, *args, **kwargs):
+        if type(store) is dist.Store:       # what stands for none
+            store = _NamedMPI.store = _store_of_mpi(kwargs['timeout'])
+        _NamedMPI.timeout, _NamedMPI.name = kwargs.get('timeout') or distributed_c10d.default_pg_timeout, group_name
+        return helper(size, rank, ranks, backend, store, group_name, *args, **kwargs)
+    return make
 
 
 def take_name_mpi():
@@ -123,6 +185,7 @@ def take_name_mpi():
         raise RuntimeError('SLINGMPI_AS_MPI=1, but this PyTorch was built with MPI and has a backend "mpi" of its own. '
                            'Unset it, and use the name "slingmpi" for this one')
     distributed_c10d.ProcessGroupMPI = _NamedMPI
+    distributed_c10d._new_process_group_helper = _with_store(distributed_c10d._new_process_group_helper)
     distributed_c10d._MPI_AVAILABLE = True
 
 

@@ -3,11 +3,13 @@
 
 #include "mpi_types.hpp"
 
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/record_function.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -72,16 +74,11 @@ class MPIBackend::Call {
       const Tensors& inputs,
       const Tensors& outputs,
       std::chrono::milliseconds limit)
-      : group_(group), name_(name) {
+      : group_(group), type_(type), name_(name) {
     Engine::get().require_running();
     for (const auto* list : {&inputs, &outputs}) {
       for (const auto& tensor : *list) {
         look_at(tensor);
-      }
-    }
-    if (group.compares_) {
-      for (const auto& tensor : inputs) {
-        shapes_ += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes());
       }
     }
     operation = c10::make_intrusive<Operation>(
@@ -94,17 +91,21 @@ class MPIBackend::Call {
     return stages_copies(tensor) ? to_host(tensor) : tensor.contiguous();
   }
 
+  // Our own reductions are functions on the host: tensors on GPUs come to it.
+  void reduces(const Reduction& how) { staging_ |= how.own; }
+
   // Memory for MPI to write into; afterwards the tensor has it. `filled`: MPI reads it first.
   at::Tensor out(const at::Tensor& tensor, bool filled = false) {
-    if (tensor.is_contiguous() && !stages_copies(tensor)) {
+    // MPI forbids that it writes to one place twice at once, as for a tensor that is twice in a list
+    const bool twice = std::any_of(
+        written_.begin(), written_.end(), [&](const at::Tensor& other) { return share_memory(other, tensor); });
+    if (tensor.is_contiguous() && !stages_copies(tensor) && !twice) {
+      written_.push_back(tensor);
       return tensor;
     }
-    auto memory = filled ? in(tensor)
-        : stages_copies(tensor)
-        ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))
-        : at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);
-    if (memory.is_same(tensor)) {
-      return memory;
+    auto memory = scratch(tensor.sizes(), tensor);
+    if (filled) {
+      memory.copy_(tensor);
     }
     after([tensor, memory]() mutable { tensor.copy_(memory); });
     return memory;
@@ -116,7 +117,7 @@ class MPIBackend::Call {
     if (stages_copies(like)) {
       options = options.device(at::kCPU).pinned_memory(true);
     }
-    return at::empty(sizes, options);
+    return at::empty(sizes, options, at::MemoryFormat::Contiguous);
   }
 
   void after(std::function<void()> function) {
@@ -125,6 +126,43 @@ class MPIBackend::Call {
 
   void stage(Operation::Stage function) {
     operation->stages.push_back(std::move(function));
+  }
+
+  // Ranks that do different things are an error before MPI makes wrong results of it. In the ring of the ranks each
+  // tells the next what it does, and only the first time: one that knows it waits in it for one that does other things.
+  // TORCH_DISTRIBUTED_DEBUG=DETAIL: each time.
+  void alike(const Tensors& tensors, int root = -1, const ReduceOp& op = ReduceOp::UNUSED) {
+    size_t key = c10::get_hash(static_cast<int>(type_), root, static_cast<int>(op.op_));
+    for (const auto& tensor : tensors) {
+      key = c10::hash_combine(key, c10::get_hash(static_cast<int>(tensor.scalar_type()), tensor.numel()));
+    }
+    if (group_.agreed_.size() > 10000) {
+      group_.agreed_.clear();
+    }
+    const int rank = group_.rank_, size = group_.size_, tag = group_.communicator_->largest_tag - 1;
+    if (size == 1 || (!group_.agreed_.insert(key).second && !group_.compares_)) {
+      return;
+    }
+    auto own = std::make_shared<std::string>(
+        c10::str(name_, op.op_ != ReduceOp::UNUSED ? " " + name_of(op) : "", root < 0 ? "" : c10::str(" root ", root)));
+    for (const auto& tensor : tensors) {
+      *own += c10::str(" ", c10::toString(tensor.scalar_type()), "[", tensor.numel(), "]");
+    }
+    if (own->size() >= 192) {
+      own->replace(160, std::string::npos, c10::str("... ", key));
+    }
+    own->resize(192);
+    auto other = std::make_shared<std::string>(*own);
+    const int before = (rank + size - 1) % size, after = (rank + 1) % size;
+    stage([=, comm = group_.communicator_->comm](Requests& requests) {
+      check(MPI_Irecv(other->data(), 192, MPI_CHAR, before, tag, comm, &requests.emplace_back()), "MPI_Irecv");
+      check(MPI_Isend(own->data(), 192, MPI_CHAR, after, tag, comm, &requests.emplace_back()), "MPI_Isend");
+    });
+    stage([=, name = group_.communicator_->name](Requests&) {
+      TORCH_CHECK_WITH(
+          DistBackendError, *own == *other, "ranks of ", name, " do different things. This one: ", own->c_str(),
+          "; rank ", before, ": ", other->c_str());
+    });
   }
 
   // The stage of MPI_Isend or MPI_Irecv, which other operations need not wait for.
@@ -153,45 +191,42 @@ class MPIBackend::Call {
     });
   }
 
-  bool on_gpu(const at::Tensor& memory) const { return !memory.is_cpu(); }
+  // What this thread has given all GPUs that the process uses is done.
+  void wait_for_gpus() {
+    const auto type = at::getAccelerator();
+    const c10::impl::VirtualGuardImpl gpus(type.value_or(c10::kCPU));
+    for (c10::DeviceIndex number = 0; type && number < gpus.deviceCount(); ++number) {
+      if (at::globalContext().getAcceleratorHooksInterface(type).hasPrimaryContext(number)) {
+        gpus.synchronizeDevice(number);
+      }
+    }
+  }
 
   WorkPtr go(bool waits) {
-    auto functions = std::move(finishing_);
-    if (!functions.empty()) {
-      auto stream = stream_;
-      operation->finishing = [functions, stream] {
-        std::optional<c10::StreamGuard> guard;
-        if (stream) {
-          guard.emplace(*stream);
+    // Safe by construction: what GPUs have been given up to here is done before MPI sees the memory, and wait() returns
+    // when the results are there. So operations begin in the order of the program, whatever streams they come from, and
+    // what is copied at the end goes over a stream of its own and not behind what the user's has been given since.
+    if (stream_) {
+      stream_->synchronize();
+      operation->device = stream_->device();
+    }
+    if (!finishing_.empty()) {
+      operation->finishing = [functions = std::move(finishing_), device = operation->device] {
+        c10::OptionalStreamGuard guard;
+        if (device) {
+          guard.reset_stream(c10::impl::VirtualGuardImpl(device->type()).getStreamFromGlobalPool(*device));
         }
         for (const auto& function : functions) {
           function();
         }
-        if (stream) {
-          stream->synchronize();
+        if (device) {
+          guard.current_stream()->synchronize();
         }
       };
     }
-    if (stream_) {
-      // the stream's work up to here makes the input
-      auto event = std::make_shared<c10::Event>(stream_->device_type());
-      event->record(*stream_);
-      operation->ready = [event] { return event->query(); };
-    }
     ++group_.sequence_;
-    if (group_.compares_ && operation->ordered) {
-      compare();
-    }
     Engine::get().submit(operation, waits);
     return operation;
-  }
-
-  // What all ranks must have alike, for compare().
-  template <typename... Words>
-  void detail(const Words&... words) {
-    if (group_.compares_) {
-      details_ = c10::str(words...);
-    }
   }
 
   c10::intrusive_ptr<Operation> operation;
@@ -204,7 +239,6 @@ class MPIBackend::Call {
       return;
     }
     const auto device = tensor.device();
-    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
     static const bool staging = is_set("SLINGMPI_HOST_STAGING", "1");
     static const bool takes = takes_gpu_memory(device.type());
     TORCH_CHECK(
@@ -212,7 +246,11 @@ class MPIBackend::Call {
         library_version(), ". Cray MPICH: export MPICH_GPU_SUPPORT_ENABLED=1, and load the module of the "
         "accelerator before the installation, so that the GTL library is linked. Any MPI: export "
         "SLINGMPI_HOST_STAGING=1, and copies go through the host's memory, which is slower");
-    staging_ = !takes;
+    staging_ |= !takes;
+    TORCH_CHECK(
+        !stream_ || stream_->device() == device, name_, ": tensors on ", stream_->device().str(), " and ", device.str(),
+        " in one operation. Give each an operation of its own");
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   }
 
   bool stages_copies(const at::Tensor& tensor) const { return staging_ && !tensor.is_cpu(); }
@@ -222,37 +260,11 @@ class MPIBackend::Call {
     return memory.copy_(tensor);
   }
 
-  // TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks that do different things are named, before they wait for each other.
-  void compare() {
-    constexpr int length = 160;
-    std::string mine = c10::str(group_.sequence_, ": ", name_, details_, shapes_);
-    mine.resize(length - 1);
-    mine.push_back('\0');
-    const auto size = static_cast<size_t>(group_.getSize());
-    auto all = std::make_shared<std::vector<char>>(size * length);
-    auto text = std::make_shared<std::string>(mine);
-    auto asked = c10::make_intrusive<Operation>(
-        group_.communicator_, OpType::UNKNOWN, "comparing what the ranks do", std::nullopt, Tensors(), group_.timeout_);
-    const auto comm = group_.communicator_->comm;
-    asked->stages.push_back([comm, all, text](Requests& requests) {
-      requests.emplace_back();
-      check(MPI_Iallgather(text->data(), length, MPI_CHAR, all->data(), length, MPI_CHAR, comm, &requests.back()),
-            "MPI_Iallgather");
-    });
-    Engine::get().submit(asked, true);
-    asked->wait();
-    for (size_t other = 0; other < size; ++other) {
-      TORCH_CHECK_WITH(
-          DistBackendError, std::memcmp(&(*all)[other * length], mine.data(), length) == 0,
-          "ranks of ", group_.communicator_->name, " do different things. This one: ", mine.c_str(), "; rank ", other,
-          ": ", &(*all)[other * length]);
-    }
-  }
-
   MPIBackend& group_;
+  OpType type_;
   const char* name_;
-  std::string details_, shapes_;
   std::vector<std::function<void()>> finishing_;
+  Tensors written_;
   std::optional<c10::Stream> stream_;
   bool staging_ = false;
 };
@@ -307,28 +319,12 @@ void multiply_first(const ReduceOp& op, const at::Tensor& memory) {
   }
 }
 
-// Sums by alltoall, the GPU's own arithmetic and allgather: MPI has none for these numbers, and ours is on the host.
-struct Halves {
-  at::Tensor input, received, mine, gathered;
-  int64_t numel;
-};
-
-at::Tensor combined(const at::Tensor& rows, const ReduceOp& op) {
-  switch (op.op_) {
-    case ReduceOp::PRODUCT: return rows.prod(0);
-    case ReduceOp::MIN: return rows.amin(0);
-    case ReduceOp::MAX: return rows.amax(0);
-    default: return rows.sum(0);
-  }
-}
-
 } // namespace
 
 MPIBackend::MPIBackend(const std::vector<int64_t>& ranks, std::chrono::milliseconds timeout, std::string name)
     : Backend(
           static_cast<int>(std::find(ranks.begin(), ranks.end(), Engine::get().world_rank) - ranks.begin()),
           static_cast<int>(ranks.size())),
-      ranks_(ranks),
       timeout_(timeout),
       compares_(is_set("TORCH_DISTRIBUTED_DEBUG", "DETAIL")),
       communicator_(std::make_shared<Communicator>()) {
@@ -364,15 +360,9 @@ MPIBackend::~MPIBackend() {
 }
 
 void MPIBackend::shutdown() {
-  auto& engine = Engine::get();
-  int finalized = 0;
-  std::lock_guard<std::mutex> guard(engine.mutex);
-  MPI_Finalized(&finalized);
+  std::lock_guard<std::mutex> guard(Engine::get().mutex);
   if (communicator_->broken.empty()) {
     communicator_->broken = "the process group was destroyed";
-    if (!finalized && communicator_->comm != MPI_COMM_NULL) {
-      MPI_Comm_free(&communicator_->comm);
-    }
   }
 }
 
@@ -384,38 +374,18 @@ c10::intrusive_ptr<c10d::Backend::Options> MPIBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_);
 }
 
-c10::intrusive_ptr<c10d::Backend> MPIBackend::part(
-    const std::vector<int>& ranks, std::chrono::milliseconds timeout, std::string name) {
-  std::vector<int64_t> members;
-  for (const int rank : ranks) {
-    members.push_back(ranks_.at(static_cast<size_t>(rank)));
-  }
-  if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) {
-    return nullptr;
-  }
-  return c10::make_intrusive<MPIBackend>(members, timeout, std::move(name));
-}
-
-#if SLINGMPI_TORCH >= 209
-c10::intrusive_ptr<c10d::Backend> MPIBackend::split(
-    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks, const c10::intrusive_ptr<Options>& opts) {
-  return part(ranks, opts ? opts->timeout : timeout_, opts ? opts->group_name : "split");
-}
-#endif
-
 MPIBackend::WorkPtr MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   need_one("broadcast", tensors);
-  Call call(*this, OpType::BROADCAST, "slingmpi:broadcast", tensors, tensors, opts.timeout);
-  call.detail(" from ", opts.rootRank);
+  Call call(*this, OpType::BROADCAST, "mpi:broadcast", tensors, tensors, opts.timeout);
   const int root = static_cast<int>(opts.rootRank);
+  call.alike(tensors, root);
   const auto memory = root == rank_ ? call.in(tensors[0]) : call.out(tensors[0]);
   const auto comm = communicator_->comm;
   // MPICH 4.0.2 ends its MPI_Ibcast of a type of more than 2^31 bytes with an error
   call.stage([=](Requests& requests) {
     in_parts(bytes_of(memory), [&](int64_t offset, int count) {
       auto* place = static_cast<char*>(memory_of(memory)) + offset;
-      requests.emplace_back();
-      check(MPI_Ibcast(place, count, MPI_BYTE, root, comm, &requests.back()), "MPI_Ibcast");
+      check(MPI_Ibcast(place, count, MPI_BYTE, root, comm, &requests.emplace_back()), "MPI_Ibcast");
     });
   });
   return call.go(somebody_waits(opts));
@@ -427,47 +397,27 @@ namespace {
 template <typename Call>
 void add_allreduce(Call& call, const at::Tensor& tensor, const ReduceOp& op, MPI_Comm comm, int size) {
   const auto how = reduction(tensor.scalar_type(), op);
-  if (op.op_ == ReduceOp::AVG) {
-    call.after([tensor, size] { tensor.div_(size); });
-  }
+  call.reduces(how);
   const auto memory = call.out(tensor, /*filled=*/true);
-  multiply_first(op, memory);
-  if (!how.own || !call.on_gpu(memory)) {
-    call.stage([=](Requests& requests) {
-      in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
-        auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
-        requests.emplace_back();
-        check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, &requests.back()), "MPI_Iallreduce");
-      });
-    });
-    return;
+  if (op.op_ == ReduceOp::AVG) {
+    call.after([memory, size] { memory.div_(size); });
   }
-  auto halves = std::make_shared<Halves>();
-  halves->numel = memory.numel();
-  const int64_t share = (memory.numel() + size - 1) / size;
-  halves->input = at::zeros({share * size}, memory.options());
-  halves->input.slice(0, 0, memory.numel()).copy_(memory.view({-1}));
-  halves->received = at::empty({size, share}, memory.options());
-  call.exchange(MPI_Ialltoall, "MPI_Ialltoall", halves->input, halves->received, share * memory.element_size());
+  multiply_first(op, memory);
   call.stage([=](Requests& requests) {
-    halves->mine = combined(halves->received, op);
-    c10::impl::VirtualGuardImpl(memory.device().type()).getStream(memory.device()).synchronize();
-    const Bytes bytes(share * memory.element_size());
-    requests.emplace_back();
-    check(MPI_Iallgather(
-              memory_of(halves->mine), bytes.count, bytes.type, memory_of(halves->input), bytes.count, bytes.type, comm,
-              &requests.back()),
-          "MPI_Iallgather");
+    in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
+      auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
+      auto* request = &requests.emplace_back();
+      check(MPI_Iallreduce(MPI_IN_PLACE, place, count, how.type, how.op, comm, request), "MPI_Iallreduce");
+    });
   });
-  call.after([=] { memory.view({-1}).copy_(halves->input.slice(0, 0, halves->numel)); });
 }
 
 } // namespace
 
 MPIBackend::WorkPtr MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce: no tensor");
-  Call call(*this, OpType::ALLREDUCE, "slingmpi:all_reduce", tensors, tensors, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  Call call(*this, OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, opts.timeout);
+  call.alike(tensors, -1, opts.reduceOp);
   for (const auto& tensor : tensors) {
     add_allreduce(call, tensor, opts.reduceOp, communicator_->comm, size_);
   }
@@ -480,34 +430,27 @@ MPIBackend::WorkPtr MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d
 
 MPIBackend::WorkPtr MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   need_one("reduce", tensors);
-  Call call(*this, OpType::REDUCE, "slingmpi:reduce", tensors, tensors, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp), " to ", opts.rootRank);
+  Call call(*this, OpType::REDUCE, "mpi:reduce", tensors, tensors, opts.timeout);
   const auto tensor = tensors[0];
   const auto comm = communicator_->comm;
   const int root = static_cast<int>(opts.rootRank);
+  call.alike(tensors, root, opts.reduceOp);
   const auto how = reduction(tensor.scalar_type(), opts.reduceOp);
-  if (how.own && !tensor.is_cpu()) {
-    // the result on all ranks is one on the root; the others' tensors are theirs to have anything in
-    add_allreduce(call, tensor, opts.reduceOp, comm, size_);
-    return call.go(somebody_waits(opts));
-  }
-  if (root == rank_ && opts.reduceOp.op_ == ReduceOp::AVG) {
-    const int size = size_;
-    call.after([tensor, size] { tensor.div_(size); });
-  }
+  call.reduces(how);
   auto memory = root == rank_ ? call.out(tensor, /*filled=*/true) : call.in(tensor);
+  if (root == rank_ && opts.reduceOp.op_ == ReduceOp::AVG) {
+    call.after([memory, size = size_] { memory.div_(size); });
+  }
   if (root != rank_ && opts.reduceOp.op_ == ReduceOp::PREMUL_SUM) {
     memory = memory.clone();
   }
   multiply_first(opts.reduceOp, memory);
-  const bool here = root == rank_;
-  call.stage([=](Requests& requests) {
+  call.stage([=, here = root == rank_](Requests& requests) {
     in_parts(memory.numel() * how.parts, [&](int64_t offset, int count) {
       auto* place = static_cast<char*>(memory_of(memory)) + offset * (memory.element_size() / how.parts);
-      requests.emplace_back();
       check(MPI_Ireduce(
                 here ? MPI_IN_PLACE : place, here ? place : nullptr, count, how.type, how.op, root, comm,
-                &requests.back()),
+                &requests.emplace_back()),
             "MPI_Ireduce");
     });
   });
@@ -518,12 +461,7 @@ namespace {
 
 template <typename Call>
 void add_allgather(
-    Call& call,
-    const char* name,
-    const at::Tensor& output,
-    const at::Tensor& input,
-    int rank,
-    int size) {
+    Call& call, const char* name, const at::Tensor& output, const at::Tensor& input, int rank, int size) {
   need_same(name, input, output);
   need_numel(name, output, input.numel() * size);
   auto from = call.in(input);
@@ -565,33 +503,50 @@ at::Tensor rows_of(Call& call, const char* name, const std::vector<at::Tensor>& 
   return rows;
 }
 
+template <typename Call>
+void add_allgather_lists(Call& call, const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
+  const auto rows = rows_into(call, "all_gather", outputs, input);
+  const auto from = call.in(input);
+  call.exchange(MPI_Iallgather, "MPI_Iallgather", from, rows, bytes_of(from));
+}
+
 } // namespace
 
 MPIBackend::WorkPtr MPIBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return allgather_coalesced(outputs, inputs, opts);
+  need_lists("all_gather", outputs.size(), inputs.size(), outputs.data(), size_);
+  Call call(*this, OpType::ALLGATHER, "mpi:all_gather", inputs, outputs[0], opts.timeout);
+  call.alike(inputs);
+  add_allgather_lists(call, outputs[0], inputs[0]);
+  return call.go(somebody_waits(opts));
 }
 
+// outputs[rank][number], as PyTorch has it for this one alone
 MPIBackend::WorkPtr MPIBackend::allgather_coalesced(
     TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather: ", inputs.size(), " tensors, but ", outputs.size(),
-                    " lists for results");
   Tensors all;
   for (const auto& list : outputs) {
+    TORCH_CHECK_VALUE(
+        list.size() == inputs.size(), "all_gather_coalesced: ", inputs.size(), " tensors, but a list of ", list.size(),
+        " for the results of a rank");
     all.insert(all.end(), list.begin(), list.end());
   }
-  Call call(*this, OpType::ALLGATHER, "slingmpi:all_gather", inputs, all, opts.timeout);
+  Call call(*this, OpType::ALLGATHER, "mpi:all_gather", inputs, all, opts.timeout);
+  call.alike(inputs);
   for (size_t number = 0; number < inputs.size(); ++number) {
-    need_lists("all_gather", 1, 1, &outputs[number], size_);
-    const auto rows = rows_into(call, "all_gather", outputs[number], inputs[number]);
-    const auto from = call.in(inputs[number]);
-    call.exchange(MPI_Iallgather, "MPI_Iallgather", from, rows, bytes_of(from));
+    Tensors list;
+    for (const auto& of_rank : outputs) {
+      list.push_back(of_rank[number]);
+    }
+    need_lists("all_gather_coalesced", 1, 1, &list, size_);
+    add_allgather_lists(call, list, inputs[number]);
   }
   return call.go(somebody_waits(opts));
 }
 
 MPIBackend::WorkPtr MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  Call call(*this, OpType::_ALLGATHER_BASE, "slingmpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
+  Call call(*this, OpType::_ALLGATHER_BASE, "mpi:all_gather_into_tensor", {input}, {output}, opts.timeout);
+  call.alike({input});
   add_allgather(call, "all_gather_into_tensor", output, input, rank_, size_);
   return call.go(somebody_waits(opts));
 }
@@ -600,7 +555,8 @@ MPIBackend::WorkPtr MPIBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor: ", inputs.size(), " tensors, but ",
                     outputs.size(), " for results");
-  Call call(*this, OpType::COALESCED, "slingmpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
+  Call call(*this, OpType::COALESCED, "mpi:all_gather_into_tensor_coalesced", inputs, outputs, opts.timeout);
+  call.alike(inputs);
   for (size_t number = 0; number < inputs.size(); ++number) {
     add_allgather(call, "all_gather_into_tensor", outputs[number], inputs[number], rank_, size_);
   }
@@ -619,9 +575,9 @@ MPIBackend::WorkPtr MPIBackend::with_root(
     TORCH_CHECK_VALUE(lists.empty() || lists[0].empty(), name, ": rank ", rank_, " is not the one that has a list, ",
                       root, ", but gave one");
   }
-  Call call(*this, gathers ? OpType::GATHER : OpType::SCATTER, gathers ? "slingmpi:gather" : "slingmpi:scatter", mine,
+  Call call(*this, gathers ? OpType::GATHER : OpType::SCATTER, gathers ? "mpi:gather" : "mpi:scatter", mine,
             !gathers ? mine : here ? lists[0] : Tensors(), timeout);
-  call.detail(gathers ? " to " : " from ", root);
+  call.alike(mine, root);
   const auto memory = gathers ? call.in(mine[0]) : call.out(mine[0]);
   const auto rows = !here ? memory
       : gathers ? rows_into(call, name, lists[0], mine[0])
@@ -652,46 +608,22 @@ namespace {
 // `rows`: what this rank has for each rank, one row for each, in memory that is ours.
 template <typename Call>
 void add_reduce_scatter(
-    Call& call,
-    const at::Tensor& output,
-    const at::Tensor& rows,
-    const ReduceOp& op,
-    MPI_Comm comm,
-    int rank,
-    int size) {
+    Call& call, const at::Tensor& output, const at::Tensor& rows, const ReduceOp& op, MPI_Comm comm, int size) {
   const auto how = reduction(output.scalar_type(), op);
-  if (op.op_ == ReduceOp::AVG) {
-    call.after([output, size] { output.div_(size); });
-  }
   const auto to = call.out(output);
+  if (op.op_ == ReduceOp::AVG) {
+    call.after([to, size] { to.div_(size); });
+  }
   multiply_first(op, rows);
   const int64_t numel = to.numel(), count = numel * how.parts;
-  if (how.own && call.on_gpu(to)) {
-    const auto received = at::empty({size, numel}, to.options());
-    call.exchange(MPI_Ialltoall, "MPI_Ialltoall", rows, received, bytes_of(to));
-    call.after([=] { to.copy_(combined(received, op).view(to.sizes())); });
-  } else if (count <= largest_count) {
-    call.stage([=](Requests& requests) {
-      requests.emplace_back();
-      check(MPI_Ireduce_scatter_block(
-                memory_of(rows), memory_of(to), static_cast<int>(count), how.type, how.op, comm, &requests.back()),
-            "MPI_Ireduce_scatter_block");
-    });
-  } else {
-    call.stage([=](Requests& requests) {
-      const int64_t width = to.element_size() / how.parts;
-      for (int root = 0; root < size; ++root) {
-        in_parts(count, [&](int64_t offset, int part) {
-          requests.emplace_back();
-          check(MPI_Ireduce(
-                    static_cast<char*>(memory_of(rows)) + (root * count + offset) * width,
-                    root == rank ? static_cast<char*>(memory_of(to)) + offset * width : nullptr, part, how.type, how.op,
-                    root, comm, &requests.back()),
-                "MPI_Ireduce");
-        });
-      }
-    });
-  }
+  TORCH_CHECK_VALUE(count <= largest_count, "reduce_scatter: ", numel, " elements for each rank are more than one call "
+                    "of MPI takes. Share them out over several");
+  call.stage([=](Requests& requests) {
+    check(MPI_Ireduce_scatter_block(
+              memory_of(rows), memory_of(to), static_cast<int>(count), how.type, how.op, comm,
+              &requests.emplace_back()),
+          "MPI_Ireduce_scatter_block");
+  });
 }
 
 template <typename Call>
@@ -706,10 +638,11 @@ at::Tensor own_copy(Call& call, const at::Tensor& input, const at::Tensor& outpu
 MPIBackend::WorkPtr MPIBackend::reduce_scatter(
     Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
   need_lists("reduce_scatter", inputs.size(), outputs.size(), inputs.data(), size_);
-  Call call(*this, OpType::REDUCE_SCATTER, "slingmpi:reduce_scatter", inputs[0], outputs, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  Call call(*this, OpType::REDUCE_SCATTER, "mpi:reduce_scatter", inputs[0], outputs, opts.timeout);
+  call.alike(outputs, -1, opts.reduceOp);
+  call.reduces(reduction(outputs[0].scalar_type(), opts.reduceOp));
   const auto rows = rows_of(call, "reduce_scatter", inputs[0], outputs[0]);
-  add_reduce_scatter(call, outputs[0], rows, opts.reduceOp, communicator_->comm, rank_, size_);
+  add_reduce_scatter(call, outputs[0], rows, opts.reduceOp, communicator_->comm, size_);
   return call.go(somebody_waits(opts));
 }
 
@@ -723,13 +656,14 @@ MPIBackend::WorkPtr MPIBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor: ", inputs.size(), " tensors, but ",
                     outputs.size(), " for results");
-  Call call(*this, OpType::_REDUCE_SCATTER_BASE, "slingmpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
-  call.detail(" ", name_of(opts.reduceOp));
+  Call call(*this, OpType::_REDUCE_SCATTER_BASE, "mpi:reduce_scatter_tensor", inputs, outputs, opts.timeout);
+  call.alike(outputs, -1, opts.reduceOp);
   for (size_t number = 0; number < inputs.size(); ++number) {
     need_same("reduce_scatter_tensor", inputs[number], outputs[number]);
     need_numel("reduce_scatter_tensor", inputs[number], outputs[number].numel() * size_);
+    call.reduces(reduction(outputs[number].scalar_type(), opts.reduceOp));
     const auto rows = own_copy(call, inputs[number], outputs[number], opts.reduceOp);
-    add_reduce_scatter(call, outputs[number], rows, opts.reduceOp, communicator_->comm, rank_, size_);
+    add_reduce_scatter(call, outputs[number], rows, opts.reduceOp, communicator_->comm, size_);
   }
   return call.go(somebody_waits(opts));
 }
@@ -756,26 +690,33 @@ std::vector<int64_t> shares(const char* name, const at::Tensor& tensor, const st
   return elements;
 }
 
-// From each rank to each: messages, which may be as large as they are. The largest tag is not a user's.
+// From each rank to each: messages, which may be as large as they are. The two largest tags are not a user's.
 template <typename Call>
 void add_exchange(Call& call, std::vector<at::Tensor> from, std::vector<at::Tensor> to, const Communicator& group) {
   const auto comm = group.comm;
   const int rank = group.rank, size = group.size, tag = group.largest_tag;
+  const auto own = static_cast<size_t>(rank);
+  TORCH_CHECK_VALUE(
+      bytes_of(from[own]) == bytes_of(to[own]), "all_to_all: this rank sends itself ", bytes_of(from[own]),
+      " bytes, but has ", bytes_of(to[own]), " for them in the output. Give both the same number of elements");
+  for (int step = 0; step < size; ++step) {
+    call.operation->expected.push_back(bytes_of(to[static_cast<size_t>((rank + size - step) % size)]));
+  }
   call.stage([=](Requests& requests) {
     requests.reserve(static_cast<size_t>(size) * 2);
     for (int step = 0; step < size; ++step) {
       const int source = (rank + size - step) % size;
       const auto& memory = to[static_cast<size_t>(source)];
       const Bytes bytes(bytes_of(memory));
-      requests.emplace_back();
-      check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, &requests.back()), "MPI_Irecv");
+      auto* request = &requests.emplace_back();
+      check(MPI_Irecv(memory_of(memory), bytes.count, bytes.type, source, tag, comm, request), "MPI_Irecv");
     }
     for (int step = 0; step < size; ++step) {
       const int target = (rank + step) % size;
       const auto& memory = from[static_cast<size_t>(target)];
       const Bytes bytes(bytes_of(memory));
-      requests.emplace_back();
-      check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, target, tag, comm, &requests.back()), "MPI_Isend");
+      auto* request = &requests.emplace_back();
+      check(MPI_Isend(memory_of(memory), bytes.count, bytes.type, target, tag, comm, request), "MPI_Isend");
     }
   });
 }
@@ -790,63 +731,68 @@ MPIBackend::WorkPtr MPIBackend::alltoall_base(
     const c10d::AllToAllOptions& opts) {
   const char* name = "all_to_all_single";
   need_same(name, input, output);
-  Call call(*this, OpType::ALLTOALL_BASE, "slingmpi:all_to_all_single", {input}, {output}, opts.timeout);
+  Call call(*this, OpType::ALLTOALL_BASE, "mpi:all_to_all_single", {input}, {output}, opts.timeout);
+  call.alike({});
   const auto sent = shares(name, input, input_splits, size_), received = shares(name, output, output_splits, size_);
   const auto to = call.out(output);
   auto from = call.in(input);
   if (share_memory(from, to)) {
     from = from.clone();
   }
-  const bool alike = input_splits.empty() && output_splits.empty();
-  if (alike) {
-    call.exchange(MPI_Ialltoall, "MPI_Ialltoall", from, to, sent[0] * from.element_size());
-  } else {
-    // details differ between ranks, so compare() has nothing to say of shapes
-    const auto parts = [](const at::Tensor& memory, const std::vector<int64_t>& counts) {
-      return memory.reshape({-1}).split_with_sizes(counts);
-    };
-    add_exchange(call, parts(from, sent), parts(to, received), *communicator_);
-  }
+  // messages even for equal shares: another rank may have given the same ones as split sizes
+  const auto parts = [](const at::Tensor& memory, const std::vector<int64_t>& counts) {
+    return memory.reshape({-1}).split_with_sizes(counts);
+  };
+  add_exchange(call, parts(from, sent), parts(to, received), *communicator_);
   return call.go(somebody_waits(opts));
 }
 
 MPIBackend::WorkPtr MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   need_lists("all_to_all", 1, 1, &inputs, size_);
   need_lists("all_to_all", 1, 1, &outputs, size_);
-  Call call(*this, OpType::ALLTOALL, "slingmpi:all_to_all", inputs, outputs, opts.timeout);
+  Call call(*this, OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, opts.timeout);
+  call.alike({});
   Tensors from, to;
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    need_same("all_to_all", inputs[rank], inputs[0]);
+    need_same("all_to_all", outputs[rank], inputs[0]);
     from.push_back(call.in(inputs[rank]));
     to.push_back(call.out(outputs[rank]));
+    if (share_memory(from.back(), outputs[rank])) {
+      from.back() = from.back().clone();
+    }
   }
   add_exchange(call, from, to, *communicator_);
   return call.go(somebody_waits(opts));
 }
 
 MPIBackend::WorkPtr MPIBackend::barrier(const c10d::BarrierOptions& opts) {
-  Call call(*this, OpType::BARRIER, "slingmpi:barrier", {}, {}, opts.timeout);
+  Call call(*this, OpType::BARRIER, "mpi:barrier", {}, {}, opts.timeout);
+  call.wait_for_gpus();
+  call.alike({});
   const auto comm = communicator_->comm;
   call.stage([comm](Requests& requests) {
-    requests.emplace_back();
-    check(MPI_Ibarrier(comm, &requests.back()), "MPI_Ibarrier");
+    check(MPI_Ibarrier(comm, &requests.emplace_back()), "MPI_Ibarrier");
   });
   return call.go(somebody_waits(opts));
 }
 
 MPIBackend::WorkPtr MPIBackend::send(Tensors& tensors, int destination, int tag) {
   need_one("send", tensors);
-  need_tag("send", tag, communicator_->largest_tag);
-  Call call(*this, OpType::SEND, "slingmpi:send", tensors, {}, c10d::kUnsetTimeout);
+  need_tag("send", tag, communicator_->largest_tag - 1);
+  Call call(*this, OpType::SEND, "mpi:send", tensors, {}, c10d::kUnsetTimeout);
   call.message(MPI_Isend, "MPI_Isend", call.in(tensors[0]), destination, tag);
   return call.go(false);
 }
 
 MPIBackend::WorkPtr MPIBackend::recv(Tensors& tensors, int source, int tag) {
   need_one("recv", tensors);
-  need_tag("recv", tag, communicator_->largest_tag);
-  Call call(*this, OpType::RECV, "slingmpi:recv", tensors, tensors, c10d::kUnsetTimeout);
+  need_tag("recv", tag, communicator_->largest_tag - 1);
+  const bool any = source == MPI_ANY_SOURCE;
+  Call call(*this, any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors,
+            c10d::kUnsetTimeout);
   const auto memory = call.out(tensors[0]);
-  call.operation->expected_bytes = bytes_of(memory);
+  call.operation->expected.push_back(bytes_of(memory));
   call.message(MPI_Irecv, "MPI_Irecv", memory, source, tag);
   return call.go(false);
 }

@@ -6,6 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <unordered_set>
+
 namespace slingmpi {
 
 class MPIBackend : public c10d::Backend {
@@ -55,16 +57,6 @@ class MPIBackend : public c10d::Backend {
   void abort();
   void shutdown();
 
-  // A group of some of this one's ranks: every one of this group calls it, others get none.
-  c10::intrusive_ptr<Backend> part(const std::vector<int>& ranks, std::chrono::milliseconds timeout, std::string name);
-#if SLINGMPI_TORCH >= 209
-  bool supportsSplitting() const override { return true; }
-  c10::intrusive_ptr<Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::vector<int>& ranks,
-      const c10::intrusive_ptr<Options>& opts) override;
-#endif
-
  private:
   class Call;
 
@@ -72,11 +64,11 @@ class MPIBackend : public c10d::Backend {
   WorkPtr with_root(
       bool gathers, Tensors& mine, TensorLists& lists, int64_t root, std::chrono::milliseconds timeout, bool waits);
 
-  std::vector<int64_t> ranks_;
   std::chrono::milliseconds timeout_;
   const bool compares_;    // TORCH_DISTRIBUTED_DEBUG=DETAIL
   std::shared_ptr<Communicator> communicator_;
   uint64_t sequence_ = 0;
+  std::unordered_set<size_t> agreed_;    // what all ranks have been found to do alike
 };
 
 } // namespace slingmpi

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 namespace slingmpi {
 
@@ -29,13 +30,21 @@ std::exception_ptr error_of(const Words&... words) {
 
 } // namespace
 
+Communicator::~Communicator() {
+  auto& engine = Engine::get();
+  int finalized = 0;
+  std::lock_guard<std::mutex> guard(engine.mutex);
+  MPI_Finalized(&finalized);
+  if (!finalized && comm != MPI_COMM_NULL) {
+    MPI_Comm_free(&comm);
+  }
+}
+
 bool Operation::start() {
   if (next_stage_ == stages.size() || !requests_.empty() || (ordered && communicator_->waiting.front().get() != this)) {
     return false;
   }
-  if (next_stage_ == 0 && ready && !ready()) {
-    return false;
-  }
+  const c10::OptionalDeviceGuard guard(device);
   do {
     stages[next_stage_++](requests_);
   } while (requests_.empty() && next_stage_ < stages.size());
@@ -49,22 +58,22 @@ bool Operation::test() {
   if (requests_.empty()) {
     return next_stage_ == stages.size();
   }
+  const c10::OptionalDeviceGuard guard(device);
   int complete = 0;
-  if (requests_.size() == 1) {
-    MPI_Status status;
-    check(MPI_Test(requests_.data(), &complete, &status), title_);
-    if (complete && expected_bytes >= 0) {
-      source_ = status.MPI_SOURCE;
-      MPI_Count bytes = 0;
-      check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-      TORCH_CHECK_WITH(
-          DistBackendError, bytes == expected_bytes, title_, " in ", communicator_->name, ": rank ", source_,
-          " sent ", bytes, " bytes, but the tensor to receive into has ", expected_bytes,
-          ". Give both the same shape and data type");
-    }
-  } else {
-    check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete, MPI_STATUSES_IGNORE),
+  const int number = static_cast<int>(requests_.size());
+  if (expected.empty() || next_stage_ < stages.size()) {
+    check(number == 1 ? MPI_Test(requests_.data(), &complete, MPI_STATUS_IGNORE)
+                      : MPI_Testall(number, requests_.data(), &complete, MPI_STATUSES_IGNORE),
           title_);
+  } else {
+    c10::SmallVector<MPI_Status, 1> statuses(requests_.size());
+    const int result = MPI_Testall(number, requests_.data(), &complete, statuses.data());
+    const bool wrong = result == MPI_ERR_IN_STATUS;
+    for (size_t one = 0; one < expected.size() && (complete || wrong); ++one) {
+      source_ = statuses[one].MPI_SOURCE;
+      check_received(one, wrong ? statuses[one].MPI_ERROR : result, statuses[one]);
+    }
+    check(result, title_);
   }
   if (complete) {
     requests_.clear();
@@ -72,9 +81,26 @@ bool Operation::test() {
   return complete && next_stage_ == stages.size();
 }
 
+void Operation::check_received(size_t number, int status, MPI_Status& received) {
+  if (status == MPI_ERR_PENDING) {
+    return;
+  }
+  int kind = MPI_SUCCESS;
+  MPI_Count bytes = 0;
+  MPI_Error_class(status, &kind);
+  if (kind == MPI_SUCCESS) {
+    check(MPI_Get_elements_x(&received, MPI_BYTE, &bytes), "MPI_Get_elements_x");
+  }
+  TORCH_CHECK_WITH(
+      DistBackendError, kind != MPI_ERR_TRUNCATE && (kind != MPI_SUCCESS || bytes == expected[number]), title_, " in ",
+      communicator_->name, ": rank ", received.MPI_SOURCE, " sent ", kind == MPI_SUCCESS ? c10::str(bytes) : "more",
+      " bytes where the tensor to receive into has ", expected[number], ". Give both the same shape and data type");
+}
+
 void Operation::complete(std::exception_ptr error) {
   if (!error && finishing) {
     try {
+      const c10::OptionalDeviceGuard guard(device);
       finishing();
     } catch (...) {
       error = std::current_exception();
@@ -94,7 +120,6 @@ void Operation::complete(std::exception_ptr error) {
   if (!error) {
     stages.clear();
     finishing = nullptr;
-    ready = nullptr;
   }
   if (future) {
     settle(future);
@@ -148,14 +173,24 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
     engine.require_running();
     Engine::Waiter waiter;
     const bool limited = timeout != kNoTimeout;
-    const auto end = limited ? Clock::now() + timeout : Clock::time_point();
+    const auto begin = Clock::now(), end = limited ? begin + timeout : Clock::time_point::max();
+    // what takes longer than 10 ms and 100 MB/s waits for another rank, and leaves it the core
+    int64_t bytes = 0;
+    for (const auto& tensor : outputs_) {
+      bytes += static_cast<int64_t>(tensor.nbytes());
+    }
+    const auto patience = begin + std::chrono::milliseconds(10 + bytes / 100000);
     for (unsigned round = 1; !done_; ++round) {
+      const auto now = round % 64 == 0 ? Clock::now() : Clock::time_point();
+      TORCH_CHECK_WITH(
+          DistBackendError, now < end, title_, " in ", communicator_->name, " is not complete after the ",
+          timeout.count(), " ms that wait() was given");
+      if (now > patience) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
       if (!engine.progress() || round % 64 == 0) {
         sched_yield();
       }
-      TORCH_CHECK_WITH(
-          DistBackendError, !limited || round % 64 != 0 || Clock::now() < end, title_, " in ", communicator_->name,
-          " is not complete after the ", timeout.count(), " ms that wait() was given");
     }
   }
   if (exception_) {
@@ -199,15 +234,21 @@ void Engine::start() {
   } else {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level), "MPI_Init_thread");
     started_here_ = true;
+    // errors of messages and of no communicator are theirs (MPI 4.1, 9.3): an exception, and not the job's end
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   }
   TORCH_CHECK(
-      thread_level >= MPI_THREAD_SERIALIZED, "MPI was started for one thread alone (thread level ", thread_level,
-      "), and slingmpi needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. ",
-      started_here_ ? "Use a build of MPI with support for threads: " + library_version()
-                    : "Whoever started it must ask for that; mpi4py: mpi4py.rc.thread_level = 'multiple'");
+      started_here_ || thread_level == MPI_THREAD_MULTIPLE, "MPI was started by another part of this program for "
+      "fewer threads than call it now (thread level ", thread_level, "), and slingmpi needs MPI_THREAD_MULTIPLE. "
+      "Whoever started it must ask for that; mpi4py: mpi4py.rc.thread_level = 'multiple'");
+  TORCH_CHECK(
+      thread_level >= MPI_THREAD_SERIALIZED, "this MPI has no support for threads (thread level ", thread_level,
+      "), and slingmpi needs MPI_THREAD_SERIALIZED. Use another build of MPI: ", library_version());
   check(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
   pthread_atfork(nullptr, nullptr, [] { get().forked_ = true; });
+  on_exit([](int status, void*) { get().leave(status); }, nullptr);    // glibc's: atexit() is not told the status
   thread_ = std::make_unique<std::thread>([this] { run(); });
   started_ = true;
 }
@@ -278,8 +319,8 @@ bool Engine::progress() {
       if (!error && !complete && look_at_clock && now > operation->deadline_) {
         error = error_of(
             operation->title_, " in ", operation->communicator_->name, " is not complete after ",
-            operation->limit_.count(), " ms: at least one other rank did not come to it, or is dead. Look for the "
-            "first message of another rank; the limit is init_process_group's timeout");
+            operation->limit_.count(), " ms, the timeout of it or of its group: at least one other rank did not come "
+            "to it, came with another size, or is dead. Look for the first message of another rank");
       }
       if (error) {
         failed_.emplace_back(operation, error);
@@ -373,30 +414,34 @@ void Engine::run() {
   }
 }
 
-void Engine::stop(bool failed) {
-  if (!started_ || forked_) {
-    return;
+void Engine::stop() {
+  if (thread_ && !forked_) {
+    stopping_ = true;
+    wake_.notify_all();
+    thread_->join();
+    thread_.reset();
+    // before whoever started MPI finalizes it, which would wait for operations that nobody completes
+    if (broken_) {
+      leave(1);
+    }
   }
-  stopping_ = true;
-  wake_.notify_all();
-  thread_->join();
-  started_ = false;
+}
+
+void Engine::leave(int status) {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized) {
+  if (forked_ || finalized || (!started_here_ && !broken_)) {
     return;
   }
-  if (broken_ || ((failed || !active_.empty()) && started_here_)) {
+  if (status != 0 || broken_ || !active_.empty()) {
     // MPI_Finalize would wait for operations that nobody completes, and other ranks for this one
     std::fflush(nullptr);
     std::fprintf(stderr, "slingmpi: rank %d ends with %s: MPI_Abort ends the other ranks too\n", world_rank,
-                 failed ? "an error" : broken_ ? "a failed operation" : "operations that are not complete");
-    MPI_Abort(MPI_COMM_WORLD, 1);
+                 broken_ ? "a failed operation" : status != 0 ? "an error" : "operations that are not complete");
+    MPI_Abort(MPI_COMM_WORLD, status != 0 ? status : 1);
   }
-  if (started_here_) {
-    free_types();
-    MPI_Finalize();
-  }
+  free_types();
+  MPI_Finalize();
 }
 
 } // namespace slingmpi

@@ -3,10 +3,12 @@
 //
 // MPI moves data while somebody calls it. A thread that waits for its operation calls it itself, so that a small
 // operation costs no change of threads; while nobody waits, the progress thread does. One lock is around all calls,
-// so MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is asked for, because mpi4py calls MPI beside us.
+// so MPI_THREAD_SERIALIZED is enough where nobody else calls MPI; MPI_THREAD_MULTIPLE is asked for, and required of an
+// MPI that somebody else started, who calls it beside us.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/SmallVector.h>
 #include <mpi.h>
 
@@ -30,8 +32,10 @@ using OperationPtr = c10::intrusive_ptr<Operation>;
 using Clock = std::chrono::steady_clock;
 using Requests = c10::SmallVector<MPI_Request, 1>;    // one is the rule, and needs no memory
 
-// The ranks of one process group.
+// The ranks of one process group. Its operations hold it: MPI's communicator is freed after the last of them.
 struct Communicator {
+  ~Communicator();
+
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 1;
@@ -62,8 +66,8 @@ class Operation : public c10d::Work {
 
   c10::SmallVector<Stage, 1> stages;                  // they hold the memory that MPI is given
   std::function<void()> finishing;                    // when MPI has done its part: copies and divisions
-  std::function<bool()> ready;                        // whether GPUs have made the input
-  int64_t expected_bytes = -1;                        // of a receive: fewer are an error
+  std::optional<c10::Device> device;                        // of the tensors; none for the processor
+  c10::SmallVector<int64_t, 1> expected;              // bytes that the last stage's first requests must receive
   bool ordered = true;                                // a collective, not a message
 
   bool isCompleted() override;
@@ -81,6 +85,7 @@ class Operation : public c10d::Work {
 
   bool start();    // the next stage, if it may; whether something began
   bool test();     // whether MPI is through with the stage that has begun
+  void check_received(size_t number, int status, MPI_Status& received);
   void complete(std::exception_ptr error);
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& future);
 
@@ -107,8 +112,10 @@ class Engine {
   bool progress();
   // All operations of the communicator end with this error, and no other can start.
   void fail(Communicator& communicator, const std::string& why);
-  // At the end of the program. `failed`: the program ends by an exception, others may wait for this rank.
-  void stop(bool failed);
+  // At the end of Python: no thread of ours calls it any more.
+  void stop();
+  // At the end of the process, which knows its status: others may wait for a rank that failed.
+  void leave(int status);
   // Throws unless MPI can be called.
   void require_running() const;
 

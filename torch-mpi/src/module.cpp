@@ -23,7 +23,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     return std::make_pair(engine.world_rank, engine.world_size);
   }, released(), "Start MPI unless it runs; (rank, size) of MPI_COMM_WORLD");
   module.def("create", &create, released(), py::arg("ranks"), py::arg("timeout_ms"), py::arg("name"));
-  module.def("stop", [](bool failed) { Engine::get().stop(failed); }, released(), py::arg("failed"));
+  module.def("stop", [] { Engine::get().stop(); }, released());
   module.def("library_version", &library_version);
   module.def("thread_level", [] { return Engine::get().thread_level; });
   module.def("takes_gpu_memory", [] { return takes_gpu_memory(c10::DeviceType::CUDA); });

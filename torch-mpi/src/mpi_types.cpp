@@ -29,26 +29,28 @@ void check(int status, const char* call) {
 
 namespace {
 
+// A minimum or maximum with a NaN is NaN, on all ranks: MPI's own depends on the order (MPICH).
 struct Sum {
-  static float of(float left, float right) { return left + right; }
+  template <typename T> static T of(T left, T right) { return left + right; }
 };
 struct Product {
-  static float of(float left, float right) { return left * right; }
+  template <typename T> static T of(T left, T right) { return left * right; }
 };
 struct Minimum {
-  static float of(float left, float right) { return right < left || right != right ? right : left; }
+  template <typename T> static T of(T left, T right) { return right < left || right != right ? right : left; }
 };
 struct Maximum {
-  static float of(float left, float right) { return right > left || right != right ? right : left; }
+  template <typename T> static T of(T left, T right) { return right > left || right != right ? right : left; }
 };
 
-// An operation of MPI_Op_create. Each step is rounded to the 16 bits, as gloo does it.
+// An operation of MPI_Op_create. Each step is rounded to the 16 bits of a short number, as gloo does it.
 template <typename Number, typename Operation>
 void combine(void* in, void* inout, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const Number*>(in);
   auto* to = static_cast<Number*>(inout);
   for (int i = 0; i < *count; ++i) {
-    to[i] = static_cast<Number>(Operation::of(static_cast<float>(from[i]), static_cast<float>(to[i])));
+    using Wide = std::conditional_t<sizeof(Number) == 2, float, Number>;
+    to[i] = static_cast<Number>(Operation::of(static_cast<Wide>(from[i]), static_cast<Wide>(to[i])));
   }
 }
 
@@ -76,11 +78,15 @@ MPI_User_function* own_function(ReduceOp::RedOpType op) {
 }
 
 MPI_Op own_op(at::ScalarType type, ReduceOp::RedOpType op) {
-  auto* function = type == at::kBFloat16 ? own_function<c10::BFloat16>(op) : own_function<c10::Half>(op);
+  type = type == at::kComplexHalf ? at::kHalf : type;
+  auto* function = type == at::kBFloat16 ? own_function<c10::BFloat16>(op)
+      : type == at::kHalf                ? own_function<c10::Half>(op)
+      : type == at::kFloat               ? own_function<float>(op)
+                                         : own_function<double>(op);
   if (function == nullptr) {
     return MPI_OP_NULL;
   }
-  const auto found = own_ops.emplace(std::make_pair(type == at::kBFloat16 ? type : at::kHalf, op), MPI_OP_NULL).first;
+  const auto found = own_ops.emplace(std::make_pair(type, op), MPI_OP_NULL).first;
   if (found->second == MPI_OP_NULL) {
     check(MPI_Op_create(function, /*commute=*/1, &found->second), "MPI_Op_create");
   }
@@ -158,7 +164,9 @@ Reduction reduction_of(at::ScalarType type, const ReduceOp& op) {
     found.op = truth_op(wanted);
   } else {
     found.type = number_type(type);
-    found.op = number_op(type, wanted);
+    found.own = at::isFloatingType(type) && (wanted == ReduceOp::MIN || wanted == ReduceOp::MAX) &&
+        found.type != MPI_DATATYPE_NULL;
+    found.op = found.own ? own_op(type, wanted) : number_op(type, wanted);
   }
   TORCH_CHECK_TYPE(
       found.type != MPI_DATATYPE_NULL && found.op != MPI_OP_NULL,

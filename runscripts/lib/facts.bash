@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Made from slingtorch/job/machine.py, by: python3 -m slingtorch.job.machine
+# shellcheck disable=SC2034  # for those who source it
+_gpu_device='^0x(0302|0380|1200|0300.*/0x10de$)'
+_gpu_variables='ROCR_VISIBLE_DEVICES,CUDA_VISIBLE_DEVICES,HIP_VISIBLE_DEVICES,ZE_AFFINITY_MASK,GPU_DEVICE_ORDINAL'

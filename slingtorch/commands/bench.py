@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' (job/bench.py) wrote, draws it, and
+judges it by the reference figures of a site."""
+import argparse
+import math
+import sys
+from typing import Any
+
+from slingtorch import sites
+from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
+                                    table_head, table_row, wrong_values)
+
+NOTHING_COMPARED = 3
+"""Exit status when a verdict was asked for and there was nothing to compare with."""
+
+HOW = """\
+'slingtorch bench' measures nothing itself: the ranks of a job do. In a job, after 'module load' of a PyTorch:
+
+    srun -N2 --ntasks-per-node=8 --kill-on-bad-exit $RUNSCRIPTS/conda-python-distributed --bench --json bench.json
+    mpiexec -n 8 -ppn 4 $RUNSCRIPTS/conda-python-distributed --bench --json bench.json
+    srun -N2 --ntasks-per-node=8 singularity exec $SIFPYTORCH conda-python-distributed --bench --json bench.json
+
+One rank for each GPU. Then, anywhere:
+
+    slingtorch bench bench.json                         the table again
+    slingtorch bench bench.json --plot bench.png
+    slingtorch bench bench.json --site NAME             too slow? By the site's reference figures"""
+
+
+def show(record: dict) -> list:
+    """Lines: everything, as the job printed it."""
+    lines = head(record) + table_head(record) + [table_row(record, row) for row in record['results']]
+    return lines + summary(record) + (
+        [] if record['complete'] else ["INCOMPLETE: the job ended before everything was measured"])
+
+
+def index(record: dict) -> dict:
+    """{(kind, operation, size): row}"""
+    return {(row['kind'], row['operation'], row['size']): row for row in record['results']}
+
+
+def judge(record: dict, site: Any) -> tuple:
+    """(lines, whether all is well, None if nothing could be compared): the record by the site's reference figures."""
+    if not site.references:
+        return ["site %s: no reference figures are known, so nothing says whether this is good. Yours would be the "
+                "first: send the JSON file with the date and the number of nodes to the project, or add a section "
+                "[reference LABEL] to %s (docs/bench.md)" % (site.name, site.path)], None
+    rows, lines, well = index(record), [], None
+    for reference in site.references:
+        what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,
+                                                  reference.nodes, reference.ranks_per_node)
+        row = rows.get((reference.backend, reference.operation, parse_size(reference.size)))
+        shape = record['nodes'], record['ranks_per_node']
+        if shape != (int(reference.nodes), int(reference.ranks_per_node)):
+            lines.append("site %s: not compared: %s; this was %d x %d ranks" % (site.name, what, *shape))
+            continue
+        if row is None:
+            lines.append("site %s: not compared: %s, which was not measured" % (site.name, what))
+            continue
+        wanted, found = float(reference.bus_bandwidth), row['bus_bandwidth']
+        good = found >= wanted * (1 - float(reference.tolerance)) and not row['wrong']
+        well = good and well is not False
+        lines.append("site %s: %s: %s: %.4g GB/s, %.2f of the reference %.4g (tolerance %s; %s)" % (
+            site.name, 'good' if good else 'WRONG VALUES' if row['wrong'] else 'TOO SLOW', what, found, found / wanted,
+            wanted, reference.tolerance, reference.source))
+    if well is False:
+        lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
+                     "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
+    if well is None:
+        lines.append("site %s: nothing was compared: measure on as many nodes and ranks as a reference" % site.name)
+    return lines, well
+
+
+def draw(record: dict, path: str) -> None:
+    """Write a PNG: bus bandwidth by size, a panel for each operation, a line for each backend."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise BenchError("--plot needs matplotlib: %s -m pip install matplotlib" % sys.executable)
+    matplotlib.use('Agg')
+    from matplotlib import pyplot, ticker
+    operations, kinds = ([name for name in names if any(row[key] == name for row in record['results'])]
+                         for key, names in (('operation', OPERATIONS), ('kind', KINDS)))
+    if not operations:
+        raise BenchError("there is nothing to draw: the file has no result")
+    columns = min(3, len(operations))
+    figure, grid = pyplot.subplots(-(-len(operations) // columns), columns, squeeze=False, sharex=True,
+                                   figsize=(4.2 * columns + 0.6, 3.3 * -(-len(operations) // columns) + 1.1))
+    rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
+    for axes, operation in zip(grid.flat, operations):
+        for kind in kinds:
+            axes.plot(*zip(*sorted((row['bytes'], row['bus_bandwidth']) for row in record['results'] if (
+                row['kind'], row['operation']) == (kind, operation)) or [(math.nan, math.nan)]),
+                marker='o', markersize=4, label=kind)
+        if rate:
+            axes.axhline(rate, color='0.4', linestyle=':', label='line rate of a node')
+        axes.set_xscale('log', base=2)
+        axes.set_yscale('log')
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda size, _: show_size(int(size))))
+        axes.tick_params(axis='x', labelrotation=30)
+        axes.set_title(operation)
+        axes.grid(True, alpha=0.3)
+    grid[0][0].set_ylabel('bus bandwidth, GB/s')
+    grid[0][0].legend(frameon=False)
+    figure.suptitle('%d ranks, nodes: %d; PyTorch %s; %s' % (
+        record['ranks'], record['nodes'], record['versions']['torch'], record['date']))
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=110)
+    except ValueError as err:  # the name's ending is none that matplotlib draws
+        raise BenchError("--plot %s: %s" % (path, err))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; the exit status."""
+    if not args.result:
+        if args.plot or args.site:
+            raise BenchError("name the file that '--bench --json FILE' wrote in a job")
+        print(HOW)
+        return 0
+    record = read(args.result)
+    print('\n'.join(show(record)))
+    if args.plot:
+        draw(record, args.plot)
+        print("drawn: %s" % args.plot)
+    status = 1 if wrong_values(record) or not record['complete'] else 0
+    chosen = None
+    try:
+        # of a job's own site, if it is a system by itself that is known here
+        name = args.site or record['site']
+        chosen = sites.load(name) if name else None
+    except sites.SiteError:
+        if args.site:
+            raise
+    if chosen and (args.site or chosen.rules):
+        lines, well = judge(record, chosen)
+        print('\n'.join([''] + lines))
+        if args.site:
+            status = status or {True: 0, False: 1, None: NOTHING_COMPARED}[well]
+    return status
+
+
+def add_parser(commands: Any) -> None:
+    """Add 'bench' to the command line."""
+    parser = commands.add_parser('bench', help="read, draw and judge what --bench measured in a job",
+                                 description="Reads what 'conda-python-distributed --bench' measured in a job. "
+                                             "Without arguments it says how that is done.",
+                                 epilog="Exit status: 0; 1 for wrong values, too slow by the site's figures, a job "
+                                        "that ended early, or an error; 3 if --site had nothing to compare with.")
+    parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench: print its table")
+    parser.add_argument('--plot', metavar='PNG', help="draw bus bandwidth by size (needs matplotlib)")
+    parser.add_argument('--site', metavar='NAME', help="judge by the reference figures of this site")
+    parser.set_defaults(function=run)

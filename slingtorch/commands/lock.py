@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (slingtorch/lockfile.py)."""
+import ast
+import glob
+import os
+import pathlib
+import re
+import shlex
+import sys
+from typing import Any, Callable, Dict, Optional
+
+from slingtorch import lockfile
+
+
+def find_easyconfig(name: str, root: str) -> str:
+    """Path of an easyconfig: a file, or the name of one in the bundle with this root; a RuntimeError without one."""
+    if os.path.isfile(name):
+        return os.path.abspath(name)
+    found = glob.glob(os.path.join(glob.escape(root), 'easyconfigs', '*', '*', glob.escape(os.path.basename(name))))
+    if os.path.dirname(name) or not found:
+        raise RuntimeError("There is no easyconfig %s: name a file, or one that 'eb --search' finds here" % name)
+    return found[0]
+
+
+def read_easyconfig(path: str) -> dict:
+    """What an easyconfig says about its packages: name, lock_file (path beside it), and the lists wanted, index_urls,
+    python_versions and platforms; RuntimeError if it is not one of PythonVenv that names packages."""
+    from easybuild.framework.easyconfig.easyconfig import resolve_template
+    from easybuild.framework.easyconfig.parser import EasyConfigParser
+    from easybuild.tools.build_log import EasyBuildError
+    from easybuild.tools.config import init_build_options
+    file_name = os.path.basename(path)
+    try:
+        init_build_options()
+        params = EasyConfigParser(path).get_config_dict()
+        strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
+        strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
+
+        def texts(key, default=()):
+            values = resolve_template(params.get(key, default), strings)
+            if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+                raise RuntimeError("%s: %s is %r, and must be a list of strings" % (file_name, key, values))
+            return list(values)
+
+        sources = texts('sources')
+        values = {key: texts(key) for key in ('python_packages', 'extra_packages', 'index_urls', 'python_versions')}
+        values['wheel_platform'] = params.get('wheel_platform', 'manylinux_2_28_x86_64')
+        found = dict(lockfile.recipe_of(values), name=strings['name'])
+    except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
+        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+    if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
+        raise RuntimeError("%s names no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
+                           "'PythonVenv' and a list python_packages" % file_name)
+    lock_file = sources[0] if sources else ''
+    if '%(' in lock_file or os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
+        raise RuntimeError("%s: the first of 'sources' is '%s', and must be the name of the lock file that lies beside "
+                           "the easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
+                           % (file_name, lock_file))
+    lockfile.check_recipe(found, file_name)
+    return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
+
+
+def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
+    """
+    Write the lock file of an easyconfig, beside it, and its checksum into that; RuntimeError if it cannot be written,
+    or the packages be had.
+
+    :param source_path: gives EasyBuild's first source path, where downloaded wheels go
+    :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
+    """
+    recipe = read_easyconfig(path)
+    file_name, lock_file = os.path.basename(path), recipe['lock_file']
+    if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
+        raise RuntimeError("The lock file belongs beside the easyconfig, and %s cannot be written. Copy the easyconfig "
+                           "to a directory of yours and name that: slingtorch lock ./%s; eb ./%s"
+                           % (os.path.dirname(lock_file), file_name, file_name))
+    lockfile.lock(recipe, file_name, lock_file, python or sys.executable,
+                  lambda: lockfile.wheel_dir(source_path(), recipe['name']), say)
+    text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
+    if text is None:
+        say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
+        return
+    lockfile.replace_file(path, text)
+    say("its checksum is in %s" % path)
+
+
+def with_checksum(text: str, checksum: str) -> Optional[str]:
+    """An easyconfig with this checksum of its first source; None if it has another form than is usual."""
+    given: Dict[str, Any] = {
+        node.targets[0].id: node.value for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # type: ignore
+    lines, value = text.splitlines(True), given.get('checksums')
+    if value is None and 'patches' not in given and len(given['sources'].elts) == 1:
+        sources = re.search(r"(?m)^sources = \[.*\]\n", text)
+        end = sources.end() if sources else 0
+        return text[:end] + "checksums = ['%s']\n" % checksum + text[end:] if sources else None
+    place: Any = value.elts[0] if isinstance(value, ast.List) and value.elts else None
+    if isinstance(place, ast.Dict):
+        place = place.values[0]
+    if place is None:
+        return None
+    line, column = place.lineno - 1, place.col_offset
+    old = re.match(r'''None|(['"])[0-9a-f]{64}\1''', lines[line][column:])
+    if not old:
+        return None
+    lines[line] = lines[line][:column] + "'%s'" % checksum + lines[line][column + old.end():]
+    return ''.join(lines)

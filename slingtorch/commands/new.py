@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""'slingtorch new': an easyconfig and its lock file for a user's own project, on the PyTorch of another easyconfig."""
+import argparse
+import glob
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from slingtorch import gpus, lockfile, sites
+from slingtorch.commands import lock
+
+# PyTorch's own: of --on, whatever a project has locked; further ones come with the wheel of torch
+FAMILY = ('torch', 'torchvision', 'torchaudio')
+# these hold torch alone, and what came with it
+TORCH_INDEX = re.compile(r'^https?://download(-r2)?\.pytorch\.org/')
+CPU = 'PyTorch-2.13.0-local-cpu.eb'
+# how packages name the torch that a wheel was compiled for: 2.8.3+cu12torch2.9cxx11abiTRUE, 2.1.2+pt28cu128
+FOR_TORCH = re.compile(r'\+\S*?(?:torch|pt)(\d)\.?(\d+)')
+TEXT = '''# Made by 'slingtorch new' from %(source)s, on %(on)s. The same command makes a new one.
+easyblock = 'PythonVenv'
+
+name = '%(name)s'
+version = '%(version)s'
+versionsuffix = '%(suffix)s'
+
+homepage = 'https://pytorch.org'
+description = "%(name)s: a project's own environment with PyTorch %(torch)s"
+
+toolchain = SYSTEM
+
+sources = ['%%(name)s-%%(version)s%%(versionsuffix)s.lock']
+checksums = ['%(checksum)s']
+
+%(parameters)s
+sanity_check_imports = ['torch', 'torch.distributed']
+
+moduleclass = 'ai'
+'''
+
+
+class Wanted:
+    """What a project asks for: lines (requirements), projects ([(directory, extras)]), index_urls, links."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.directory = path, os.path.dirname(path)
+        self.lines, self.projects, self.index_urls, self.links = [], [], [], []  # type: list, list, list, list
+        self.replaced = ''
+
+    def read(self, text: str, path: str) -> None:
+        """Add the lines of a requirements file."""
+        text = re.sub(r'\s+--hash=\S+', '', re.sub(r'\\\n', ' ', text))
+        for line in [re.sub(r'(^|\s)#.*', '', line).strip() for line in text.splitlines()]:
+            option, _, value = re.sub(r'^(-\w|--[\w-]+)[\s=]*', r'\1 ', line).partition(' ')
+            local = re.match(r'(?:[\w.-]+\s*@\s*)?(?:file:(?://)?)?([./][^;\[]*|)(?:\[(.*)\])?$', line)
+            if option in ('-r', '--requirement'):
+                self.read_file(os.path.join(os.path.dirname(path), value))
+            elif option in ('-f', '--find-links'):
+                self.links.append(value if '://' in value else os.path.join(self.directory, value))
+            elif option in ('--extra-index-url', '--index-url', '-i'):
+                self.index_urls += [] if TORCH_INDEX.match(value) else [value]
+            elif option in ('-e', '--editable') or line and local:
+                where, _, extras = (value if local is None or option[0] == '-' else line).partition('[')
+                where = re.sub(r'^([\w.-]+\s*@\s*)?(file:(//)?)?', '', where.strip())
+                self.projects.append((os.path.join(self.directory, where), '[' + extras if extras else ''))
+            elif line.startswith('-'):
+                raise RuntimeError("%s: '%s' has no place in an easyconfig. Take this option out; what a constraints "
+                                   "file says can stand in a line of its own" % (path, option))
+            elif line:
+                self.lines.append(line)
+
+    def read_file(self, path: str) -> None:
+        """Add a requirements file."""
+        with open(path, encoding='utf-8-sig') as stream:
+            self.read(stream.read(), path)
+
+
+def run_uv(uv: str, words: List[str], what: str, directory: str, settings: Dict[str, str]) -> str:
+    """What a command of uv prints; RuntimeError with what it says."""
+    options, env = lockfile.uv_settings(settings, [])
+    done = subprocess.run([uv] + words + (options if words[0] == 'build' else []), cwd=directory, env=env,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True)
+    if done.returncode:
+        raise RuntimeError("%s failed. uv says:\n%s" % (what, done.stderr.strip()[-2000:]))
+    return done.stdout
+
+
+def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]) -> Tuple[Wanted, str]:
+    """What a project wants, and the marker of the machines that it is for; '' for all."""
+    wanted, name = Wanted(path), os.path.basename(path)
+    with open(path, encoding='utf-8-sig') as stream:
+        text = stream.read()
+    words = re.findall(r'''(?m)^requires-python\s*=\s*["']([^"']*)["']''', text)[:1]
+    markers = [re.sub(r'^\s*([<>=!~]+)\s*(\S+)\s*$', r"python_full_version \1 '\2'", part)
+               for word in words for part in word.split(',')]
+    if name == 'uv.lock':
+        export = ['export', '--frozen', '--no-hashes', '--no-header', '--no-annotate', '--no-dev']
+        export += [word for extra in extras for word in ('--extra', extra)]
+        what = "Reading %s" % path
+        full = run_uv(uv, export, what, wanted.directory, settings)
+        pinned = dict(re.findall(r'(?m)^(%s)==(\S+)' % '|'.join(FAMILY), full))
+        family = [package for package in FAMILY if package in pinned]
+        wanted.replaced = ', '.join('%s %s' % pair for pair in pinned.items())
+        export += [word for package in family for word in ('--prune', package)]
+        wanted.lines += family[family[:1] == ['torch']:]
+        wanted.read(run_uv(uv, export, what, wanted.directory, settings), path)
+        platforms = re.search(r'(?ms)^supported-markers = \[(.*?)^\]', text)
+        if platforms:
+            markers.append(' or '.join('(%s)' % word for word in re.findall(r'"(.*)"', platforms.group(1))))
+    elif name.endswith('.toml'):
+        if re.search(r'(?m)^\[build-system\]', text):
+            wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
+        else:
+            wanted.lines += dependencies_of(text, extras, path)
+    else:
+        wanted.read(text, path)
+    return wanted, ' and '.join('(%s)' % marker for marker in markers)
+
+
+def dependencies_of(text: str, extras: List[str], path: str) -> List[str]:
+    """What a pyproject.toml that is no package needs."""
+    try:
+        toml = importlib.import_module('tomllib' if sys.version_info >= (3, 11) else 'pip._vendor.tomli')  # type: Any
+        project = toml.loads(text)['project']
+        return list(project.get('dependencies', [])) + [line for extra in extras
+                                                        for line in project['optional-dependencies'][extra]]
+    except (ImportError, KeyError, TypeError, ValueError) as err:
+        raise RuntimeError("%s cannot be read as a project's file: %s. 'uv lock' makes a uv.lock of it: name that"
+                           % (path, err))
+
+
+def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
+    """Version (major.minor) of the Python that eb will take: that of the site's role, or a command."""
+    role, generations = None, site.generations
+    if generations and any(entry.startswith('python') for entry in on['site_dependencies']) and not command:
+        name = os.environ.get(sites.GENERATION_VARIABLE)
+        role = generations[site.generation(name, on['file'])].get('python')
+    found = re.search(r'/(3\.\d+)', role or '')
+    if found:
+        version, where = found.group(1), "the site's role python (%s)" % role
+    else:
+        where = command or 'python3'
+        path = shutil.which(where)
+        done = subprocess.run([path or 'false', '-c', 'import sys; print("%d.%d" % sys.version_info[:2])'],
+                              stdout=subprocess.PIPE, universal_newlines=True)
+        version = done.stdout.strip()
+        if not version:
+            raise RuntimeError("There is no Python '%s' here that runs. Load a module with one, or name another with "
+                               "--python" % where)
+    if version not in on['python_versions']:
+        raise RuntimeError("%s has packages for Python %s, and %s is Python %s. Load a module with one of these, or "
+                           "name one with --python" % (on['file'], ', '.join(on['python_versions']), where, version))
+    return version
+
+
+def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
+    """The easyconfig whose PyTorch is taken: its parameters, file (name) and pins of its lock file."""
+    from easybuild.framework.easyconfig.parser import EasyConfigParser
+    from easybuild.tools.build_log import EasyBuildError
+    from easybuild.tools.config import init_build_options
+    fitting = gpus.fitting_easyconfig(site_gpu=site.gpu, toolkit=site.plugin_toolkit())[0]
+    path = lock.find_easyconfig(name or fitting or CPU, root)
+    locked = os.path.splitext(path)[0] + '.lock'
+    try:
+        init_build_options()
+        on = EasyConfigParser(path).get_config_dict()
+    except EasyBuildError as err:
+        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+    text = open(locked).read() if os.path.isfile(locked) else ''
+    pins = dict(re.findall(r'^(%s)==([^\s;]+)' % '|'.join(FAMILY), text, re.M))
+    if on.get('easyblock') != 'PythonVenv' or 'torch' not in pins:
+        raise RuntimeError("--on %s is no easyconfig of PythonVenv with a lock file of PyTorch beside it: take another "
+                           "('eb --search PyTorch-'), or make it: slingtorch lock %s" % (os.path.basename(path), path))
+    return dict({'python_versions': [], 'site_dependencies': [], 'versionsuffix': '', 'index_urls': []}, **dict(
+        on, file=os.path.basename(path), pins=pins, more_urls=re.findall(r'^--extra-index-url (\S+)', text, re.M)))
+
+
+def build_wheels(uv: str, wanted: Wanted, python: str, directory: str, settings: Dict[str, str],
+                 say: Callable[[str], None]) -> None:
+    """Build the projects of `wanted` to wheels in a directory; requirements of these versions take their place."""
+    for number, (project, extras) in enumerate(wanted.projects):
+        say("building a wheel of %s" % project)
+        room = os.path.join(directory, str(number))
+        if project.endswith('.whl'):
+            os.makedirs(room)
+            shutil.copy(project, room)
+        else:
+            run_uv(uv, ['build', '--wheel', '--no-progress', '--python', python, '--out-dir', room, project],
+                   "Building a wheel of %s" % project, wanted.directory, settings)
+        for path in glob.glob(os.path.join(glob.escape(room), '*.whl')):
+            name, version = os.path.basename(path).split('-')[:2]
+            wanted.lines.append('%s%s==%s' % (name.replace('_', '-'), extras, version))
+            os.rename(path, os.path.join(directory, os.path.basename(path)))
+
+
+def check_for_torch(text: str, on: Dict[str, Any], pages: List[str]) -> None:
+    """Refuse wheels that were compiled for another torch than that of `on`, and name those that fit on these pages."""
+    torch = on['pins']['torch'].split('.')[:2]
+    for name, version in re.findall(r'^([\w.-]+)==([^\s;]+)', text, re.M):
+        found = FOR_TORCH.search(version)
+        if not found or list(found.groups()) == torch:
+            continue
+        files = []  # type: List[str]
+        for page in pages:
+            if '://' in page:
+                with urllib.request.urlopen(page, timeout=lockfile.SIZES_TIMEOUT) as stream:
+                    links = re.findall(r'href="([^"]+\.whl)', stream.read().decode('utf-8', 'replace'))
+                files += [urllib.parse.unquote(urllib.parse.urljoin(page, link)) for link in links]
+            else:
+                files += glob.glob(os.path.join(glob.escape(page), '*.whl'))
+        fits = [path for path in files
+                if lockfile.normalised(os.path.basename(path).split('-')[0]) == name
+                and [list(match.groups()) for match in [FOR_TORCH.search(os.path.basename(path))] if match] == [torch]]
+        raise RuntimeError("%s %s is compiled for PyTorch %s, and %s has %s. %s" % (
+            name, version, '.'.join(found.groups()), on['file'], on['pins']['torch'],
+            "These are for it: %s. Name one: %s @ ADDRESS" % (', '.join(sorted(fits)), name) if fits else
+            "No page here has one for it: take another --on, or leave it out"))
+
+
+def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> RuntimeError:
+    """What uv says, shortened, with the lines that it speaks of, and what to do."""
+    because = ' '.join(re.findall(r'(?:cause: |^\s+)((?:Because|And) .*)', str(error), re.M))
+    if not because:
+        return error
+    names = {lockfile.normalised(name) for name in re.findall(r'[A-Za-z][\w.-]*', because)}
+    lines = ["  %s: %s" % (os.path.basename(wanted.path), line) for line in wanted.lines
+             if lockfile.normalised(re.split(r'[^\w.-]', line)[0]) in names]
+    lines += ["  %s: torch==%s" % (on['file'], on['pins']['torch'])] if 'torch' in names else []
+    remedy = "Change one of them, or name another easyconfig with --on ('eb --search PyTorch-')"
+    if 'no usable wheels' in because or 'no wheels' in because:
+        remedy = "Only wheels are installed. Name one that is published for this Python and PyTorch: NAME @ " \
+            "https://...whl; or build one, and name its directory: --find-links DIRECTORY"
+    elif 'not found in the package registry' in because or 'there is no version' in because:
+        remedy = "No index that pip is configured for has it ('pip config list'): is the name right?"
+    return RuntimeError("the packages do not fit together. uv says:\n%s\n%s\n%s" % (because, '\n'.join(lines), remedy))
+
+
+def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
+    """slingtorch new"""
+    if not re.match(r'[A-Za-z][\w.+-]*$', args.name):
+        raise RuntimeError("'%s' is no name for a module: use letters, digits, '_', '.', '+' and '-'. --directory says "
+                           "where the files go" % args.name)
+    args.directory = os.path.abspath(args.directory)
+    uv, on = lockfile.find_uv(), read_on(args.on, root, site)
+    if not uv:
+        raise RuntimeError("slingtorch new needs uv: %s -m pip install uv" % sys.executable)
+    python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
+    settings = lockfile.pip_settings(python)
+    wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
+    version = chosen_python(args.python, site, on)
+    machine = site.processor if site.generations else os.uname().machine
+    platforms = on.get('wheel_platform', 'manylinux_2_28_x86_64')
+    platforms = [text for text in (platforms if isinstance(platforms, list) else [platforms]) if text.endswith(machine)]
+    if not platforms:
+        raise RuntimeError("%s has no wheel for the processors here (%s): take another --on" % (on['file'], machine))
+    target = lockfile.Target(version, platforms[0])
+    if marker and 'pip' not in lockfile.uv_compile(uv, target, settings, [], '--no-deps', '-',
+                                                   text='pip ; %s\n' % marker).stdout:
+        raise RuntimeError("%s is for %s, and this is Python %s on %s. Load a module with another Python (or name one "
+                           "with --python), or lock the project for this platform too"
+                           % (args.source, marker, version, platforms[0]))
+    pins = on['pins']
+    if wanted.replaced:
+        say("%s has %s: those of %s are taken (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
+    with tempfile.TemporaryDirectory(dir=args.directory, prefix='.new-') as room:
+        # the newest Python may build for an older one
+        build_wheels(uv, wanted, args.python or version, room, settings, say)
+        named = {lockfile.normalised(re.split(r'[^\w.-]', line)[0]) for line in wanted.lines}
+        lines = ['%s==%s' % (name, pins[name]) for name in FAMILY if name in pins and name in named.union(['torch'])]
+        lines += [line for line in dict.fromkeys(wanted.lines + ['pip']) if line not in FAMILY or line not in pins]
+        recipe = {'wanted': lines, 'index_urls': on['index_urls'] + wanted.index_urls, 'python_versions': [version],
+                  'platforms': platforms, 'name': args.name, 'more_urls': on['more_urls'], 'links': wanted.links}
+        day, number = time.strftime('%Y%m%d'), 1
+        while glob.glob(os.path.join(glob.escape(args.directory),
+                                     '%s-%s%s.*' % (args.name, day, on['versionsuffix']))):
+            number += 1
+            day = '%s.%d' % (time.strftime('%Y%m%d'), number)
+        stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
+        locked = os.path.join(room, stem + '.lock')
+        try:
+            lockfile.lock(recipe, stem + '.eb', locked, python, lambda: room,
+                          lambda text: say(text.replace(room, args.directory)))
+        except RuntimeError as err:
+            raise conflict(err, wanted, on)
+        with open(locked) as stream:
+            check_for_torch(stream.read(), on, wanted.links + settings.get('find-links', '').split())
+        shown = [('site_dependencies', on['site_dependencies']), ('python_versions', [version]),
+                 ('wheel_platform', platforms), ('index_urls', recipe['index_urls'] or on['more_urls'])]
+        shown += [('python_command', args.python)] if args.python else []
+        # where jobs are staged by themselves
+        shown += [('environment_image', True)] if 'SLINGTORCH_STAGE_NODES' in site.env_values(groups) else []
+        parameters = ''.join('%s = %r\n' % (key, value) for key, value in shown if value)
+        parameters += 'python_packages = [\n%s]\n' % ''.join('    %r,\n' % line for line in lines)
+        with open(os.path.join(room, stem + '.eb'), 'w') as stream:
+            stream.write(TEXT % {'source': os.path.basename(args.source), 'on': on['file'], 'name': args.name,
+                                 'version': day, 'suffix': on['versionsuffix'], 'torch': pins['torch'],
+                                 'checksum': lockfile.sha256(locked), 'parameters': parameters})
+        # the easyconfig last: without the others it would be half
+        for path in sorted(glob.glob(os.path.join(glob.escape(room), '*.*')), key=lambda path: path.endswith('.eb')):
+            os.replace(path, os.path.join(args.directory, os.path.basename(path)))
+    print(os.path.join(args.directory, stem + '.eb'))
+    say("now: eb %s; module load %s/%s%s" % (os.path.join(args.directory, stem + '.eb'), args.name, day,
+                                             on['versionsuffix']))
+    return 0

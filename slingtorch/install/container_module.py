@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""What a module file says of a container image, by EasyBuild's generator, in Lua or in Tcl.
+
+While loading it decides by what is there. In all other modes (unloading above all) it names everything that loading can
+have set, so that nothing stays behind, whatever has been removed meanwhile. It needs no code of the site.
+"""
+import os
+import re
+from typing import Any, Dict, List
+
+from easybuild.tools.module_generator import ModuleGeneratorLua
+
+# What EasyBuild's generator has no words for, in Lua and in Tcl. One container module at a time: SIF and /user-software
+# can mean one image only. Lmod replaces the one that is loaded, Environment Modules refuses (by itself from 5.1 on).
+WORDS = {
+    'start': ('family("container_image")\n', """if {[llength [info commands family]]} {
+    family container_image
+} elseif {[module-info mode load] && [info exists ::env(CONTAINERROOT)] && $::env(CONTAINERROOT) ne $root} {
+    error "another container module is loaded ($::env(CONTAINERROOT)): unload it first"
+}
+"""),
+    'loading': ('mode() == "load"', 'module-info mode load'),
+    'not loading': ('mode() ~= "load"', 'expr {![module-info mode load]}'),
+    'exists': ('lfs.attributes(%s, "mode")', 'file exists %s'),
+    'does not exist': ('not lfs.attributes(%s, "mode")', 'expr {![file exists %s]}'),
+    'readable': ('(isFile(%s) and io.open(%s))', 'expr {[file isfile %s] && [file readable %s]}'),
+    'empty': ('(isFile(%s) and lfs.attributes(%s, "size") == 0)', 'expr {[file isfile %s] && [file size %s] == 0}'),
+    'free': ('(mode() == "load" and not (os.getenv("SINGULARITYENV_%s") or os.getenv("APPTAINERENV_%s")))',
+             'expr {[module-info mode load] && ![info exists ::env(SINGULARITYENV_%s)]'
+             ' && ![info exists ::env(APPTAINERENV_%s)]}'),
+    'ours': ('(mode() ~= "load" and (" " .. (os.getenv("SLINGTORCH_CONTAINER_ENVIRONMENT") or "") .. " "):find('
+             '" %s ", 1, true))',
+             'expr {![module-info mode load] && [info exists ::env(SLINGTORCH_CONTAINER_ENVIRONMENT)]'
+             ' && "%s" in $::env(SLINGTORCH_CONTAINER_ENVIRONMENT)}'),
+    'error': ('LmodError("%s")\n',
+              'if {[llength [info commands reportError]]} { reportError "%s"; break }\nerror "%s"\n'),
+}
+
+
+def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, name: str, generator: Any) -> str:
+    """What a module file says of what Singularity.container() returned; sif_variable: besides SIF, name: the module."""
+    lua = isinstance(generator, ModuleGeneratorLua)
+    image, dirs = container['image'][0], [root] + container['central']
+    packages, squashfs = os.path.join(root, 'user-software'), os.path.join(root, 'user-software.squashfs')
+
+    def word(key: str, value: str = '') -> str:
+        """One of WORDS for a name or text."""
+        form = WORDS[key][not lua]
+        return form % ((value,) * form.count('%s'))
+
+    def of_file(key: str, path: str) -> str:
+        return word(key, '"%s"' % literal(path, lua))
+
+    def when(conditions: Any, body: str, **more: Any) -> str:
+        return generator.conditional_statement(conditions, body.strip('\n'), **more)
+
+    def set_both(suffix: str, value: str) -> str:
+        """A variable of both runtimes."""
+        return ''.join(generator.set_environment(runtime + suffix, literal(value, lua).replace('$', '$$'))
+                       for runtime in ('SINGULARITY', 'APPTAINER'))
+
+    def prepend(variable: str, path: str, separator: str = ':') -> str:
+        # the generator quotes paths in Lua alone
+        path = literal(path, lua) if lua else re.sub(r'([^\w/.:,=+-])', r'\\\1', path)
+        return generator.prepend_paths(variable, [path], allow_abs=True, expand_relpaths=False, delim=separator)
+
+    def prepend_both(suffix: str, path: str, separator: str = ':') -> str:
+        return prepend('SINGULARITY' + suffix, path, separator) + prepend('APPTAINER' + suffix, path, separator)
+
+    def use(path: str) -> str:
+        return ''.join(generator.set_environment(variable, literal(path, lua).replace('$', '$$'))
+                       for variable in ('SIF', sif_variable))
+
+    def stop(message: str) -> str:
+        return word('error', literal(message, lua))
+
+    own, *central = [os.path.join(path, image) for path in dirs]
+    text = word('start') + generator.comment('the image: the own copy, else the first central one that can be read')
+    choice = stop("The container image %s is missing or cannot be read. Looked in: %s\nRemedy: 'eb --rebuild %s' "
+                  "installs it again" % (image, ', '.join(dirs), container['easyconfig'][0]))
+    for path in reversed(central):
+        said = "%s: its own copy of the container image is not there; using %s" % (name, path)
+        choice = when(of_file('readable', path), use(path) + generator.msg_on_load(said + '\n' * lua),
+                      else_body=choice.strip('\n'))
+    text += when([word('not loading'), of_file('readable', own)], use(own), cond_or=True, else_body=choice.strip('\n'))
+    text += when([word('loading'), of_file('empty', squashfs)], stop(
+        "%s is empty: left behind by something that was interrupted.\nRemedy: remove it; the packages are then those "
+        "of the directory %s" % (squashfs, packages)))
+    text += generator.set_environment('CONTAINERROOT', root)
+
+    text += generator.comment('what is mounted: host paths that exist now; packages from one file or a directory')
+    binds = ([os.path.join(root, 'runscripts') + ':/runscripts:ro'] + container['bind']
+             + [squashfs + ':/user-software:image-src=/user-software', packages + ':/user-software'])
+    for bind in reversed(binds):
+        body = prepend_both('_BINDPATH', bind, ',')
+        if bind == binds[-1]:
+            body = when([word('not loading'), of_file('does not exist', squashfs)], body, cond_or=True)
+        text += when([word('not loading'), of_file('exists', bind.split(':')[0])], body, cond_or=True)
+    for path in reversed(container['path']):
+        text += prepend_both('ENV_PREPEND_PATH', path)
+
+    for driver in container['gpu']:
+        text += generator.comment('GPUs: the libraries of the driver, as with the option --%s' % driver.lower())
+        text += set_both('_' + driver, '1')
+
+    # not with pushenv, which would win over the user, and which Lmod 8.6 forgets in Tcl
+    text += generator.comment('variables inside, unless the user has set them')
+    for variable in container['env']:
+        key, value = variable.split('=', 1)
+        text += when([word('free', key), word('ours', key)], set_both('ENV_' + key, value)
+                     + prepend('SLINGTORCH_CONTAINER_ENVIRONMENT', key, ' '), cond_or=True)
+    return text + '\n'
+
+
+def literal(text: str, lua: bool) -> str:
+    """Text as it stands between the quotes of a string of Lua or Tcl, whatever the generator makes of quotes in it."""
+    special = r'[\\"\n]|^[ .]+|[ .]+$| \.\. ' if lua else r'[\\"\n$\[\]{}]'
+    form = '\\%03d' if lua else '\\%03o'
+    return re.sub(special, lambda found: ''.join(form % ord(char) for char in found.group()), text)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Functions of several easyblocks: parameters, where dependencies are, their modules, what a command printed last."""
+import contextlib
+import copy
+import os
+from typing import Any, Dict, Iterator, Optional
+
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.config import build_option
+from easybuild.tools.environment import restore_env
+from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+
+# names of the parameters that easyblocks of the bundle declare
+OWN_PARAMETERS = set()
+
+
+def with_parameters(extra_vars: Any, parameters: Any) -> Dict[str, Any]:
+    """Easyconfig parameters of an easyblock, and more of them: {name: [default, what it means]}."""
+    OWN_PARAMETERS.update(parameters)
+    return dict(extra_vars, **{name: parameter + [CUSTOM] for name, parameter in parameters.items()})
+
+
+def check_types(cfg: Any, parameters: Any) -> None:
+    """Raise an EasyBuildError if one of these parameters is the bundle's and of another type than its default."""
+    for name, (default, _, _) in parameters.items():
+        if name not in OWN_PARAMETERS:
+            continue
+        value = cfg[name]
+        if isinstance(default, list) and not (isinstance(value, (list, tuple))
+                                              and all(isinstance(item, str) for item in value)):
+            raise EasyBuildError("%s is %r: it must be a list of strings: %s = ['...']; on the command line "
+                                 "--try-amend='%s=ONE,' with a comma", name, value, name, name)
+        if isinstance(default, dict) and not (isinstance(value, dict)
+                                              and all(isinstance(item, (str, int)) for item in value.values())):
+            raise EasyBuildError("%s is %r: it must be a dictionary: %s = {'name': 'value'}", name, value, name)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise EasyBuildError("%s is %r: it must be True or False", name, value)
+
+
+def last_lines(output: str) -> str:
+    """The end of what a command printed, for messages."""
+    return '\n'.join(output.strip().splitlines()[-15:])
+
+
+def dependency_root(cfg: Any, name: str) -> Optional[str]:
+    """Prefix of a dependency, by name or by metadata: $EBROOT* of external modules exist only while building."""
+    path = get_software_root(name)
+    for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
+        if not path and name in metadata.get('name', []) and metadata.get('prefix'):
+            variable, _, rest = metadata['prefix'].partition('/')
+            path = os.path.join(os.environ.get(variable, ''), rest).rstrip('/') if variable else metadata['prefix']
+    return path if path and os.path.isabs(path) else None
+
+
+@contextlib.contextmanager
+def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
+    """Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring."""
+    saved_env = copy.deepcopy(os.environ)
+    tool = easyblock.modules_tool
+    if names and isinstance(tool, NoModulesTool):
+        # with --fetch EasyBuild does without a modules tool, unless asked
+        tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
+    try:
+        for name in names:
+            try:
+                # one after the other: a module may need an earlier one that extends $MODULEPATH
+                tool.load([name])
+            except EasyBuildError as err:
+                raise EasyBuildError("There is no module %s on this system, which %s needs. 'eb --robot' installs it "
+                                     "first where it is EasyBuild's. Else: is that for another system, or must a "
+                                     "module be loaded before 'eb' is run? 'module avail' and 'module spider' show "
+                                     "what there is. The modules tool says: %s",
+                                     name, os.path.basename(easyblock.cfg.path), err,
+                                     exit_code=EasyBuildExit.MISSING_DEPENDENCY)
+        yield
+    finally:
+        restore_env(saved_env)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Functions of several easyblocks: which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin.
+
+Neither MPI nor a GPU is initialised: build nodes may lack both.
+"""
+import json
+import os
+import re
+import shlex
+import tempfile
+from typing import Any, List, Optional, Tuple
+
+from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
+from easybuild.tools.filetools import write_file
+from easybuild.tools.run import run_shell_cmd
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.job.machine import MPI_LIBRARY, Machine
+from slingtorch.job.nccl import plugin_files
+
+# Open MPI refuses to start as root, and more ranks than cores
+OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
+                    ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe']]
+
+# prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments
+PROBE = """
+import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
+errors = []
+for name in sys.argv[1:]:
+    try:
+        if name == "mpi4py":
+            importlib.import_module(name).rc.initialize = False
+            name = "mpi4py.MPI"
+        importlib.import_module(name)
+    except Exception as err:
+        errors.append("%s cannot be imported: %s" % (name, err))
+nccl = dist.is_available() and dist.is_nccl_available()
+lines = [line.split(None, 5) for line in open("/proc/self/maps")]
+libraries = sorted({line[5].strip() for line in lines if len(line) == 6 and ".so" in line[5]})
+nccls = {}
+for path in libraries:
+    if re.search("/lib[nr]ccl[.]so[^/]*$", path):
+        number = ctypes.c_int()
+        getattr(ctypes.CDLL(path), "ncclGetVersion", lambda number: None)(ctypes.byref(number))
+        nccls[path] = number.value
+print("PROBE " + json.dumps({
+    "file": torch.__file__,
+    "version": str(torch.__version__),
+    "config": torch.__config__.show(),
+    "mpi": dist.is_available() and dist.is_mpi_available(),
+    "nccl": nccl,
+    "nccl_version": torch.cuda.nccl.version() if nccl else None,
+    "import_errors": errors,
+    "entry_points": sorted(point.name for point in importlib.metadata.distribution("torch").entry_points),
+    "vision_cuda": torch.ops.torchvision._cuda_version() if "torchvision" in sys.modules else None,
+    "cuda": torch.version.cuda,
+    "hip": getattr(torch.version, "hip", None),
+    "libraries": libraries,
+    "nccls": nccls,
+}))
+"""
+
+
+def probe_pytorch(python: str, modules: Any = ()) -> Any:
+    """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
+    # not where the sources are, which would be imported
+    cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
+    res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
+    found = re.search('^PROBE (.*)$', res.output, re.M)
+    return json.loads(found.group(1)) if found else (
+        "PyTorch cannot be imported:\n%s" % '\n'.join(res.output.splitlines()[-8:]))
+
+
+def describe_libraries(process: Any) -> str:
+    """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
+    texts = ["PyTorch %s" % process['version']]
+    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', re.compile('libmpi_gtl')),
+                        ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
+        paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
+        texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))
+    return ', '.join(texts)
+
+
+def check_linkage(process: Any, expected: Any) -> List[str]:
+    """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
+
+    :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
+    """
+    wrong = list(process['import_errors'])
+    real = {path: os.path.realpath(path) for path in process['libraries']}
+
+    def below(path, prefix):
+        return os.path.realpath(path).startswith(os.path.realpath(prefix) + os.sep)
+
+    if not below(process['file'], expected['prefix']):
+        wrong.append("PyTorch was imported from %s, not from the installation" % process['file'])
+    if process['version'] != expected['version']:
+        wrong.append("PyTorch says that it is %s, not %s" % (process['version'], expected['version']))
+    if 'torchrun' not in process['entry_points']:
+        # a build by PEP 517 may drop them, and with them backends that are loaded by name (pytorch#188488)
+        wrong.append("PyTorch's entry points are not installed: torchrun is not among %s"
+                     % (process['entry_points'] or 'them, there are none'))
+    if 'USE_CUDA' in expected['settings'] and process['vision_cuda'] is not None and process['vision_cuda'] <= 0:
+        wrong.append("torchvision was built without CUDA")
+    for name in expected['settings']:
+        if not re.search(r'\b%s=(ON|1)\b' % name, process['config']):
+            wrong.append("torch.__config__ does not say %s=ON" % name)
+
+    if not process['mpi']:
+        wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
+    mapped = sorted({path for path in real.values() if MPI_LIBRARY.match(os.path.basename(path))})
+    if not expected['mpi']:
+        wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
+    elif expected['mpi'] not in mapped:
+        wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
+                     % (expected['mpi'], ' and '.join(mapped) or 'none'))
+    for path in mapped:
+        if path != expected['mpi'] and (expected['mpi'] or len(mapped) > 1):
+            # the process maps libmpi.so.40.30.4 where a library needs libmpi.so.40
+            users = [other for other in sorted(real) if any(os.path.basename(path).startswith(needed)
+                                                            for needed in needed_libraries(other))]
+            wrong.append("Another MPI is in the same process: %s, which %s needs"
+                         % (path, ' and '.join(users) or 'no library of the process'))
+    torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
+    needed = sum((needed_libraries(path) for path in torch_libraries), [])
+    if not any(MPI_LIBRARY.match(name) for name in needed):
+        wrong.append("No library of PyTorch says that it needs MPI")
+
+    if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
+        wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort, or GPU buffers would "
+                     "crash" % expected['gtl'])
+
+    nccls = sorted({path for path in real.values() if re.match(r'lib(nccl|rccl)\.so', os.path.basename(path))})
+    if expected['nccl']:
+        if not process['nccl']:
+            wrong.append("torch.distributed has no NCCL")
+        if not any(below(path, expected['nccl']) for path in nccls):
+            wrong.append("The NCCL in %s is not in the process: PyTorch uses %s" % (
+                expected['nccl'], ' and '.join(nccls) or 'one that was compiled into it'))
+        version = '.'.join(str(part) for part in process['nccl_version'] or [])
+        if expected['nccl_version'] and version and version != expected['nccl_version']:
+            wrong.append("NCCL says that it is %s, not %s" % (version, expected['nccl_version']))
+        wrong += ["Another NCCL is in the same process: %s (from a Python package?)" % path for path in nccls
+                  if not below(path, expected['nccl'])]
+    if expected['plugin']:
+        plugin = find_plugin(nccls)
+        if not plugin or not below(plugin, expected['plugin']):
+            wrong.append("NCCL would not take the network plugin in %s but %s: is its directory in $LD_LIBRARY_PATH?"
+                         % (expected['plugin'], plugin or 'none'))
+    return wrong
+
+
+def find_plugin(nccls: Any) -> Optional[str]:
+    """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
+    places = [os.environ.get('LD_LIBRARY_PATH', '')] + [os.path.dirname(path) for path in nccls]
+    return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
+
+
+def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
+    """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
+
+    :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
+    :return: list of what is wrong, and list of what is known of these releases, each a sentence
+    """
+    wrong = []
+    kind, name = ('ROCm', 'RCCL') if process['hip'] else ('CUDA', 'NCCL')
+    own = process['hip'] or process['cuda']
+    if not own or not process['nccls']:
+        return ["PyTorch in this environment is one for processors alone, without NCCL: the lock file names another "
+                "wheel than was meant (+cpu?)"], []
+    nccls = {os.path.realpath(path): number for path, number in process['nccls'].items()}
+    if len(nccls) > 1:
+        wrong.append("Two libraries of %s are in the same process, each with a network of its own: %s. Take one of the "
+                     "packages out of the lock file" % (name, ' and '.join(sorted(nccls))))
+    number = min(nccls.values())
+    nccl_version = '%d.%d.%d' % (number // 10000, number // 100 % 100, number % 100) if number else None
+
+    def compare(what, other):
+        if other and other.split('.')[0] != own.split('.')[0]:
+            wrong.append("The wheel of PyTorch is for %s %s, and %s is for %s %s: the number before the point must be "
+                         "the same" % (kind, own, what, kind, other))
+
+    compare("the module among the dependencies", versions.get(kind))
+    if plugin_wanted:
+        plugin = find_plugin(nccls)
+        if not plugin:
+            return wrong + ["%s would find no network plugin: its directory is not in $LD_LIBRARY_PATH, and "
+                            "$NCCL_NET_PLUGIN names none. Does the plugin's module set them?" % name], []
+        for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
+            compare("the plugin %s" % plugin, major)
+        apis, window = exported_apis(plugin), accepted_apis(nccl_version)
+        if window and not any(window[0] <= api <= window[1] for api in apis):
+            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, and the plugin %s has %s: take another "
+                         "release of the plugin (docs/ofi-plugin.md has the table)"
+                         % (name, nccl_version, window[0], window[1], plugin,
+                            ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
+    return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
+
+
+def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
+    """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
+    code += '; print(open("/proc/self/maps").read())'
+    res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
+                        work_dir=tempfile.mkdtemp(), in_dry_run=True)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        return "%s cannot be imported: %s" % (name, '\n'.join(res.output.strip().splitlines()[-3:]))
+    expected = mpi_library(mpicc) if mpicc else None
+    if not expected:
+        return "It cannot be told which MPI %s should be linked with: %s" % (
+            name, "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
+    mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
+              if MPI_LIBRARY.match(os.path.basename(path))}
+    if mapped != {expected}:
+        return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
+            name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
+    return ''
+
+
+def launcher_name(compiler: str) -> Optional[str]:
+    """
+    Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
+
+    It need not be there.
+    """
+    directory, name = os.path.split(compiler)
+    launcher = re.sub(r'mpi(cc|cxx|CC|c\+\+)', 'mpiexec', name)
+    return os.path.join(directory, launcher) if launcher != name else None
+
+
+def mpi_launcher(compiler: str) -> Optional[str]:
+    """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
+    name = launcher_name(compiler)
+    # hydra looks for its helpers beside itself, and would look beside a link
+    launcher = os.path.realpath(name) if name else ''
+    return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
+
+
+def gtl_library(kind: str, archs: Any) -> Optional[str]:
+    """
+    Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
+    and its mpicc does not link it.
+
+    :param kind: the parameter mpi_gtl
+    :param archs: function that gives the list of a parameter for GPUs' architectures
+    """
+    if not kind:
+        return None
+    if kind not in ['cuda', 'hsa']:
+        raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
+    maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
+                              'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
+    variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
+    if not variables:
+        raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
+    values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
+    if not values:
+        raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
+                             "it is: %s not set. Is cray-mpich among the dependencies? Otherwise export it with the "
+                             "directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory of "
+                             "cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
+    directory = re.sub('^-L', '', values[0].split()[0])
+    library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
+    if not os.path.exists(library):
+        raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
+                             "module of this system, or correct $PE_MPICH_GTL_DIR_*", library)
+    return library
+
+
+def gtl_flags(gtl: str, cuda: Any) -> List[str]:
+    """
+    Flags that bring the GPU Transport Layer into every library.
+
+    :param gtl: its full path
+    :param cuda: directory of CUDA, or None
+    """
+    name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
+    # the executable is python, so the library must come through the package's own: not dropped as unneeded
+    flags = ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name, '-Wl,-rpath,' + os.path.dirname(gtl),
+             '-Wl,--allow-shlib-undefined']
+    if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
+        # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
+        lib_dir = os.path.join(cuda, 'lib64')
+        flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
+    return flags
+
+
+def needed_libraries(path: str) -> List[str]:
+    """Names of the libraries that a library or program says it needs."""
+    return dynamic_entries(path, 'NEEDED')
+
+
+def mpi_library(mpicc: str) -> Optional[str]:
+    """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+
+    The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
+    another MPI of the same file name may be.
+    """
+    work_dir = tempfile.mkdtemp()
+    source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')
+    write_file(source, '#include <mpi.h>\nint init(int *argc, char ***argv) { return MPI_Init(argc, argv); }\n')
+    # a library, as PyTorch's are: a program would have to find all that MPI's own libraries need
+    res = run_shell_cmd('%s -shared -fPIC -Wl,--trace -o %s %s' % (shlex.quote(mpicc), library, source),
+                        fail_on_error=False, hidden=True, in_dry_run=True)
+    if res.exit_code != EasyBuildExit.SUCCESS:
+        return None
+    linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
+              if MPI_LIBRARY.match(os.path.basename(path))}
+    # of those that the linker opened, the one that is really used
+    needed = needed_libraries(library)
+    return next((path for path in sorted(linked) if library_name(path) in needed), None)
+
+
+def library_name(path: str) -> str:
+    """The name by which a shared library is asked for."""
+    return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
+
+
+def dynamic_entries(path: str, kind: str) -> List[str]:
+    """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
+    res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
+    return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

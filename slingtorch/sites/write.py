@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""slingtorch site new: writes a site file for the machine that it runs on, or completes one."""
+import argparse
+import contextlib
+import difflib
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from typing import Any, Dict, List, Optional, Tuple
+
+from slingtorch import sites
+from slingtorch.sites.draft import Draft
+from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
+                                    one_line)
+
+UNSEEN = '#   not seen: '
+
+
+def remarks(draft: Draft) -> List[str]:
+    """Comment lines of what was seen and what was not."""
+    return (['#   %s: %s\n' % (what, one_line(words)) for what, words in draft.seen.items()]
+            + [UNSEEN + '%s: %s\n' % (what, one_line(why)) for what, why in draft.unseen.items()])
+
+
+def section_text(name: str, keys: Dict[str, str]) -> str:
+    """The text of a section, after an empty line."""
+    return '\n[%s]\n' % name + ''.join('%s =%s\n' % (key, value if key == 'values' else ' ' + one_line(value))
+                                       for key, value in keys.items())
+
+
+def compose(name: str, draft: Draft) -> str:
+    """The text of a new site file."""
+    lines = ["# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of slingtorch\n"
+             "# describes the form, and 'slingtorch sites %s' checks and shows it.\n"
+             % (name, draft.here, draft.place.kind, name), "#\n# Seen here:\n"] + remarks(draft)
+    return ''.join(lines) + ''.join(section_text(*item) for item in draft.sections.items())
+
+
+def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str], List[str]]:
+    """
+    Add to the text of a site file what it does not say; what it says stays.
+
+    :param sections: the file's, as sites.read_sections returns them
+    :return: (new text, [what was added], [where file and node differ])
+    """
+    added, kept = [], []
+    old = sections['site', None, None]
+    for key, other in (('gpu', 'gpus_per_node'), ('gpus_per_node', 'gpu'), ('network', 'network')):
+        new = draft.site[key]
+        if new != 'any' and old[key] == old[other] == 'any':
+            text = re.sub(r'(?m)^(\s*%s\s*=\s*)any\s*?$' % key, r'\g<1>' + new, text, 1)
+            added.append('%s = %s' % (key, new))
+        # a job may have got fewer GPUs than the node has: then only what sinfo says counts
+        elif new not in ('any', old[key]) and (key != 'gpus_per_node' or draft.gpus_of_job):
+            kept.append('%s = %s; this node says %s' % (key, old[key], new))
+    if 'include' in draft.site and 'include' not in old and not kept:
+        text = re.sub(r'(?m)^(\s*network\s*=.*\n)', r'\g<1>include = %s\n' % draft.site['include'], text, 1)
+        added.append('include = ' + draft.site['include'])
+    more = ''
+    for name, keys in draft.sections.items():
+        match = re.match(r'(\S+) (\S+)(?: in (\S+))?$', name)
+        there = sections.get(match.groups()) if match else keys
+        if there is None and not name.startswith('detect'):
+            more += section_text(name, keys)
+            added.append('[%s]' % name)
+        elif there and there.get('value') and there['value'] != keys.get('value'):
+            kept.append('[%s] value = %s; this node says %s' % (name, there['value'], keys['value']))
+    if added:
+        # what is seen now is missing no longer
+        lines = [line for line in text.rstrip('\n').splitlines(True)
+                 if not (line.startswith(UNSEEN) and line[len(UNSEEN):].partition(':')[0] in draft.seen)]
+        more = "\n\n# Added %s, a %s, where was seen:\n%s%s" % (
+            draft.here, draft.place.kind, ''.join(line for line in remarks(draft) if line not in lines), more)
+        text = ''.join(lines) + more
+    return text, added, kept
+
+
+def check_name(name: str, environ: Env) -> None:
+    """Raise a SiteFileError if a site cannot have this name, or another one has it."""
+    if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name) or name.endswith(sites.OLD_METADATA):
+        raise SiteFileError("A site cannot be called '%s': use up to 64 letters, digits, '_', '.' and '-', and begin "
+                            "with a letter or digit." % one_line(name))
+    path = sites.find_files(sites.SITE, environ).get(name)
+    if path and os.path.dirname(path) != sites.user_directory(environ):
+        raise SiteFileError("There is a site '%s' already, %s: choose another name, or look at it: slingtorch sites %s"
+                            % (name, path, name))
+
+
+def own_directory(environ: Env) -> str:
+    """The user's own directory with sites, made if it is not there."""
+    path = sites.user_directory(environ)
+    if not path:
+        raise SiteFileError("There is no home directory to write to: set XDG_CONFIG_HOME to a directory of yours, here "
+                            "and where you use the site.")
+    try:
+        os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
+        for directory in (os.path.dirname(path), path):
+            pathlib.Path(directory).mkdir(0o700, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as err:
+        raise SiteFileError("Your sites belong in %s, which cannot be written to (%s). Make it writable, or set "
+                            "XDG_CONFIG_HOME to a directory of yours, here and where you use the site."
+                            % (path, err.strerror))
+    sites.directories(environ)      # refuses one that others may write to
+    return path
+
+
+def write(path: str, text: str, environ: Env, replace: bool = False) -> str:
+    """
+    Write a site file that the bundle's own reader accepts.
+
+    :param replace: whether it takes the place of the one that is there; else that one stays, and this is beside it
+    :return: path of the file
+    """
+    temporary = ''
+    try:
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
+        with os.fdopen(handle, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sites.read_site(os.path.basename(path)[:-len(sites.SITE)], temporary, environ)
+        os.chmod(temporary, 0o644)
+        target, number = path, 0
+        while not replace and os.path.lexists(target):
+            if pathlib.Path(target).read_text(encoding='utf-8', errors='replace') == text:
+                return target
+            number += 1
+            target = '%s.new%s' % (path, number if number > 1 else '')
+        os.replace(temporary, os.path.realpath(target))
+        return target
+    except OSError as err:
+        raise SiteFileError("%s could not be written: %s" % (path, err.strerror))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
+            evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None) -> int:
+    """slingtorch site new. Recorded evidence stands for that of this machine."""
+    environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
+    check_name(name, environ)
+    if environ.get('SLURM_PROCID', '0') != '0':
+        return 0    # the first task of a step does it
+    path = os.path.join(own_directory(environ), name + sites.SITE)
+    there = os.path.exists(path)
+    old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
+    if args.complete and not there:
+        raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
+                            % (path, name))
+    if evidence is None:
+        print("Looking at this machine, for %d s at most." % LIMIT, flush=True)
+        evidence = gather(environ)
+    place = find_place(evidence, environ, host)
+    if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
+        raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: %s "
+                            "slingtorch site new --complete %s"
+                            % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
+    in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
+    known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
+    draft = Draft(name, evidence, environ, place, known[0] if known else None)
+    print("This is %s, a %s.\n%s" % (place.host, place.kind, ''.join(line[1:] for line in remarks(draft))), end='')
+
+    if args.complete:
+        text, added, kept = merge(old, sites.read_sections(path), draft)
+        if added:
+            write(path, text, environ, replace=True)
+        print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s says all of it already." % path)
+        print(''.join("Kept as it is in the file: %s\n" % line for line in kept), end='')
+    else:
+        text = compose(name, draft)
+        written = write(path, text, environ) if text != old else None
+        if written and written != path:
+            print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, written, n=1)))
+            print("The file that was there stays. The new one is %s: take from it what you want." % written)
+        else:
+            print("Written: %s" % written if written else "%s says the same already." % path)
+    # outside an activated environment the shell does not find it
+    program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
+    if not draft.in_job:
+        command = LAUNCHERS[draft.site['scheduler']]
+        command += ' --partition=' + draft.seen['partition'] if 'partition' in draft.seen else ''
+        command += ' --gres=gpu:%d' % draft.gpus_of_job if draft.gpus_of_job else ''
+        print("Now add what only a compute node shows%s:\n  %s %s site new --complete %s" % (
+            '' if draft.site['scheduler'] == 'slurm' else ', in a job', command, program, name))
+    print("Look at it, and use it:\n  %s sites %s\n  eval \"$(%s env --site %s)\"" % (program, name, program, name))
+    return 0

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""The PyTorch that a user has (docs/own-pytorch.md), with the wheel of slingtorch in it or beside it, on two nodes."""
+import shlex
+import sys
+
+import pytest
+
+from testbed import clean_environ, easybuild, images, readme, run
+from test_packaging import wheel    # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.real
+
+CODE = '''
+import os, torch, torch.distributed as dist
+dist.init_process_group('gloo')
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, b'%d of %d, %s, %s\\n' % (dist.get_rank(), total, torch.__file__.encode(),
+                                     os.environ['NCCL_SOCKET_IFNAME'].encode()))
+'''
+
+
+def of_four(output):
+    """The (file of torch, NCCL_SOCKET_IFNAME) that four ranks say, each rank once."""
+    lines = [line.split(', ') for line in output.splitlines() if ' of 4, ' in line]
+    assert sorted(line[0] for line in lines) == [f'{rank} of 4' for rank in range(4)], output
+    return {tuple(line[1:]) for line in lines}
+
+
+@pytest.fixture(scope='module')
+def own(lmod, tmp_path_factory, wheel):     # noqa: F811
+    """A virtual environment with a real PyTorch and train.py beside it, into which slingtorch was installed by pip."""
+    directory = tmp_path_factory.mktemp('own')
+    installed = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
+    run([sys.executable, '-m', 'venv', '--without-pip', directory / 'venv'])
+    packages = next((directory / 'venv').glob('lib/python3*/site-packages'))
+    pytorch = next((installed.root).glob('lib/python3*/site-packages'))
+    (packages / 'its.pth').write_text(f'{pytorch}\n')
+    run([sys.executable, '-m', 'pip', '--python', directory / 'venv/bin/python', 'install', '--no-deps', '--no-index', wheel],
+        env=clean_environ())
+    (directory / 'train.py').write_text(CODE)
+    return directory
+
+
+def typed(own, slurm, lines, env=None):
+    """Run lines of a shell where the cluster's Slurm is, with a site that has values."""
+    script = f'set -e; cd {shlex.quote(str(own))}; export SLINGTORCH_SITE=slurm SLINGTORCH_SITE_GROUPS=ib_nics\n{lines}'
+    return slurm.run('bash', '-c', script, env={'HOME': own, 'GLOO_SOCKET_IFNAME': 'lo', **(env or {})})
+
+
+def test_lines_of_the_readme(own, slurm):
+    lines = readme.blocks('With the PyTorch that you have')[0]
+    activate, install, evaluate, train = lines.splitlines()
+    assert install == 'pip install slingtorch'      # the fixture has done it
+    train = train.replace('--ntasks-per-node=4 --gpus-per-node=4', '--ntasks-per-node=2')
+    done = typed(own, slurm, '\n'.join([activate.split('  ')[0].replace('myenv', 'venv'), evaluate, train]))
+    (torch, interface), = of_four(done.stdout)
+    assert interface == 'ib' and '4 ranks' in done.stderr
+
+
+def test_beside_an_environment(own, slurm, lmod):
+    """slingtorch has an environment of its own, and `python` is another one: as a centre's module."""
+    module = easybuild.installed('PyTorch-2.13.0-local-cpu.eb', lmod)
+    root = module.root
+    done = typed(own, slurm, f'''
+        PATH={root}/bin:$PATH
+        eval "$(venv/bin/python venv/bin/slingtorch env --values)"
+        srun -N2 --ntasks-per-node=2 conda-python-distributed train.py''')
+    (torch, interface), = of_four(done.stdout)
+    assert torch.startswith(str(root)) and interface == 'ib'
+
+
+def test_an_image_of_another_project(own, slurm, lmod):
+    """It has no runscripts: what the values bind, and put in front in PATH, is enough."""
+    image = images.pytorch(lmod)
+    done = typed(own, slurm, f'''
+        . venv/bin/activate
+        eval "$(slingtorch env --values)"
+        srun -N2 --ntasks-per-node=2 singularity exec --bind "$PWD" {image} conda-python-distributed train.py''',
+                 env={'PATH': f'{images.runtime()}:{slurm.env["PATH"]}'})
+    (torch, interface), = of_four(done.stdout)
+    assert torch.startswith('/opt/') and interface == 'ib'

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""until-done: jobs of real Slurms that are signalled, requeued and lose ranks and nodes; launchers of two MPIs."""
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+import testbed
+from testbed import NODES, ROOT, debianroot, launchers, slurm as slurm_
+from testbed.slurm import wait
+
+pytestmark = pytest.mark.real
+
+UNTIL_DONE = ROOT / 'runscripts/until-done'
+MACHINE = {'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'}
+
+# 20 epochs; a file `at-EPOCH` says that a rank waits there: for the signal, or for its end
+TRAIN = '''
+import os, pathlib, signal, sys, time
+
+came = []
+signal.signal(signal.SIGUSR1, lambda *_: came.append(True))
+rank = int(os.environ.get('SLURM_PROCID') or os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])
+saved = pathlib.Path('ckpt/epoch')
+epoch = int(saved.read_text()) if saved.exists() else 0
+
+def read(path):
+    return pathlib.Path(path).read_text() if os.path.exists(path) else ''
+
+def save():
+    pathlib.Path(f'in-{rank}').write_text(f'{epoch}')
+    if rank == 0:
+        while any(int('0' + read(f'in-{other}')) < epoch for other in range(2)):
+            time.sleep(0.01)
+        saved.parent.mkdir(exist_ok=True)
+        saved.with_suffix('.part').write_text(str(epoch))
+        saved.with_suffix('.part').rename(saved)
+    while not saved.exists() or int(saved.read_text()) < epoch:
+        time.sleep(0.01)
+
+def hold():
+    pathlib.Path(f'at-{epoch}-{rank}').touch()
+    while not came:
+        time.sleep(0.01)
+'''
+FLOW = TRAIN + '''
+while epoch < 20:
+    epoch += 1
+    save()
+    if epoch in (6, 12, 15, 18) and not pathlib.Path(f'at-{epoch}-{rank}').exists():
+        hold()
+        sys.exit(85)
+    if epoch == 9 and rank == 1 and not pathlib.Path('killed').exists():
+        pathlib.Path('killed').touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+class Job:
+    """A job of Slurm that may be requeued, in a directory of its own; `output()` of all its runs."""
+
+    def __init__(self, cluster, directory, command, *options, env=None, program=FLOW):
+        self.cluster, self.dir = cluster, directory
+        directory.mkdir(exist_ok=True)
+        (directory / 'train.py').write_text(program)
+        (directory / 'job').write_text(f'#!/bin/bash\n{command}\n')
+        options = ['-N2', '--ntasks-per-node=1', '--requeue', '--open-mode=append', f'--output={directory}/out', *options]
+        self.id = cluster.run('sbatch', '--parsable', *options, directory / 'job', cwd=directory, env=env).stdout.strip()
+
+    def output(self):
+        return (self.dir / 'out').read_text() if (self.dir / 'out').exists() else ''
+
+    def state(self):
+        """State, and in another word the exit status."""
+        text = self.cluster.run('scontrol', '--oneliner', 'show', 'job', self.id).stdout
+        return re.search(r' JobState=(\S+)', text).group(1), re.search(r' ExitCode=(\d+):', text).group(1)
+
+    def wait(self, condition, problem):
+        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here until nothing is left."""
+        def now():
+            states = self.cluster.run('sinfo', '-h', '-N', '-o', '%T').stdout.split()
+            if any(state.startswith('down') for state in states):
+                self.cluster.run('scontrol', 'update', f'NodeName={self.cluster.nodes[1]}', 'State=RESUME', check=False)
+            elif all(state.startswith('idle') for state in states) and self.state()[0] == 'PENDING':
+                self.cluster.run('scontrol', 'update', f'JobId={self.id}', 'StartTime=now', check=False)
+            return condition()
+        try:
+            wait(now, 240, problem)
+        except RuntimeError as error:
+            pytest.fail(f'{error}\n{self.output()}', pytrace=False)
+
+    def lose(self, node):
+        """The node goes down, and Slurm requeues the job; wait() brings the node back, if it does not come by itself."""
+        before = self.restarts()
+        self.cluster.run('scontrol', 'update', f'NodeName={node}', 'State=DOWN', 'Reason=test')
+        self.wait(lambda: self.restarts() > before, 'Slurm does not requeue it')
+
+    def restarts(self):
+        text = self.cluster.run('scontrol', '--oneliner', 'show', 'job', self.id).stdout
+        return int(re.search(r' Restarts=(\d+)', text).group(1))
+
+    def wait_at(self, epoch, ranks=2):
+        self.wait(lambda: len(list(self.dir.glob(f'at-{epoch}-*'))) == ranks, f'epoch {epoch} is not there')
+
+    def signal(self):
+        """What --signal=B:USR1 sends."""
+        self.cluster.run('scancel', '--batch', '--signal=USR1', self.id)
+
+    def end(self):
+        self.wait(lambda: self.state()[0] not in ('PENDING', 'CONFIGURING', 'RUNNING', 'COMPLETING', 'REQUEUED'), 'no end')
+        return self.state()
+
+
+def lines(output):
+    """What until-done said, without numbers of jobs and seconds; 85, or 143 and 137 where srun ends a rank before it ends."""
+    said = re.findall(r'^until-done: (.*)', output, re.M)
+    said = [re.sub(r'job \d+', 'job N', re.sub(r'ran \d+ s', 'ran N s', line)) for line in said]
+    return [re.sub(r'status (85|137|143)\b', 'status N', line) for line in said]
+
+
+def go(job, node):
+    """Through four allocations: the signal at epoch 6 and 12, the node down at 15, the signal at 18."""
+    for epoch in (6, 12):
+        job.wait_at(epoch)
+        job.signal()
+    job.wait_at(15)
+    job.lose(node)
+    job.wait_at(18)
+    job.signal()
+
+
+@pytest.fixture(params=['/', *debianroot.SUITES])
+def nodes(request):
+    """Two nodes with the Slurm of this Debian."""
+    testbed.only_root('mounts file systems, for the Slurms of newer Debians')
+    slurm_.clean_up_killed_runs()
+    root = request.param if request.param == '/' else debianroot.roots()[request.param]
+    cluster = slurm_.Cluster(root, launchers.NODES[:2])
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+# examples/training/resume_training.py, held where FLOW is
+HELD = f'''
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {str(ROOT / 'examples/training')!r})
+import resume_training as program
+
+came, real, save, rank = [], signal.signal, program.save, os.environ['RANK']
+signal.signal = lambda number, handler: real(number, lambda *args: (came.append(True), handler(*args)))
+
+def held(args, model, optimizer, place):
+    save(args, model, optimizer, place)
+    epoch = place[0] - 1
+    mark = pathlib.Path('at-%d-%s' % (epoch, rank))
+    if place[1] == 0 and epoch in (6, 12, 15, 18) and not mark.exists():
+        mark.touch()
+        while not came:
+            time.sleep(0.01)
+    if place[1] == 0 and epoch == 9 and rank == '1' and not os.path.exists('killed'):
+        pathlib.Path('killed').touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+program.save = held
+program.main()
+'''
+
+
+def test_training_has_the_losses_of_one_that_was_not_interrupted(separate_nodes, installed_pytorch):
+    """To all digits, printed or not; each signal comes in the middle of an epoch, which is not begun again."""
+    where = separate_nodes.shared / 'training'
+    env = {**installed_pytorch.env, **MACHINE, 'GLOO_SOCKET_IFNAME': 'eth0', 'SLINGTORCH_CACHE_ROOT': separate_nodes.shared}
+    start = installed_pytorch.runscripts / 'conda-python-distributed'
+    job = Job(separate_nodes, where, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} train.py --checkpoints ckpt '
+              '--json resumed.json', env=env, program=HELD)
+    go(job, NODES[1])
+    assert job.end() == ('COMPLETED', '0'), job.output()
+    assert lines(job.output())[-1] == 'done: start 6 ran N s, status 0, saved epoch-0021-step-000000', job.output()
+    assert re.findall(r'^from ckpt/(.*)', job.output(), re.M) == [
+        f'epoch-{epoch:04}-step-{step:06}' for epoch, step in ((7, 5), (10, 0), (13, 5), (16, 0), (19, 5))]
+    assert sorted(os.listdir(where / 'ckpt')) == ['epoch-0020-step-000000', 'epoch-0021-step-000000']
+    whole = separate_nodes.srun('-N2', '--ntasks-per-node=1', start, ROOT / 'examples/training/resume_training.py',
+                                '--checkpoints', 'whole', '--json', 'whole.json', env=env, cwd=where)
+    epochs = re.findall(r'^epoch .*', whole.stdout, re.M)
+    assert len(epochs) == 20 and re.findall(r'^epoch .*', job.output(), re.M) == epochs
+    found = [json.loads((where / f'{name}.json').read_text()) for name in ('resumed', 'whole')]
+    assert found[0]['losses'] == found[1]['losses'] and found[0]['accuracy'] == found[1]['accuracy']
+
+
+def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
+    python = f'PATH={os.path.dirname(testbed.sys.executable)}:$PATH'
+    job = Job(nodes, nodes.shared / 'flow', f'{python} exec {UNTIL_DONE} --checkpoint ckpt srun python train.py')
+    go(job, launchers.NODES[1])
+    assert job.end() == ('COMPLETED', '0'), job.output()
+    again = 'job N goes back to the queue: '
+    # what it may still say, and has to say, where a node goes down
+    ends = re.compile(r'(the batch system ends job N|start 5, job N, from epoch; start 4) ?.*')
+    said = [ends.sub(r'\1', line) for line in lines(job.output())]
+    assert [line for line in said if line != 'the batch system ends job N'] == [
+        'start 1, job N, from no checkpoint',
+        again + (first := 'start 1 ran N s, status N after SIGUSR1, saved epoch'),
+        f'start 2, job N, from epoch; {first}',
+        'start 3, job N, from epoch; start 2 ran N s, status N, saved epoch',
+        again + (third := 'start 3 ran N s, status N after SIGUSR1, saved epoch'),
+        f'start 4, job N, from epoch; {third}',
+        'start 5, job N, from epoch; start 4',
+        again + (fifth := 'start 5 ran N s, status N after SIGUSR1, saved epoch'),
+        f'start 6, job N, from epoch; {fifth}',
+        'done: start 6 ran N s, status 0, saved epoch']
+    assert not (job.dir / 'ckpt.starts').exists()
+
+
+@pytest.mark.parametrize('option, ranks', [('--torchrun=2', 4), ('--stage', 2)])
+def test_signal_reaches_python_behind_other_processes(slurm, installed_pytorch, tmp_path, option, ranks):
+    program = ('import os, pathlib, signal, sys\n'
+               'def save(*_):\n    pathlib.Path("ckpt", os.environ["RANK"]).touch(); sys.exit(85)\n'
+               'signal.signal(signal.SIGUSR1, save)\npathlib.Path("ckpt").mkdir(exist_ok=True)\n'
+               'if any(pathlib.Path("ckpt").iterdir()): sys.exit()\n'
+               'pathlib.Path("at-0-" + os.environ["RANK"]).touch()\nwhile True: signal.pause()\n')
+    env = {**installed_pytorch.env, 'SLINGTORCH_CACHE_ROOT': tmp_path, 'SLINGTORCH_STAGE_DIR': slurm.local}
+    start = installed_pytorch.runscripts / 'conda-python-distributed'
+    job = Job(slurm, tmp_path, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} {option} train.py', env=env, program=program)
+    job.wait_at(0, ranks)
+    job.signal()
+    assert job.end() == ('COMPLETED', '0') and len(os.listdir(tmp_path / 'ckpt')) == ranks, job.output()
+
+
+# --- without waiting for Slurm: PBS's variables and the launchers of two MPIs
+
+HOLDS = TRAIN + 'epoch += 1\nsave()\nhold()\nsys.exit(85)\n'
+
+
+@pytest.fixture
+def begin(mpich, tmp_path):
+    """Start until-done with a program and MPICH's mpiexec on two ranks; the Popen."""
+    started = []
+
+    def popen(program, *options, launcher=mpich, **env):
+        (tmp_path / 'train.py').write_text(program)
+        command = [UNTIL_DONE, '--checkpoint', 'ckpt', *options, *launcher.command(2, testbed.sys.executable, 'train.py')]
+        env = {**testbed.clean_environ(), 'PBS_JOBID': '77', **env}
+        started.append(subprocess.Popen([str(word) for word in command], env=env, cwd=tmp_path, text=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        return started[-1]
+    yield popen
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+
+
+def ended(process):
+    """Its exit status and what until-done said."""
+    output = process.communicate(timeout=120)[0]
+    return process.returncode, lines(output), output
+
+
+@pytest.mark.parametrize('launcher', ['mpich', 'openmpi'])
+def test_every_rank_has_the_signal_and_the_next_job_is_submitted(begin, request, launcher, tmp_path):
+    process = begin(HOLDS, '--submit', 'echo $PBS_JOBID > next', launcher=request.getfixturevalue(launcher))
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert said[0] == 'start 1, job N, from no checkpoint', output
+    assert re.fullmatch(r'job N goes back to the queue: start 1 ran N s, status \w+ after SIGUSR1, saved epoch.*', said[1])
+    assert (tmp_path / 'next').read_text() == '77\n'
+
+
+def test_minutes_are_counted_where_the_batch_system_sends_nothing(begin, tmp_path):
+    status, said, output = ended(begin(HOLDS, '--minutes=0', '--grace=1', '--submit=touch next'))
+    assert said[-1].startswith('job N goes back to the queue: ') and (tmp_path / 'next').exists(), output
+
+
+def test_signal_before_the_program_has_a_handler(begin, tmp_path):
+    """Nothing is lost; but two jobs in a row that save nothing are the last ones."""
+    program = 'import os, pathlib, signal\npathlib.Path("in-" + os.environ["PMI_RANK"]).touch()\nsignal.pause()\n'
+    for number, end in ((1, 'job N goes back to the queue: start 1 ran N s, status N after SIGUSR1, saved nothing'),
+                        (2, 'two starts in a row changed nothing in ckpt, so there is no third one. Start 2 ran N s, '
+                            'status N after SIGUSR1, saved nothing')):
+        process = begin(program, '--submit=touch next')
+        wait(lambda: len(list(tmp_path.glob('in-*'))) == 2, 60, 'the ranks do not start')
+        process.send_signal(signal.SIGUSR1)
+        _, said, output = ended(process)
+        said = [re.sub(r'status (10|0) (.*nothing).*', r'status N \2', line) for line in said]   # hydra loses some
+        assert said[0].startswith(f'start {number}, job N, from no checkpoint'), output
+        assert said[1] == end and (tmp_path / 'next').exists() == (number == 1), output
+        for path in tmp_path.glob('[in]*'):
+            path.unlink()
+    assert not (tmp_path / 'ckpt.starts').exists()
+
+
+def test_program_that_ignores_the_signal_is_ended_in_time(begin, tmp_path):
+    program = HOLDS.replace('hold()\n', 'signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nhold()\n')
+    process = begin(program, '--grace=1', '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert ' after SIGUSR1, saved epoch' in said[-1] and (tmp_path / 'next').exists(), output
+
+
+def test_status_0_after_the_signal_may_mean_that_it_has_only_saved(begin, tmp_path):
+    """The next start tells: it ends at once where nothing is left to do."""
+    program = HOLDS.replace('epoch += 1', 'if epoch: sys.exit()\nepoch += 1').replace('exit(85)', 'exit()')
+    process = begin(program, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    _, said, output = ended(process)
+    assert said[1].startswith('job N goes back to the queue: start 1 ran N s, status 0 after SIGUSR1, saved epoch'), output
+    (tmp_path / 'next').unlink()
+    status, said, output = ended(begin(program, '--submit=touch next'))
+    assert status == 0 and said[1] == 'done: start 2 ran N s, status 0, saved nothing', output
+    assert not (tmp_path / 'next').exists()
+
+
+def test_end_by_the_batch_system_is_no_reason_to_come_back(begin, tmp_path):
+    """qdel and scancel send SIGTERM: the program may save, and the job is over."""
+    process = begin(HOLDS, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGTERM)
+    status, said, output = ended(process)
+    assert status and said[1].startswith('the batch system ends job N (SIGTERM): start 1 ran'), output
+    assert not (tmp_path / 'next').exists()
+
+
+def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path):
+    program = HOLDS.replace('sys.exit(85)', 'pathlib.Path(f"saving-{rank}").touch()\nwhile not read("go"):\n'
+                            '    time.sleep(0.01)\nsys.exit(85)')
+    process = begin(program, '--submit=touch next')
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
+    process.send_signal(signal.SIGTERM)
+    (tmp_path / 'go').write_text('now')
+    status, said, output = ended(process)
+    assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
+
+
+def test_starts_in_vain_and_too_many_starts(begin, tmp_path):
+    status, said, output = ended(begin('import sys; sys.exit("no data")'))
+    assert status == 1 and len(said) == 3 and said[2].startswith('two starts in a row changed nothing in ckpt'), output
+    (tmp_path / 'ckpt.starts').write_text('what is this\n')
+    status, said, output = ended(begin(TRAIN + 'epoch += 1\nsave()\nsys.exit(3)\n', '--restarts=2'))
+    assert status == 3 and len(said) == 4, output
+    assert said[3] == 'start 3 ran N s, status 3, saved epoch. That was the last of --restarts=2'
+
+
+def test_program_that_cannot_be_requeued_says_so(begin, tmp_path):
+    process = begin(HOLDS)      # there is no qrerun here
+    wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
+    process.send_signal(signal.SIGUSR1)
+    status, said, output = ended(process)
+    assert status == 1 and said[-1].startswith('job N could not be requeued, status 127. Submit the job script'), output
+
+
+def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
+    (tmp_path / 'ckpt.starts').mkdir()
+    status, said, output = ended(begin('raise SystemExit'))
+    assert status == 1 and 'ckpt.starts cannot be written' in said[-1] and 'Traceback' not in output
+
+
+@pytest.mark.parametrize('words, env, says', [
+    (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'this is no job: neither SLURM_JOB_ID, '),
+    (['srun', 'train'], {'PBS_JOBID': '1'}, 'say where the program saves'),
+    (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
+    (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
+    (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint: its value is missing'),
+    (['--checkpoint='], {'PBS_JOBID': '1'}, '--checkpoint: its value is empty'),
+    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is no number"),
+    (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'there is no option --requeue'),
+    (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory is not there'),
+    (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),
+    (['--checkpoint=ckpt', 'flux', 'run'], {'FLUX_JOB_ID': 'f1'}, 'Flux cannot requeue a job that runs'),
+])
+def test_wrong_use(words, env, says, tmp_path):
+    done = testbed.run([UNTIL_DONE, *words], env={**testbed.clean_environ(), **env}, cwd=tmp_path, check=False)
+    assert done.returncode in (1, 2) and done.stderr.startswith(f'until-done: {says}'), done.stderr
+    assert done.stderr.count('\n') == 1 and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('start, options, says', [
+    ('', ['--requeue'], 'Let the script become this: exec until-done ...'),
+    ('exec', ['--no-requeue'], "may not be requeued. Add '#SBATCH --requeue'"),
+])
+def test_job_that_could_not_go_on_does_not_begin(slurm, tmp_path, start, options, says):
+    job = slurm.sbatch(f'#!/bin/bash\n{start} {UNTIL_DONE} --checkpoint {tmp_path}/ckpt srun touch {tmp_path}/begun\n'
+                       'exit $?\n', *options)
+    assert job.returncode and says in job.output and not os.listdir(tmp_path), job.output
