@@ -2,23 +2,19 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What `conda-python-distributed --check` costs at scale: bringing the findings of all ranks to rank 0.
 
-    PYTHONPATH=. benchmarks/check.py [--json FILE] [--ranks 8,64,256] [--per-node 8] [--python PYTHON]
+    PYTHONPATH=. benchmarks/check.py [--json FILE] [--per-node 8] [--python PYTHON]
 
-(a) Real processes on this machine, forked so that Python's own start is not counted, no PyTorch: seconds from the first
-    fork to the last end, and processor time per rank. All "nodes" share this machine's cores; those of a job do not.
-(b) The star between nodes: rank 0 takes the calls, words and reports of all other nodes, puts together what only all of
-    them show, writes the table, and tells them how it ended. Four processes stand for the other nodes: the messages
-    and sockets are real, there is no network, and all share this machine's cores. Seconds from the first call until
-    the last node knows, processor time of rank 0, and the length of one node's report. What a node does for itself
-    before that is (a).
+(a) With a PYTHON that has PyTorch: seconds from the moment when all nodes could come until the last one knows how it
+    ended, and processor time of rank 0's process: it has PyTorch's store, takes what the nodes say of themselves and
+    what they found, puts together what only all of them show, and writes the table. Four processes stand for the other
+    nodes: clients and messages are real, there is no network, and all share this machine's cores.
+(b) The header and the table of so many ranks on as many nodes of 8.
 (c) With a PYTHON that has PyTorch: seconds and processor seconds until 8 ranks on two "nodes" of this machine have
     imported torch, with --check and without, by turns; the medians of three, and their ratio.
 """
 
 import argparse
-import contextlib
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -29,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from slingtorch.job import check, findings, star, wire
+from slingtorch.job import check, findings, meet
 from slingtorch.job.machine import Machine
 
 RUNSCRIPT = pathlib.Path(__file__).resolve().parents[1] / 'runscripts/conda-python-distributed'
@@ -60,28 +56,6 @@ def environment(rank, ranks, per_node, port):
     }
 
 
-def real(ranks, per_node):
-    """(a): seconds, processor seconds per rank."""
-    port, pids, begin, before = free_port(), [], time.perf_counter(), os.times()
-    for rank in range(ranks):
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                with contextlib.redirect_stdout(io.StringIO()) as out:
-                    status = check.run(Machine(environment(rank, ranks, per_node, port)), out)
-                    if rank == 0 and f'{ranks} ranks' not in out.getvalue():
-                        sys.stderr.write(out.getvalue())
-            finally:
-                os._exit(status)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return time.perf_counter() - begin, used / ranks
-
-
 def start(python, checked):
     """(c): (seconds, processor seconds) for 8 ranks on two nodes, started by the runscript."""
     port, processes, begin, before = free_port(), [], time.perf_counter(), os.times()
@@ -108,54 +82,62 @@ def report_of(node, per_node):
     report.ranks = sum(1 << rank for rank in range(node * per_node, (node + 1) * per_node))
     words = hashlib.sha256
     for number in range(7):
-        report.add('good', 'name', f'a finding of some length about {words(b"%d" % number).hexdigest()} of all ranks')
+        report.add('good', 'cores', f'a finding of some length about {words(b"%d" % number).hexdigest()} of all ranks')
     for number in range(32):
         report.fact(f'env NCCL_VARIABLE_{number}', words(b'%d' % number).hexdigest()[:30])
     report.fact('node', f'nid{node:06d}')
     return report
 
 
-def other_nodes(nodes, per_node, port, key, begin):
-    """(b): these nodes, in this process, as star.Branch does it. They call once `begin` (a descriptor) can be read."""
-    reports = {node: report_of(node, per_node).dump() for node in nodes}    # real nodes make them at the same time
+def other_nodes(nodes, per_node, environ, begin):
+    """(a): these nodes, in this process. They come once `begin` (a descriptor) can be read."""
+    texts = {node: report_of(node, per_node).dump().decode() for node in nodes}     # real nodes make them all at once
+    stores = {node: meet.Store(environ, 60, False) for node in nodes}
     os.read(begin, 1)
-    connections = [wire.call('127.0.0.1', port, key, f'{per_node} {node * per_node} nid{node:06d}', 60)
-                   for node in nodes]
-    for connection in connections:
-        connection.settimeout(60)
-        wire.read_line(connection)
-    for said in ((star.TRADE + 'handle').encode(), b'1'):
-        wire.tell_all(connections, said)
-        for connection in connections:
-            wire.receive_message(connection, time.time() + 60)
-    for node, connection in zip(nodes, connections):
-        wire.send_message(connection, reports[node])
-    return {wire.receive_message(connection, time.time() + 60) for connection in connections} - {b'0'}
+    numbers, end = {}, time.monotonic() + 60
+    for node, store in stores.items():
+        numbers[node] = store.count('nodes', 1)
+        store.put(f'come-{numbers[node]}', {'node': f'nid{node:06d}', 'rank': node * per_node, 'ranks': per_node,
+                                            'ready': False})
+    for node, store in stores.items():
+        store.get('go', end)
+        store.put(f'report-{numbers[node]}', json.loads(texts[node]))
+    words = set()
+    for store in stores.values():
+        words.add(store.get('word', end))
+        store.count('heard', 1)
+    return words - {'0'}
 
 
 def reduction(ranks, per_node, processes=4):
-    """(b): seconds from the first call until the last node knows, processor seconds of rank 0, bytes of a report."""
-    nodes, port = max(1, ranks // per_node), free_port()
-    environ = environment(0, ranks, per_node, port)
-    root = star.Root(environ, ranks - per_node, 20)
+    """(a): seconds, processor seconds of rank 0, bytes of a report."""
+    nodes, environ = max(1, ranks // per_node), environment(0, ranks, per_node, free_port())
+    import torch.distributed    # noqa: F401, before the forks
     waits, go = os.pipe()
+    listens, tells = os.pipe()
     pids = []
     for number in range(processes):
         pids.append(os.fork())
         if not pids[-1]:
             os.close(go)
-            os._exit(bool(other_nodes(range(1 + number, nodes, processes), per_node, port, root.key, waits)))
+            os.read(listens, 1)
+            os._exit(bool(other_nodes(range(1 + number, nodes, processes), per_node, environ, waits)))
+    store = meet.Store(environ, 60)
+    os.write(tells, b'x' * processes)
     report, machine = report_of(0, per_node), Machine(environ)
-    time.sleep(0.5)     # they make their reports
-    begin, used = time.perf_counter(), time.process_time()
+    time.sleep(2)       # they open their clients
+    begin, used, end = time.perf_counter(), time.process_time(), time.monotonic() + 60
     os.close(go)
-    root.gather(lambda: '-')
-    root.trade('handle', time.time() + 60)
-    root.meet(True, time.time() + 60)
-    root.collect(report, time.time() + 60)
-    check.check_job(report, machine, root)
+    there = store.others(ranks - per_node, ranks, end)
+    store.put('go', {'now': 0, 'nodes': nodes, 'go': False})
+    free = (1 << ranks) - 1 & ~report.ranks
+    for text in store.reports(list(there), end).values():
+        other = findings.Report.load(text.encode('latin-1'), free)
+        free &= ~other.ranks
+        report.merge(other)
+    check.check_job(report, machine, list(there.values()), (0, 0))
     text = report.text(check.header(report, 1))
-    wire.tell_all([node.connection for node in root.nodes], b'0')
+    store.word('0', len(there))
     used = time.process_time() - used
     lost = [pid for pid in pids if os.waitpid(pid, 0)[1]]
     seconds = time.perf_counter() - begin
@@ -164,35 +146,47 @@ def reduction(ranks, per_node, processes=4):
     return seconds, used, len(report_of(1, per_node).dump())
 
 
+def table(ranks, per_node):
+    """(b): seconds for header and table."""
+    report = findings.Report()
+    for node in range(ranks // per_node):
+        report.ranks |= ((1 << per_node) - 1) << node * per_node
+        report.fact('node', f'nid{node:06d}', ((1 << per_node) - 1) << node * per_node)
+    report.add('red', 'cores', 'a finding', ranks=report.ranks // 3)
+    begin = time.perf_counter()
+    report.text(check.header(report, 1))
+    return time.perf_counter() - begin
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--json', metavar='FILE')
-    parser.add_argument('--ranks', default='8,64,256', help='real processes, default: %(default)s')
     parser.add_argument('--per-node', type=int, default=8)
-    parser.add_argument('--python', metavar='PYTHON', help='with PyTorch, for (c)')
+    parser.add_argument('--python', metavar='PYTHON', help='with PyTorch')
+    parser.add_argument('--reduce', metavar='RANKS', type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     per_node = args.per_node
-    rows = []
-    for ranks in map(int, args.ranks.split(',')):
-        seconds, used = real(ranks, per_node)
-        rows.append({'ranks': ranks, 'nodes': max(1, ranks // per_node), 'seconds': seconds, 'cpu_per_rank': used})
-    reductions = []
-    for ranks in (8, 64, 256, 1024, 4096):
-        runs = [reduction(ranks, per_node) for _ in range(3)]
+    if args.reduce:     # in the Python that has PyTorch
+        print(json.dumps(reduction(args.reduce, per_node)), flush=True)
+        os._exit(0)
+    reductions, starts = [], {False: [], True: []}
+    for ranks in (64, 1024, 4096) if args.python else ():
+        # the store looks up the name of each address, which takes seconds where a name server does not answer
+        alone = ['unshare', '-n', 'sh', '-c', 'ip link set lo up; exec "$@"', 'sh'] if os.geteuid() == 0 else []
+        runs = [json.loads(subprocess.run(
+            [*alone, args.python, __file__, '--per-node', str(per_node), '--reduce', str(ranks)], check=True,
+            stdout=subprocess.PIPE).stdout) for _ in range(3)]
         seconds, used, size = (statistics.median(column) for column in zip(*runs))
         reductions.append({'ranks': ranks, 'nodes': ranks // per_node, 'bytes': size, 'seconds': seconds,
                            'cpu_of_rank_0': used})
+    tables = {ranks: table(ranks, per_node) for ranks in (4096, 32768, 100000)}
 
     print(f'{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}\n')
-    print(f'(a) real processes, {per_node} per node   seconds   processor ms per rank')
-    for row in rows:
-        print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes    {row["seconds"]:8.2f}'
-              f'   {1000 * row["cpu_per_rank"]:10.0f}')
-    print('(b) the star             seconds   processor ms of rank 0   report of a node, bytes')
+    print('(a) the store            seconds   processor ms of rank 0   report of a node, bytes')
     for row in reductions:
         print(f'    {row["ranks"]:5} ranks, {row["nodes"]:3} nodes {row["seconds"]:10.2f}'
               f'   {1000 * row["cpu_of_rank_0"]:18.0f}   {row["bytes"]:18}')
-    starts = {False: [], True: []}
+    print('(b) header and table     ' + ', '.join(f'{ranks} ranks {took:.2f} s' for ranks, took in tables.items()))
     for checked in [False, True] * 3 if args.python else []:
         starts[checked].append(start(args.python, checked))
     if args.python:
@@ -203,7 +197,7 @@ def main():
     if args.json:
         with open(args.json, 'w') as stream:
             json.dump({'cores': os.cpu_count(), 'load': os.getloadavg()[0], 'python': platform.python_version(),
-                       'per_node': per_node, 'real': rows, 'reductions': reductions,
+                       'per_node': per_node, 'reductions': reductions, 'tables': tables,
                        'starts': [starts[False], starts[True]]}, stream, indent=1)
 
 

@@ -29,9 +29,10 @@ DEFAULT_RUNSCRIPTS = (
     + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
                                          'recorder', 'stage', 'threads', 'torchrun']]
     + ['lib/drivers.cfg', 'lib/facts.bash', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'exchange', 'findings',
-                                           'limits', 'look', 'machine', 'nccl', 'network', 'node', 'plugin', 'probe',
-                                           'records', 'star', 'variables', 'vet', 'wire']]
+    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'gather',
+                                           'imports', 'limits', 'look', 'machine', 'meet', 'messages', 'nccl',
+                                           'network', 'node', 'pairs', 'probe', 'program', 'records', 'variables',
+                                           'vet']]
 )
 
 

@@ -76,11 +76,9 @@ def main():
     parser.add_argument('--lr', type=float, default=0.1, help="learning rate (default: 0.1)")
     parser.add_argument('--checkpoints', metavar='DIR', required=True, help="where it saves, and goes on from")
     parser.add_argument('--fsdp2', action='store_true', help="FSDP2 in the place of DistributedDataParallel")
-    parser.add_argument('--json', metavar='FILE', help="a new file for accuracy, losses and devices")
+    parser.add_argument('--json', metavar='FILE', help="a file for accuracy, losses and devices")
     parser.add_argument('--backend', help="of torch.distributed (default: nccl on GPUs, else gloo)")
     args = parser.parse_args()
-    if args.json and os.path.exists(args.json):
-        parser.error("%s is there already, and stays as it is: name another one" % args.json)
     stop = []
     signal.signal(signal.SIGUSR1, lambda *_: stop.append(True))
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')

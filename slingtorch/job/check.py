@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -23,11 +24,11 @@ import sys
 import threading
 import time
 
-from . import limits, look, nccl, network, node, plugin, records, star, variables
+from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
+from .gather import PeerLost
 from .machine import Machine, expand_hosts, seconds_to_wait
-from .probe import scratch_file
-from .wire import PeerLost, receive_message, send_message, tell_all
+from .probe import SLACK, patience, scratch_file
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ SAME = {
     **dict.fromkeys(('maps libnccl', 'maps librccl', 'maps MPI'),
                     ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks")),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
-    'plugin devices': ('yellow', 'plugin', "see which cards these nodes have, and FI_PROVIDER"),
     'driver': ('yellow', 'versions', "have the centre look at these nodes"),
     # a node has several names
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
@@ -52,6 +52,10 @@ SAME = {
 SLOW_TIMES, SLOW_SECONDS = 4, 3
 # A node is busy whose import of PyTorch takes more seconds; so many more its other ranks may take.
 BUSY = 4
+# seconds for a rank of a node that writes nothing
+SILENT = 12
+# seconds for the name of an address, from which on it is said
+SLOW_NAME = 1
 # what to do about a step that is not known to have failed
 LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
 # what to do about an error that nobody knows
@@ -68,53 +72,61 @@ CLOCK_SECONDS = 1
 # the process with PyTorch
 
 class Probe:
-    """probe.py as a child, so that a crash or a hang in a library is a finding."""
+    """
+    probe.py as a child, so that a crash or a hang in a library is a finding.
 
-    def __init__(self, environ: dict, plugin: list, seconds: float, local_ranks: int = 1) -> None:
-        self.begin, self.seconds, self.asked = time.monotonic(), seconds, False
-        self.end_time = self.begin + seconds
+    :ivar found: what it said last
+    :param order: its first line (probe.py)
+    """
+
+    def __init__(self, environ: dict, plugin: list, order: dict) -> None:
+        self.begin, self.seconds, self.turn = time.monotonic(), order['seconds'], 0
         self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         # a file: nobody reads until the end, and what it prints may be more than a pipe takes
         self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)  # type: Any
-        self.changed, self.over = threading.Event(), threading.Event()
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-        self.write('local %d %d' % (local_ranks, min(seconds, network.RENDEZVOUS)))
+        self.ended, self.changed = False, threading.Condition()
+        threading.Thread(target=self.read, daemon=True).start()
+        self.write(order)
 
     def read(self) -> None:
         """Take its answers until it ends."""
         for line in self.process.stdout:
-            try:
-                self.found = json.loads(line.decode())
-            except ValueError:
-                continue
-            if 'ready' in self.found:
-                self.changed.set()
-            if self.found.get('stays'):
-                self.over.set()
-        self.changed.set()
-        self.over.set()
+            with contextlib.suppress(ValueError):   # of a library that knows the descriptor
+                found = json.loads(line.decode())
+                with self.changed:
+                    self.found = found
+                    self.changed.notify_all()
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
 
-    def write(self, words: str) -> None:
+    def write(self, order: dict) -> None:
         """Tell it something."""
         with contextlib.suppress(OSError):      # it has ended: result() says so
-            self.process.stdin.write(words.encode() + b'\n')
+            self.process.stdin.write(messages.dump(order) + b'\n')
             self.process.stdin.flush()
 
-    def ready(self) -> bool:
-        """Whether it has imported PyTorch, and is ready for all nodes; waits for that."""
-        self.changed.wait(max(0, self.end_time - time.monotonic()))
-        return bool(self.found.get('ready'))
+    def wait(self, key: str, end: float, value: object = None) -> bool:
+        """Whether it says this, or that this has this value, before the time `end`."""
+        def there() -> bool:
+            return bool(self.found.get(key)) if value is None else self.found.get(key) == value
 
-    def go(self, words: str = '') -> None:
-        """Let it take part in the collective, or end."""
-        self.asked = bool(words)
-        if self.asked:      # it ends itself when it has to wait for too long
-            self.end_time = time.monotonic() + min(self.seconds, (network.ASIDE + 3) * max(1, self.seconds / 120))
-        self.write(words)
+        with self.changed:
+            self.changed.wait_for(lambda: there() or self.ended, max(0, end - time.monotonic()))
+            return there()
+
+    def ask(self, seconds: float, **order: object) -> dict:
+        """Have it do something in so many seconds: what it says then. :raises PeerLost: it cannot"""
+        self.turn += 1
+        self.write(dict(order, seconds=seconds, turn=self.turn))
+        if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
+            raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
+        if self.found.get('lost'):
+            raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
+        return self.found
 
     def end(self) -> None:
         """Nobody wants its result any more, nor that it keeps its connections."""
@@ -122,31 +134,28 @@ class Probe:
         with contextlib.suppress(subprocess.TimeoutExpired):    # a driver may hold it
             self.process.wait(5)
 
-    def result(self) -> dict:
-        """Its dictionary; 'error' in it says what went wrong."""
-        killed = not self.over.wait(max(0.1, self.end_time - time.monotonic()))
+    def result(self, end: float) -> dict:
+        """Its dictionary, with what it found until the time `end`; 'error' in it says what went wrong."""
+        over = self.wait('over', end)
         found = self.found
-        if found.get('stays'):
+        if over:
             return found
-        if killed:
+        if not self.ended:
             self.process.kill()
-            self.reader.join()
-        self.process.wait()
+        killed, status = not self.ended, self.process.wait()
         found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
-            found['phase'] = 'rendezvous'       # it waited for its turn
-            killed = self.asked
+            return found    # it waited for others
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
-            found['error'] = "%s did not end within %d s" % (what, self.end_time - self.begin)
+            found['error'] = "%s did not end within %d s" % (what, time.monotonic() - self.begin)
             found['remedy'] = LATE
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
-        elif self.process.returncode and (self.asked or not found['seconds']):
+        else:
             self.errors.seek(0)
             last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-            found['error'] = "%s ended the process with status %d%s" % (
-                what, self.process.returncode, ': ' + last[0] if last else '')
+            found['error'] = "%s ended the process with status %d%s" % (what, status, ': ' + last[0] if last else '')
         return found
 
 
@@ -214,11 +223,13 @@ def check_master(environ: dict, report: Report, name: str) -> None:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return      # look_at_master has said it
-    for family, kind, protocol, _, place in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as attempt:
-            attempt.bind(place)
-            report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
-            return
+    for family, _, _, _, place in found:
+        # from an address of its own the kernel reaches itself
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as query:
+            query.connect((place[0], 9) + place[2:])
+            if query.getsockname()[0] == place[0]:
+                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
+                return
     report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s" % (
         address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
 
@@ -268,32 +279,42 @@ def check_times(report: Report) -> None:
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report: Report, environ: dict, root: star.Root, own: str) -> None:
-    """Ranks and nodes of which nothing came."""
+def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple) -> None:
+    """
+    Ranks and nodes of which nothing came.
+
+    :param nodes: what the other nodes said of themselves when they came, None of one that was not understood
+    :param sent: network.segments() at the beginning
+    """
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
     for finding in report.having(name='ended'):
         missing &= ~report.findings[finding]
     if not missing:
         return
-    silent = [other.name for other in root.nodes if missing >> other.rank & 1]
-    called = {other.name for other in root.nodes} | {own}
+    if report.having('red', 'port') or report.having('red', 'import') and not nodes:
+        report.add('untested', 'no-answer', "the other nodes: rank 0's could not open the store in which they meet")
+        return
+    came = [said for said in nodes if said]
+    silent = [said['node'] for said in came if missing >> said['rank'] & 1]
+    called = {said['node'] for said in came} | {own}
     hosts = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     never = [host for host in hosts if len(hosts) > 1 and host not in called]
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
-        text += ". Nothing came from %s" % ', '.join(never[:20])
+        text += ". Nothing came from %s: see their own messages" % ', '.join(never[:20])
     if silent:
-        text += ". %s called first and fell silent" % ', '.join(silent[:20])
-    if set(report.facts.get('node', {})) == {own}:
+        text += ". %s came first and fell silent" % ', '.join(silent[:20])
+    if len(called) == 1:
         text += network.own_address(environ['MASTER_ADDR'])
-    sent, again = (now - then for now, then in zip(network.segments(), root.sent))
-    if again >= 3 and 10 * again > sent:
+    total, again = (now - then for now, then in zip(network.segments(), sent))
+    if again >= 3 and 10 * again > total:
         text += (". Packets get lost between the nodes, or nobody acknowledges them: of the %d segments of TCP that %s "
-                 "sent meanwhile, %d were sent again" % (sent, own, again))
-    report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s, port %s, and whether so many "
-               "ranks were started; start without the nodes (srun --exclude)"
-               % (environ['MASTER_ADDR'], environ['MASTER_PORT']), missing)
+                 "sent meanwhile, %d were sent again" % (total, own, again))
+    report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
+               "whether so many ranks were started; start without the nodes (srun --exclude)"
+               % (environ['MASTER_ADDR'], look.address_of_host(environ['MASTER_ADDR']), environ['MASTER_PORT']),
+               missing)
 
 
 def one_cause(report: Report) -> None:
@@ -318,10 +339,28 @@ def one_cause(report: Report) -> None:
         found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
     first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
     best = slow or named or first or found[:1]
-    for finding in set(found) - set(best):
+    rest, best = set(found) - set(best), [with_addresses(report, finding) for finding in best]
+    for finding in rest:
         ranks = report.findings.pop(finding)
         if len(best) == 1:
             report.findings[best[0]] |= ranks
+
+
+def with_addresses(report: Report, finding: 'Any') -> 'Any':
+    """The finding, which is changed in the report, with the addresses that gloo takes on the nodes, if it has to do."""
+    nodes, told = report.facts.get('node', {}), []
+    for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
+        names = [name for name, own in sorted(nodes.items()) if own & mask]
+        if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
+            report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
+                ' and '.join(names[:8]), address), "have the centre look at hosts files and interfaces")
+            return finding
+        told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
+    if not told:
+        return finding
+    changed = finding._replace(text="%s [addresses of gloo: %s]" % (finding.text, '; '.join(told[:6])))
+    report.findings[changed] |= report.findings.pop(finding)
+    return changed
 
 
 def look_there(report: Report) -> None:
@@ -331,20 +370,20 @@ def look_there(report: Report) -> None:
             report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
 
 
-def check_job(report: Report, machine: Machine, root: star.Root) -> None:
-    """What only all ranks together show."""
+def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
+    """What only all ranks together show; as check_answers()."""
     environ = machine.environ
-    check_answers(report, environ, root, machine.node)
+    check_answers(report, environ, nodes, machine.node, sent)
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
     one_cause(report)
     look_there(report)
-    limits.compare_programs(report)
+    program.compare_programs(report)
     limits.compare_directories(report)
     check_same(report)
     check_times(report)
-    if root.nodes and not report.having(name='clock'):
+    if nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if len(report.facts.get('machine', {})) > 1:
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
@@ -364,8 +403,8 @@ def header(report: Report, seconds: float) -> str:
         count, 's'[:count != 1], len(nodes), 's'[:len(nodes) != 1], seconds, ', '.join(
             '%d %s' % (report.count(level), TITLES[level]) for level in LEVELS
             if level != 'ignored' or report.count(level)))]
-    places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())]
-    lines.append('nodes:  %s' % '; '.join(places[:6] + ['...'] * (len(places) > 6)))
+    places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
+    lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
     times = []
     for name, title in (('import', 'import torch'), ('rendezvous', 'rendezvous'), ('collective', 'all_reduces')):
         values = sorted(map(float, report.facts.get('seconds ' + name, {})))
@@ -386,7 +425,7 @@ def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
-def add_reports(report: Report, machine: Machine, local: star.LocalRanks) -> list:
+def add_reports(report: Report, machine: Machine, local: gather.LocalRanks) -> list:
     """On the first rank of a node: what its other ranks said, and what became of the others."""
     details = []
     for other, own in local.reports.values():
@@ -395,6 +434,9 @@ def add_reports(report: Report, machine: Machine, local: star.LocalRanks) -> lis
     for rank, pid in local.ended.items():
         report.add('red', 'ended', "a rank ended while it was checked (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << rank)
+    for rank in local.strange:
+        report.add('red', 'no-answer', "a rank of %s wrote what this version does not understand" % machine.node,
+                   "start all ranks from one installation", 1 << rank)
     for rank, seconds in local.late.items():
         report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << rank)
     return details
@@ -406,143 +448,187 @@ class Rank:
 
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
-    :param program: what Python will run, its options too
+    :param words: what Python will run, its options too
     """
 
-    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', program: list) -> None:
-        self.program = program
+    def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', words: list) -> None:
+        self.words = words
         self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.monotonic()
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
-        self.seconds = seconds_to_wait(self.environ)
+        self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
-        self.trial = None  # type: Any
-        self.patience = star.patience(self.seconds, self.world // self.local_world)
-
-    def try_plugin(self, trade: 'Callable', number: int, nodes: int) -> None:
-        """Through NCCL's plugin to the next node, while PyTorch is imported; `trade` is star's."""
-        following, pairs = trade(self.trial.handles(), time.monotonic() + plugin.Limit.MOST * plugin.START + star.SLACK)
-        self.trial.move(following, pairs, number, nodes)
+        self.several, self.nodes = self.world > self.local_world, []  # type: bool, list
+        self.looked_up = []  # type: list
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
-        names = nccl.plugin_names(self.machine)
+        if not self.torch:
+            return None
         # with GPUs NCCL would be tried, which forks of one process cannot
         ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
-        return self.start(self.environ, names, self.seconds, ranks) if self.torch else None
+        return self.start(self.environ, nccl.plugin_names(self.machine), {
+            'ranks': ranks, 'seconds': self.seconds, 'program': self.words,
+            'meet': not self.local_rank and (self.several or self.rank == 0)})
 
     def look(self) -> dict:
-        """look.look(), and limits.py"""
-        details = look.look(self.machine, self.report, self.torch, self.world > self.local_world)
+        """look.look(), limits.py and program.py"""
+        if self.several and not self.local_rank:
+            hosts = expand_hosts(self.environ.get('SLURM_STEP_NODELIST', ''))
+            address = look.address_of_host(self.environ['MASTER_ADDR'] if self.rank or not hosts else hosts[-1])
+            threading.Thread(target=lambda: self.looked_up.append(meet.look_up(address)), daemon=True).start()
+        details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
-                                        (limits.look_at_program,
-                                         (self.report, self.program, details, self.environ))):
+                                        (program.look_at_program, (self.report, self.words, details, self.environ)),
+                                        (program.look_at_arguments, (self.report, self.words))):
                 if not limits.in_time(function, *arguments):
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
-                                    "HF_HOME, /dev/shm or the script" % limits.WAIT, "see df on this node")
+                                    "HF_HOME, /dev/shm, the script or its arguments" % limits.WAIT,
+                                    "see df on this node")
         return details
 
 
 def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
-        start: 'Callable' = Probe, program: 'Iterable[str]' = ()) -> int:
+        start: 'Callable' = Probe, words: 'Iterable[str]' = ()) -> int:
     """
     The whole check, in one rank.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
-    :param program: what Python will run, its options too
+    :param words: what Python will run, its options too
     :return: exit status
     """
-    star.read_ranks(machine.environ)
-    rank = Rank(machine, torch, start, list(program))
+    gather.read_ranks(machine.environ)
+    rank = Rank(machine, torch, start, list(words))
     if rank.local_rank:
         word = other_rank(rank)
-    elif rank.rank:
-        word = for_the_node(rank, first_rank)
     else:
-        word = for_the_node(rank, lambda rank, local, probe: rank_zero(rank, local, probe, out, json_file))
-    return star.verdict(word, machine.environ)
+        word = for_the_node(rank, out, json_file)
+    return gather.verdict(word, machine.environ)
 
 
-def other_rank(rank: Rank) -> bytes:
-    """Not the first one of its node: tells that what it finds. Returns rank 0's word."""
-    connection, wants_probe = star.call_first_rank(rank.environ, rank.rank, rank.digest, rank.begin + rank.seconds)
+def other_rank(rank: Rank) -> str:
+    """Not the first one of its node: writes what it finds. Returns rank 0's word."""
+    files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
+    files.write(name, {'pid': os.getpid()})
+    first = files.wait(gather.FIRST, rank.begin + rank.seconds)
+    wants_probe = not messages.has_form(first, {'digest': str}) or first['digest'] != rank.digest
     probe = rank.start_probe() if wants_probe else None
     details = rank.look()
     if probe:
-        probe.go()
-        check_probe(rank.report, probe, rank.machine)
-    send_message(connection, rank.report.dump())
-    send_message(connection, json.dumps(details).encode())
-    try:
-        return receive_message(connection, time.monotonic() + 3 * rank.seconds + 60)
-    except PeerLost as err:
-        raise PeerLost("the first rank of this node has ended (%s): see its own messages" % err)
+        check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
+        probe.end()
+    files.write(name, {'report': json.loads(rank.report.dump().decode()), 'details': details})
+    word = files.wait(gather.WORD, time.monotonic() + 3 * rank.seconds + 60, gather.FIRST)
+    files.remove(name)
+    return str(word)
 
 
-def for_the_node(rank: Rank, role: 'Callable') -> bytes:
-    """The first rank of a node: plays its role, and tells the node's other ranks rank 0's word, which it returns."""
+def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
+    """The first rank of a node: brings what the node found to rank 0's, and tells the node's others how it ended."""
+    local = gather.LocalRanks(rank.environ, rank.local_world, rank.digest)
+    probe, word = rank.start_probe(), gather.LOST
     try:
-        local = star.LocalRanks(rank.environ, rank.local_world, rank.digest)
-    except OSError as err:
-        raise PeerLost("another process of this start says that it is local rank 0 of this node too (%s): "
-                       "unset LOCAL_RANK in the job script" % err)
-    rank.trial, probe = plugin.Trial(rank.machine, rank.seconds), rank.start_probe()
-    try:
-        word = role(rank, local, probe)
-    except PeerLost:
-        tell_all(local.connections, star.LOST)
-        raise
+        if not rank.rank:
+            check_master(rank.environ, rank.report, rank.machine.node)
+        details = rank.look()
+        found = meet_nodes(rank, probe)
+        finish_node(rank, local, found, details)
+        word = finish_job(rank, probe, out, json_file) if not rank.rank else deliver(rank, probe, found)
     finally:
-        rank.trial.end()
         if probe:
             probe.end()
-    tell_all(local.connections, word)
+        local.tell(word)
     return word
 
 
-def first_rank(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]') -> bytes:
-    """The first one of its node, but not of the job: brings what the node found to rank 0, whose word it returns."""
-    details = rank.look()
-    branch = star.Branch(rank.environ, rank.local_world, rank.machine.node, rank.seconds, rank.machine.clock)
-    if abs(branch.ahead) > CLOCK_SECONDS:
+def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
+    """What the process with PyTorch says once it has met those of other nodes, and tried the network with them."""
+    if not probe:
+        if rank.several:
+            rank.report.add('red', 'import', "this Python has no PyTorch, in whose store the nodes meet (%s)"
+                            % sys.executable, "start all ranks from the environment that has it")
+        return "this Python has no PyTorch"
+    if rank.rank:
+        threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
+    end = rank.begin + rank.seconds
+    if probe.wait('took', end):
+        nodes = rank.world // rank.local_world
+        end = time.monotonic() + patience(probe.found['seconds']['import'], nodes, end - time.monotonic()) + (
+            network.ASIDE + 3) * max(1, rank.seconds / 120) + nodes / 100 + imports.LIMIT
+    found = probe.result(end)
+    rank.nodes = list((found.get('nodes') or {}).values())
+    if found.get('port'):
+        port = int(rank.environ['MASTER_PORT'])
+        rank.report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
+            port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or name another one")
+    elif found.get('lost') and not rank.rank:
+        rank.report.add('red', 'rendezvous', "PyTorch's store cannot be opened at MASTER_ADDR=%s, MASTER_PORT=%s: "
+                        "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
+                        "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
+    if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
-            rank.machine.node, branch.ahead), "tell the centre: time is wrong there")
-    rank.try_plugin(branch.trade, branch.number, branch.nodes)
-    go = branch.meet(bool(probe and probe.ready()), rank.begin + rank.seconds)
-    finish_node(rank, local, probe, details, (branch.host, branch.extra, branch.number, branch.nodes) if go else None)
-    branch.deliver(rank.report)
-    return branch.verdict(2 * rank.seconds + 60)
+            rank.machine.node, found['ahead']), "tell the centre: time is wrong there")
+    return found
 
 
-def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out: 'Any',
-              json_file: 'Optional[str]') -> bytes:
-    """Of the job: hears all nodes, prints what was found, and tells them its word, which it returns."""
-    machine, report, environ = rank.machine, rank.report, rank.environ
-    check_master(environ, report, machine.node)
-    root = star.Root(environ, rank.world - rank.local_world, rank.patience, machine.clock)
-    # torchrun's agent listens there, for its workers
-    if root.refused and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-        port = int(environ['MASTER_PORT'])
-        report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
-            port, root.refused, holder(port)), "unset MASTER_PORT in the job script, or name another one")
-    port_of_all = free_port if root.refused else lambda: environ['MASTER_PORT']
-    threading.Thread(target=root.gather, args=(port_of_all,), daemon=True).start()
-    details = rank.look()
-    root.known.wait()
-    first = min([rank.begin] + [other.called for other in root.nodes])
-    for mask, called in [(1, rank.begin)] + [(1 << other.rank, other.called) for other in root.nodes]:
-        report.fact('seconds starting the node', '%.2g' % node.round_up(called - first), mask)
-    # a world without some of its nodes would wait for them
-    whole = sum(other.ranks for other in root.nodes) + rank.local_world >= rank.world
-    rank.try_plugin(root.trade, 0, len(root.nodes) + 1)
-    go = root.meet(bool(probe and probe.ready()) and whole, rank.begin + rank.seconds)
-    end = finish_node(rank, local, probe, details, ('localhost', root.word, 0, len(root.nodes) + 1) if go else None)
-    root.collect(report, end)
-    check_job(report, machine, root)
+def tell_late(rank: Rank, probe: Probe) -> None:
+    """What keeps this node from rank 0's, before somebody else ends the job."""
+    if probe.wait('late', time.monotonic() + rank.seconds):
+        gather.say('check', rank.machine, probe.found['late'] + ". It goes on trying")
+
+
+def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dict) -> None:
+    """
+    What all ranks of the node found becomes part of the first one's report.
+
+    :param found: of the process with PyTorch, or why there is none
+    :param details: of the first rank (look.look())
+    """
+    report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
+    imported = told.get('seconds', {}).get('import', 0)
+    if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
+        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store "
+                   "looks one up for each connection, one after the other" % SLOW_NAME,
+                   "see the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
+    # on a busy node, where the import takes long, others of this node come late, too
+    grace = min(BUSY, rank.seconds) if imported > BUSY else 0
+    end = rank.begin + rank.seconds
+    local.wait(min(end, max(rank.begin + SILENT, time.monotonic() + grace)), end)
+    ranks = [dict(details, rank=rank.rank)] + add_reports(report, machine, local)
+    node.check_cores(report, ranks)
+    limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
+    check_providers(report, machine)
+    node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
+    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')))
+
+
+def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
+    """Not rank 0's node: brings what it found there, and returns its word. :raises PeerLost: that cannot be"""
+    try:
+        if not probe:
+            raise PeerLost("it has no PyTorch")
+        if not found.get('met'):
+            raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
+        probe.ask(SLACK, put=rank.report.dump().decode())
+        return str(probe.ask(2 * rank.seconds + 60, hear=True)['word'])
+    except PeerLost as err:
+        for level, name, text, remedy, _ in rank.report.sorted():
+            if level == 'red':
+                gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
+        raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if probe and
+                        found.get('met') else "this node does not meet rank 0's: %s") % err)
+
+
+def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
+    """Rank 0: reads what the other nodes found, prints it, and tells them how it ended, which it returns."""
+    report, machine, environ = rank.report, rank.machine, rank.environ
+    there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
+    collect(rank, probe, there)
+    check_job(report, machine, rank.nodes, rank.sent)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
@@ -550,56 +636,46 @@ def rank_zero(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', out:
     if json_file:
         seconds = round(time.monotonic() - rank.begin, 3)
         records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
-    word = b'1' if report.count('red') else b'0'
-    tell_all([other.connection for other in root.nodes], word)
+    word = '1' if report.count('red') else '0'
+    if there and probe:
+        with contextlib.suppress(PeerLost):     # they say so themselves
+            probe.ask(SLACK, word=word)
     return word
 
 
-def finish_node(rank: Rank, local: star.LocalRanks, probe: 'Optional[Probe]', details: dict,
-                meeting: 'Optional[tuple]') -> float:
+def collect(rank: Rank, probe: 'Any', there: dict) -> None:
     """
-    What all ranks of the node found becomes part of the first one's report.
+    Merge what the nodes bring.
 
-    :param details: of the first rank (look.look())
-    :param meeting: for the collective, if there is one: host and port of rank 0's, number of this node, how many there
-        are
-    :return: the time until which other nodes are waited for
+    :param there: {number of a node as text: what it said of itself}
     """
-    report, machine = rank.report, rank.machine
-    if probe:
-        probe.go('go %s %s %d %d %d' % (*meeting, rank.seconds) if meeting else '')
-    imported = probe.found['seconds'].get('import') if probe else 0     # None: not yet
-    # on a busy node, where the import takes long, others of this node come late, too
-    grace = min(BUSY, rank.seconds) if imported is None or imported > BUSY else 0
-    local.wait(max(rank.begin + rank.patience, time.monotonic() + grace), rank.begin + rank.seconds)
-    # other nodes need little time, or import PyTorch too
-    end = max(rank.begin + rank.patience, time.monotonic() + min(rank.seconds, network.ASIDE + 3 * (imported or 0)))
-    ranks = [details] + add_reports(report, machine, local)
-    node.check_cores(report, ranks)
-    took = probe.found.get('took', {}) if probe else {}
-    limits.check(report, ranks, took, rank.world, not machine.gpus())
-    check_providers(report, machine)
-    node.check_gpus(report, ranks, check_probe(report, probe, machine), rank.environ)
-    rank.trial.result()
-    if not any('cannot be loaded' in finding.text for finding in report.having(name='plugin')):
-        # NCCL that runs over another network has found what it needs
-        runs = report.value('network of NCCL') not in (None, 'Socket')
-        plugin.check(report, rank.trial, '' if runs else look.plugin_need(machine))
-    return end
+    report = rank.report
+    strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
+    imported = probe.found['seconds'].get('import', 0) if probe else 0
+    seconds = min(rank.seconds, network.ASIDE + 3 * imported) + SLACK
+    if there:
+        try:
+            texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
+        except PeerLost as err:
+            report.add('red', 'rendezvous', "the reports of other nodes did not come: %s" % err)
+    free = (1 << rank.world) - 1 & ~report.ranks
+    for number, text in texts.items():
+        try:
+            other = Report.load(text.encode('latin-1'), free)
+        except (ValueError, UnicodeError):
+            strange.append(number)
+            continue
+        free &= ~other.ranks
+        report.merge(other)
+    if strange:
+        names = sorted({(there[number] or {}).get('node', 'one that does not say its name') for number in strange})
+        report.add('red', 'no-answer', "%s sent what this version does not understand" % ', '.join(names[:20]),
+                   "start all nodes from one installation; another program may be at MASTER_PORT", 1)
 
 
-def check_probe(report: Report, probe: 'Optional[Probe]', machine: Machine) -> list:
+def check_probe(report: Report, found: 'Any', machine: Machine) -> list:
     """The findings of the process with PyTorch; which libraries it maps."""
-    with_gpu = bool(machine.gpus())
-    return node.check_probe(report, probe.result() if probe else "this Python has no PyTorch", machine,
-                            with_gpu, fi_info_names(report, machine.environ))
-
-
-def free_port() -> str:
-    """A port for the collective."""
-    with socket.socket() as attempt:
-        attempt.bind(('', 0))
-        return str(attempt.getsockname()[1])
+    return node.check_probe(report, found, machine, bool(machine.gpus()), fi_info_names(report, machine.environ))
 
 
 def main(argv: list) -> int:
@@ -611,6 +687,7 @@ def main(argv: list) -> int:
     parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
     parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
     machine, out = Machine(), sys.stderr if args.stderr else sys.stdout
-    return star.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch(),
-                                                      program=args.program[args.program[:1] == ['--']:]))
+    return gather.guarded('check', machine, lambda: run(machine, out, args.json, look.find_torch(),
+                                                        words=args.program[args.program[:1] == ['--']:]))

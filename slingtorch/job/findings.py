@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What was found, by which ranks: equal findings of several ranks are one, so that the report of many stays small."""
-import json
 import re
 import shutil
 import textwrap
-import zlib
 from collections import defaultdict, namedtuple
 
-from .wire import MAX_REPORT_BYTES
+from . import messages
+from .messages import one_line
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -17,36 +16,36 @@ if TYPE_CHECKING:
 # tried; ignored: the same, and the user lets it pass
 LEVELS = ('red', 'ignored', 'yellow', 'good', 'untested')
 TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
+# characters of a text of a finding or fact, at most
+LONGEST = 2000
 # of findings
 NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended', 'gpus', 'import', 'interface',
-         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'provider', 'rendezvous', 'script',
-         'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'world-size')
+         'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'provider', 'rendezvous',
+         'script', 'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is one word that stays the same, for whoever searches; `remedy` says what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 
 
 def ranks_of(mask: int) -> list:
     """The ranks of a bit mask, ascending."""
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+    return [place for place, bit in enumerate(reversed(bin(mask)[2:])) if bit == '1']
+
+
+def mask_of(text: str, within: int) -> int:
+    """The bit mask that a message has as hexadecimal digits. :raises ValueError: it has other ranks than `within`"""
+    if len(text) > within.bit_length() or (int(text, 16) | within) != within:
+        raise ValueError("ranks of other nodes")
+    return int(text, 16)
 
 
 def ranks_text(which: 'Any') -> str:
     """Ranks, or those of a bit mask, for a person: 'ranks 0-3,8', or the first ones and how many there are."""
-    pieces, ranks = [], ranks_of(which) if isinstance(which, int) else sorted(which)  # type: list, list
-    for rank in ranks:
-        if pieces and pieces[-1][1] == rank - 1:
-            pieces[-1][1] = rank
-        else:
-            pieces.append([rank, rank])
-    text = ','.join(str(first) if first == last else '%d-%d' % (first, last) for first, last in pieces[:8])
+    bits = bin(which if isinstance(which, int) else sum(1 << rank for rank in which))[:1:-1]
+    count, pieces = bits.count('1'), [match.span() for match in re.finditer('1+', bits)]
+    text = ','.join(str(first) if first == last - 1 else '%d-%d' % (first, last - 1) for first, last in pieces[:8])
     if len(pieces) > 8:
-        text += ',... (%d ranks)' % len(ranks)
-    return ('rank ' if len(ranks) == 1 else 'ranks ') + text
-
-
-def one_line(text: object) -> str:
-    """Without what would end the line or steer a terminal: it may come from another process."""
-    return re.sub(r'[\x00-\x1f\x7f-\x9f]+', ' ', str(text))
+        text += ',... (%d ranks)' % count
+    return ('rank ' if count == 1 else 'ranks ') + text
 
 
 def ignored_of(text: str) -> list:
@@ -85,11 +84,12 @@ class Report:
 
     def add(self, level: str, name: str, text: str, remedy: str = '', ranks: 'Optional[int]' = None) -> None:
         """A finding, of these ranks or of all in the report."""
-        self.findings[Finding(level, name, one_line(text), one_line(remedy))] |= self.ranks if ranks is None else ranks
+        self.findings[Finding(level, name, one_line(text)[:LONGEST], one_line(remedy)[:LONGEST])] |= (
+            self.ranks if ranks is None else ranks)
 
     def fact(self, name: str, value: object, ranks: 'Optional[int]' = None) -> None:
         """A fact; ranks with the same value are counted together."""
-        self.facts[name][one_line(value)] |= self.ranks if ranks is None else ranks
+        self.facts[name][one_line(value)[:LONGEST]] |= self.ranks if ranks is None else ranks
 
     def value(self, name: str, default: 'Optional[str]' = None) -> 'Any':
         """The value that most ranks have."""
@@ -121,30 +121,33 @@ class Report:
         return [finding for finding in self.findings if level in (None, finding.level) and name in (None, finding.name)]
 
     def dump(self) -> bytes:
-        """As bytes, for load()."""
-        return zlib.compress(json.dumps({
-            'ranks': '%x' % self.ranks,
-            'findings': [finding + ('%x' % mask,) for finding, mask in self.findings.items()],
-            'facts': {name: {value: '%x' % mask for value, mask in values.items()}
-                      for name, values in self.facts.items()},
-        }).encode(), 1)
+        """As a message, for load(). Facts are left out where it would be too long, those with most values first."""
+        facts = {name: {value: '%x' % mask for value, mask in values.items()} for name, values in self.facts.items()}
+        while True:
+            data = messages.dump({'ranks': '%x' % self.ranks, 'facts': facts, 'findings': [
+                finding + ('%x' % mask,) for finding, mask in self.findings.items()]})
+            if len(data) <= messages.MOST or not facts:
+                return data
+            del facts[max(facts, key=lambda name: len(str(facts[name])))]
 
     @classmethod
-    def load(cls, data: bytes) -> 'Report':
-        """:raises ValueError: if it is no report"""
+    def load(cls, data: bytes, within: int) -> 'Report':
+        """
+        :param within: bit mask of the ranks of which it may speak: those that died are in findings alone
+        :raises ValueError: if it is no report
+        """
         report = cls()
         try:
-            unpacker = zlib.decompressobj()
-            content = json.loads(unpacker.decompress(data, MAX_REPORT_BYTES).decode())
-            report.ranks = int(content['ranks'], 16)
+            content = messages.load(data)
+            report.ranks = mask_of(content['ranks'], within)
             for level, name, text, remedy, mask in content['findings']:
-                if level not in LEVELS:
-                    raise ValueError(level)
-                report.add(level, name, text, remedy, int(mask, 16))
+                if level not in LEVELS or name not in NAMES:
+                    raise ValueError('no finding')
+                report.add(level, name, text, remedy, mask_of(mask, within))
             for name, values in content['facts'].items():
                 for value, mask in values.items():
-                    report.fact(name, value, int(mask, 16))
-        except (zlib.error, KeyError, TypeError, AttributeError) as err:
+                    report.fact(one_line(name)[:LONGEST], value, mask_of(mask, within))
+        except (KeyError, TypeError, AttributeError) as err:
             raise ValueError("no report: %r" % err)
         return report
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
+import getpass
 import importlib.util
 import os
 import re
@@ -27,7 +28,8 @@ PORTS = 'ip_local_port_range'
 # An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
 GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
-PER_RANK = VISIBILITY + ('FI_CXI_DEVICE_NAME',) + tuple(CACHES)
+PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
+                                         'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
 
 def visible_gpus(machine: 'Machine', known: list) -> list:
@@ -190,6 +192,44 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
                    "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
+def address_of_host(name: str) -> str:
+    """The first address of a host, for a message."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return 'no address here'
+
+
+def job_of_process(machine: 'Machine') -> str:
+    """The number of the job by the title of the slurmstepd above this process; '' if none is seen."""
+    pid = 'self'
+    for _ in range(32):
+        parent = machine.read('proc/%s/stat' % pid).rpartition(')')[2].split()
+        if len(parent) < 2 or parent[1] in ('0', '1'):
+            break
+        pid = parent[1]
+        found = re.match(r'slurmstepd: \[(\d+)\.', machine.read('proc/%s/cmdline' % pid))
+        if found:
+            return found.group(1)
+    return ''
+
+
+def look_at_user(machine: 'Machine', report: 'Report') -> None:
+    """What print and torch.compile need."""
+    encoding = (getattr(sys.stdout, 'encoding', '') or 'utf-8').lower()
+    if encoding.replace('_', '-') not in ('utf-8', 'utf8'):
+        report.add('yellow', 'value', "stdout takes %s: a print of other letters ends the program" % encoding,
+                   "see PYTHONIOENCODING and LC_ALL; export PYTHONUTF8=1")
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        report.add('yellow', 'torch', "user id %d has no name on this node, which torch.compile asks for (getpass)"
+                   % os.getuid(), "export USER=NAME, or in a container bind /etc/passwd")
+    if machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not machine.environ.get('TORCHELASTIC_RUN_ID'):
+        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, and no torchrun: rank 0 waits for a store "
+                   "that nobody has", "unset it in the job script")
+
+
 def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
     """The rank's numbers against those of the launcher."""
     env = machine.environ
@@ -199,6 +239,11 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
                    "unset WORLD_SIZE and RANK in the job script")
     if env.get('TORCHELASTIC_RUN_ID') or not by_srun(env):
         return
+    job = job_of_process(machine)
+    if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
+        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: "
+                   "variables of another job" % (env.get('SLURM_JOB_ID'), job),
+                   "do not export Slurm's variables in the job script")
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
         report.add('yellow', 'world-size', "WORLD_SIZE=%d, but Slurm started %s tasks" % (world, tasks),
@@ -311,9 +356,10 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     for name, value in machine.environ.items():
         # PyTorch's own, and those of its threads, too
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
-                    r'(OMP|MKL)_NUM_THREADS', name, re.I) and name not in PER_RANK:
+                    r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)
     look_at_ranks(machine, report)
+    look_at_user(machine, report)
     look_at_master(machine, report)
     look_at_gpus(machine, report, details)
     look_at_caches(machine, report)

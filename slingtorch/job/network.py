@@ -5,6 +5,7 @@ one rank of each node, which rise from one float to 8 MB. Each step has its own 
 connections meanwhile (TCP_INFO of tcp(7)) tells packets that are lost from somebody who is late.
 """
 import contextlib
+import fcntl
 import os
 import re
 import select
@@ -13,8 +14,6 @@ import socket
 import struct
 import threading
 import time
-
-from .wire import why_no_loopback
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -30,11 +29,14 @@ LOOK = 0.25
 # ranks of a node that take part in its own all_reduce at most: each connects to all others
 LOCAL = 16
 # states of TCP (Linux net/tcp_states.h)
-ESTABLISHED, CONNECTING, LISTENING = 1, 2, 10
+CONNECTING, LISTENING = 2, 10
+# ip_local_port_range as Linux has it (ip(7))
+LINUX_PORTS = '32768 60999'
 # What nobody has acknowledged is sent again 0.2, 0.6, 1.4, 3 and 6.2 s after the first time at the earliest, and the
 # first segment of a connection after 1, 3 and 7 s (Linux net/ipv4/tcp_timer.c): after so many times a step of 5 s hears
 # nothing that it has not heard. Newer kernels ask for connections each second, and do so for as long.
 UNHEARD, UNANSWERED, ASKED = 4, 2, 3.5
+WRONG_VALUES = 'wrong values came'
 # of a network that carries little; yellow
 SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
@@ -43,6 +45,8 @@ REFUSED = ("the nodes reach rank 0's at MASTER_PORT, but connections to other po
 OPEN_PORTS = "have the centre open all ports between the nodes of a job; a training's connections take any"
 # what the others see when one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end'
+# seconds to another node and back above which the nodes of a cluster are far from each other
+FAR = 0.005
 # the share of segments sent again from which on the network is said to lose packets; and how many at least
 LOSS, RESENT = 0.05, 5
 
@@ -51,7 +55,7 @@ def connections() -> list:
     """
     This process's own TCP sockets: dictionaries with state, here (host, port), there (the other end's port, or 0),
     resent and sent (segments), again (times the segment under way was sent again), underway (segments that nobody has
-    acknowledged).
+    acknowledged), trip (the shortest seconds to the other end and back).
     """
     found = []
     for name in os.listdir('/proc/self/fd'):
@@ -64,7 +68,7 @@ def connections() -> list:
             continue        # it was that of listdir, or is gone
         with own:
             try:
-                told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
+                told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 152)
                 entry = {'state': told[0], 'again': told[2], 'here': own.getsockname()[:2]}
             except OSError:
                 continue    # of another kind
@@ -73,7 +77,8 @@ def connections() -> list:
                 entry['there'] = asked(link[8:-1]) if told[0] == CONNECTING else own.getpeername()[1]
             words = struct.unpack('24I', told[8:104])
             entry.update(underway=words[4], resent=words[23],
-                         sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0)
+                         sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0,
+                         trip=struct.unpack('I', told[148:152])[0] / 1e6 if len(told) >= 152 else 0)
             found.append(entry)
     return found
 
@@ -100,6 +105,41 @@ def own_address(name: str) -> str:
     return ". MASTER_ADDR=%s is %s on this node, which is the node itself: see its hosts file" % (name, found[0][4][0])
 
 
+def why_no_loopback() -> str:
+    """Why this machine cannot reach itself at 127.0.0.1, as the kernel says; '' if it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        try:
+            query.connect(('127.0.0.1', 9))
+            return ''
+        except OSError as err:
+            return str(err)
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of this interface; '' if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        try:
+            # SIOCGIFADDR, netdevice(7)
+            answer = fcntl.ioctl(query.fileno(), 0x8915, struct.pack('256s', interface.encode()[:15]))
+            return socket.inet_ntoa(answer[20:24])
+        except OSError:
+            return ''
+
+
+def interface_of(address: str) -> str:
+    """' (eth0)' for an address of that interface; '' if none has it."""
+    return next((' (%s)' % name for _, name in socket.if_nameindex() if address_of(name) == address), '')
+
+
+def port_range() -> str:
+    """The kernel's ports for connections, by which conda-python-distributed chooses MASTER_PORT."""
+    try:
+        with open('/proc/sys/net/ipv4/ip_local_port_range') as stream:
+            return ' '.join(stream.read().split())
+    except OSError:
+        return ''
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address is of the node itself alone."""
     return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
@@ -113,7 +153,8 @@ def state(sockets: list, before: int = 0) -> dict:
     """
     return {
         'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
-        'before': before,
+        'before': before, 'trip': max((entry.get('trip', 0) for entry in sockets if not is_loopback(entry['here'][0])),
+                                      default=0),
         'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
         'again': max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']),
@@ -150,18 +191,19 @@ def hopeless(sockets: list, seconds: float) -> bool:
 
 class Watch:
     """
-    Ends the process if a step takes too long, or cannot end any more, after `give_up` has said so.
+    Calls `give_up` if a step takes too long, or cannot end any more.
 
     :ivar name: of the step that goes on
     :ivar told: state() when something was last under way
     :param give_up: called with a text and a dictionary of state()
     :param factor: of all limits
-    :param port: of the store: who is connected there has not given up; 0: that says nothing
+    :param others_gone: whether another node has given up
     """
 
-    def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1, port: int = 0) -> None:
-        self.give_up, self.factor, self.name, self.before, self.port = give_up, factor, '', 0, port
-        self.told, self.most, self.fewer = state([]), 0, 0
+    def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1,
+                 others_gone: 'Callable[[], bool]' = lambda: False) -> None:
+        self.give_up, self.factor, self.name, self.before, self.others_gone = give_up, factor, '', 0, others_gone
+        self.told, self.gone = state([]), 0
         self.begin = self.since = time.monotonic()
         self.limit, self.done = STEP * factor, threading.Event()
         threading.Thread(target=self.loop, daemon=True).start()
@@ -180,16 +222,13 @@ class Watch:
             text = self.look(now, sockets)
             if text and not self.done.is_set():
                 self.give_up(text, dict(state(sockets, self.before), limit=self.limit))
-                os._exit(0)
+                return
 
     def look(self, now: float, sockets: list) -> str:
         """What is said of the step if it is given up; '' if it goes on."""
-        members = sum(entry['state'] == ESTABLISHED and self.port in (entry['here'][1], entry['there'])
-                      for entry in sockets if self.port)
-        self.most = max(self.most, members)
-        self.fewer = self.fewer + 1 if members < self.most else 0
+        self.gone += self.others_gone()
         # its own error may come first; and what 8 MB took so far says how slow the network is
-        if self.fewer > 2 or hopeless(sockets, now - self.since) and not self.name.endswith(ROW[-1][1]):
+        if self.gone > 2 or hopeless(sockets, now - self.since) and not self.name.endswith(ROW[-1][1]):
             return '%s did not end' % self.name
         if now - self.since < self.limit and now - self.begin < ALL * self.factor:
             return ''
@@ -215,9 +254,11 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             tensor += 1
             begin = time.monotonic()
             reduce(tensor)
-            if int(tensor[0].item()) != ranks or int(tensor[-1].item()) != ranks:
-                raise RuntimeError("an all_reduce of ones over %d ranks gave %s" % (ranks, tensor[-1].item()))
             times[str(size)] = time.monotonic() - begin
+            least, most = float(tensor.min().item()), float(tensor.max().item())
+            if not least == most == ranks:      # nan is not, either
+                raise RuntimeError("%s: an all_reduce of ones over %d ranks gave values from %g to %g" % (
+                    WRONG_VALUES, ranks, least, most))
 
 
 def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
@@ -228,7 +269,7 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
     import datetime
 
     import torch.distributed as dist
-    problem = why_no_loopback(2)
+    problem = why_no_loopback()
     if problem:
         return "no connection to 127.0.0.1 (%s)" % problem
     ranks, limit, children = min(ranks, LOCAL), datetime.timedelta(seconds=seconds), []
@@ -290,6 +331,13 @@ def own_name_address() -> str:
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
         return ''
+
+
+def address_of_gloo(environ: 'Mapping[str, str]') -> str:
+    """Which one gloo tells the other nodes, and its interface."""
+    name = environ.get('GLOO_SOCKET_IFNAME', '')
+    own = address_of(name) if name else own_name_address()
+    return own + (interface_of(own) if own else '')
 
 
 def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:

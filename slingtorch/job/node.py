@@ -250,6 +250,10 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
         report.add('yellow', 'network', "an all_reduce of 8 MB over one rank of each node went at about %.2g GB/s, and "
                    "%s of the node has %g GB/s" % (round_up(speed), best, rates[best]),
                    "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
+    if told.get('trip', 0) > network.FAR:
+        report.add('yellow', 'network', "packets to other nodes and back take more than %g ms, at the shortest"
+                   % (1000 * network.FAR), "see which network the job takes (%s), and where its nodes are"
+                   % report.value('address of gloo', '?'))
     if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
         report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
                    "sent again" % (2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),

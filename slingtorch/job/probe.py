@@ -1,83 +1,243 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch, loads the
-plugin, takes part in all_reduces among the ranks of the node and over all nodes, and says which libraries it maps.
+A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch and what the
+script imports, tries all_reduces among the ranks of the node, meets those of the other nodes (meet.py) and tries all_
+reduces with them, and brings what the node found to rank 0's.
 
     python job probe [NAME OF A PLUGIN]...      the first that can be loaded is
 
-Reads from standard input 'local RANKS OF THE NODE SECONDS', or an empty line, and once it has said that it is ready,
-'go HOST PORT RANK RANKS SECONDS', or an empty line.
-
-Prints JSON lines, each more complete than the one before; what libraries print is dropped.
+Reads JSON lines from standard input: {"ranks": of the node, "seconds", "program": words, "meet": bool}, then what
+serve() does. Prints JSON lines, each more complete than the one before; what libraries print is dropped.
 """
+import contextlib
 import ctypes
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 
-from . import nccl, network
-from .machine import mapped_libraries
+from . import imports, meet, messages, nccl, network
+from .machine import Machine, mapped_libraries
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional
+
+# Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
+# that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.
+SPEAKS, COMES, PER_IMPORT, PER_NODE = 11, 30, 5, 1 / 16
 
 
-def say(descriptor: int, result: dict) -> None:
-    """One line."""
-    os.write(descriptor, json.dumps(result).encode() + b'\n')
+def patience(imported: float, nodes: int, left: float) -> float:
+    """Seconds that others are waited for, once PyTorch is imported here, of those that are left."""
+    return max(0.5, min(left, max(COMES, PER_IMPORT * imported) + nodes * PER_NODE))
 
 
-def collective(result: dict, torch: 'Any', words: list, log: 'Any', descriptor: int) -> None:
-    """Rendezvous and all_reduces; fills in `result`."""
-    import datetime
+class Probe:
+    """
+    What this process says, and its part in the store.
 
-    import torch.distributed as dist
-    host, port, rank, ranks = words[0], int(words[1]), int(words[2]), int(words[3])
-    gpu = torch.cuda.is_available() and dist.is_nccl_available()
-    backend = 'nccl' if gpu else 'gloo'
-    result['facts']['backend'] = backend
-    begin, limit = time.monotonic(), datetime.timedelta(seconds=float(words[4]))
-    result['phase'] = 'rendezvous'
-    say(descriptor, result)
+    :ivar result: what is said
+    """
 
-    def give_up(text, told):
-        result.update(error=text, told=told)
-        say(descriptor, result)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), scratch_file()
+        self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
+        self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
+        self.begin, self.trial, self.given_up = time.monotonic(), None, False  # type: float, Any, bool
+        self.clock = time.time
 
-    # with more nodes it takes longer: each connects to all others. NCCL has connections of its own to the store.
-    watch = network.Watch(give_up, max(1, float(words[4]) / 120) + ranks / 100, 0 if gpu else port)
-    try:
-        watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
-        store = dist.TCPStore(host, port, ranks, rank == 0, limit)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
-        result['seconds']['rendezvous'] = time.monotonic() - begin
-        result['phase'], begin = 'collective', time.monotonic()
-        say(descriptor, result)
-        times = result['row'] = {}
-        network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks, watch,
-                     times)
-        result['seconds']['collective'] = time.monotonic() - begin
-        result['took'] = taken(ranks)
-        result['told'] = network.state(network.connections())
-    except Exception as err:
-        result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
-        time.sleep(2 * network.LOOK)    # the others are to see that it was there, and is gone
-    finally:
-        watch.done.set()
-    if gpu and log:
-        log.seek(0)
-        result['network'], result['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+    def say(self, **more: 'Any') -> None:
+        """One line."""
+        with self.lock:
+            self.result.update(more)
+            os.write(self.descriptor, json.dumps(self.result).encode() + b'\n')
+
+    def load(self, plugins: list) -> 'Any':
+        """Import PyTorch, and load the plugin as NCCL does."""
+        # what fails is said here, and does not end the process
+        os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
+                          NCCL_DEBUG_SUBSYS='INIT,NET',
+                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % self.log.fileno() if self.log else os.devnull)
+        begin = time.monotonic()
+        import torch
+        self.result['seconds']['import'] = time.monotonic() - begin
+        for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
+            if value:
+                self.result['facts'][fact] = value
+        self.result['maps'], self.result['took'] = mapped_libraries(), taken()
+        if plugins:
+            load(plugins, self.result)
+        self.say()
+        return torch
+
+    # --- the nodes
+
+    def open(self, seconds: float, nodes: int) -> 'Optional[meet.Store]':
+        """The store, while what keeps this node from it is said after a while; None if it is not reached."""
+        opened = threading.Event()
+
+        def speak():
+            if not opened.wait(SPEAKS) and self.environ['RANK'] != '0':
+                why = meet.why_not(self.environ)
+                if not opened.is_set():
+                    self.say(late=why)
+
+        limit, found = patience(self.result['seconds']['import'], nodes, seconds), []  # type: float, list
+
+        def connect():
+            try:
+                found.append(meet.Store(self.environ, limit))
+            except meet.NotMet as err:
+                found.append(err)
+            opened.set()
+
+        for function in (speak, connect):       # a program that accepts a connection and says nothing has no limit
+            threading.Thread(target=function, daemon=True).start()
+        opened.wait(limit + SLACK)
+        opened.set()
+        if found and isinstance(found[0], meet.Store):
+            return found[0]
+        err = found[0] if found else meet.NotMet('')
+        self.say(port=re.sub('^.*message: ', '', str(err)) if err.port else '',
+                 lost=str(err) if self.environ['RANK'] == '0' else meet.why_not(self.environ, str(err)))
+        return None
+
+    def come(self, order: dict, ready: bool) -> bool:
+        """Meet the other nodes; whether they are to try the network."""
+        begin, environ = time.monotonic(), self.environ
+        seconds = float(order['seconds']) - (begin - self.begin)
+        world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
+        nodes = world // ranks
+        self.store = self.open(seconds, nodes)
+        if not self.store:
+            return False
+        if rank == 0:
+            end = begin + patience(self.result['seconds']['import'], nodes, seconds) + SLACK
+            self.nodes = self.store.others(world - ranks, world, end)
+            there = [said for said in self.nodes.values() if said]
+            go = ready and len(there) == len(self.nodes) > 0 and all(said['ready'] for said in there) and \
+                sum(said['ranks'] for said in there) == world - ranks
+            self.store.put('go', {'now': self.clock(), 'nodes': len(self.nodes) + 1, 'go': go})
+            self.result['nodes'] = self.nodes
+        else:
+            self.number = self.store.count('nodes', 1)
+            self.store.put('come-%d' % self.number, {
+                'node': Machine(self.environ).node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
+            said = self.store.get('go', begin + seconds + 2 * SLACK)
+            if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
+                raise ValueError("rank 0's node says what this version does not understand")
+            self.result['ahead'], go = self.clock() - said['now'], said['go']
+            self.nodes = dict.fromkeys(range(1, min(said['nodes'], world)))
+        self.say(met=True)
+        return go
+
+    def collective(self, torch: 'Any', seconds: float) -> None:
+        """All_reduces over one rank of each node; fills in the result."""
+        import datetime
+
+        import torch.distributed as dist
+        result, ranks = self.result, len(self.nodes) + 1
+        gpu = torch.cuda.is_available() and dist.is_nccl_available()
+        backend = 'nccl' if gpu else 'gloo'
+        result['facts']['backend'] = backend
+        result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
+        begin, limit = time.monotonic(), datetime.timedelta(seconds=seconds)
+        self.say(phase='rendezvous')
+        asks = self.store.another()     # for the thread of `watch`
+
+        def give_up(text, told):
+            self.given_up = True
+            result.update(error=text, told=told)
+            with contextlib.suppress(meet.NotMet):
+                asks.count('given-up', 1)
+            self.words(gpu)
+            self.serve(asks)
+            os._exit(0)
+
+        def gone():
+            with contextlib.suppress(meet.NotMet):
+                return asks.count('given-up') > 0
+            return True
+
+        # with more nodes it takes longer: each connects to all others
+        watch = network.Watch(give_up, max(1, seconds / 120) + ranks / 100, gone)
+        try:
+            watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
+            dist.init_process_group(backend, store=dist.PrefixStore('trial', self.store.store), rank=self.number,
+                                    world_size=ranks, timeout=limit)
+            result['seconds']['rendezvous'] = time.monotonic() - begin
+            begin = time.monotonic()
+            self.say(phase='collective')
+            times = result['row'] = {}
+            network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks,
+                         watch, times)
+            result['seconds']['collective'] = time.monotonic() - begin
+            result['told'] = network.state(network.connections())
+        except Exception as err:
+            if not self.given_up:
+                result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
+        finally:
+            watch.done.set()
+        if self.given_up:       # the thread of `watch` does the rest
+            threading.Event().wait()
+        if 'error' in result:
+            self.store.count('given-up', 1)
+        self.words(gpu)
+
+    def words(self, gpu: bool) -> None:
+        """What NCCL says of its network, and what is mapped now."""
+        if gpu and self.log:
+            self.log.seek(0)
+            text = self.log.read().decode(errors='replace')
+            self.result['network'], self.result['provider'], _ = nccl.network(text)
+        self.result['maps'] = mapped_libraries()
+
+    def serve(self, store: 'Optional[meet.Store]') -> None:
+        """
+        Do what lines of standard input ask for, until there are no more: put (what this node found), reports (seconds
+        to wait for those of others), word (tell the others), hear (seconds to wait for it).
+        """
+        if self.trial:
+            self.result['script'] = self.trial.result()
+        self.say(over=True)
+        for line in sys.stdin:
+            order = json.loads(line)
+            self.obey(store, order)
+            self.say(answer=order['turn'])
+
+    def obey(self, store: 'Optional[meet.Store]', order: dict) -> None:
+        """Do one thing; fills in the result."""
+        end = time.monotonic() + float(order.get('seconds', 0))
+        try:
+            if not store:
+                raise meet.NotMet("it was not opened")
+            if 'put' in order:
+                store.put('report-%d' % self.number, json.loads(order['put']))
+            elif 'reports' in order:
+                self.result['reports'] = store.reports(order['reports'], end)
+            elif 'word' in order:
+                store.word(order['word'], len(self.nodes))
+            elif 'hear' in order:
+                self.result['word'] = str(store.get('word', end))[:10]
+                store.count('heard', 1)
+        except (meet.NotMet, ValueError) as err:
+            self.result['lost'] = str(err)
 
 
-def taken(nodes: int) -> dict:
-    """What this process has taken of what limits.py knows; the kernel's own figures: proc(5)."""
+# Seconds that rank 0's node waits longer for others than these wait for their ranks.
+SLACK = 2
+
+
+def taken() -> dict:
+    """What this process, which has imported PyTorch, has taken of what limits.py knows: proc(5)."""
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
-    return {'fds': len(os.listdir('/proc/self/fd')), 'nodes': nodes, 'v': int(sizes.get('VmPeak', 0)) << 10,
+    return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
             'd': int(sizes.get('VmData', 0)) << 10, 'anon': int(sizes.get('RssAnon', 0)) << 10}
 
 
@@ -116,40 +276,27 @@ def main(plugins: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
     descriptor = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-    log = None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
+    probe = Probe(descriptor)
+    result = probe.result
     try:
-        log = scratch_file()
-        os.environ.update(NCCL_DEBUG='INFO', NCCL_DEBUG_SUBSYS='INIT,NET',
-                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
-        begin = time.monotonic()
-        import torch
-        result['seconds']['import'] = time.monotonic() - begin
-        for fact, value in (('CUDA', torch.version.cuda), ('ROCm', getattr(torch.version, 'hip', None))):
-            if value:
-                result['facts'][fact] = value
-        result['maps'], result['took'] = mapped_libraries(), taken(1)
-        if plugins:
-            load(plugins, result)
-        say(descriptor, result)
-        words = sys.stdin.readline().split()
-        if words[:1] == ['local'] and int(words[1]) > 1:
+        torch, order = probe.load(plugins), json.loads(sys.stdin.readline())
+        probe.trial = imports.Trial(order['program'])   # in a fork, meanwhile
+        if order['ranks'] > 1:
             result['phase'] = 'collective'
-            wrong = network.among_local_ranks(torch, int(words[1]), float(words[2]))
+            wrong = network.among_local_ranks(torch, order['ranks'], min(order['seconds'], network.RENDEZVOUS))
             if wrong:
                 result.update(error="an all_reduce of gloo among the ranks of a node failed: %s" % wrong, told={})
             else:
                 result['phase'], result['local'] = 'import', True
-        say(descriptor, dict(result, ready='error' not in result))
-        words = sys.stdin.readline().split()
-        if words[:1] == ['go']:
-            collective(result, torch, words[1:], log, descriptor)
+        if order['meet'] and probe.come(order, 'error' not in result):
+            probe.collective(torch, order['seconds'])
     except BaseException as err:    # whatever it is, it is the finding
-        result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
-                                             first_lines(err))
+        if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
+            result['lost'] = str(err)
+        else:
+            result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
+                                                 first_lines(err))
     result['maps'] = mapped_libraries()
-    stays = 'collective' in result['seconds'] and 'error' not in result
-    say(descriptor, dict(result, stays=stays))
-    if stays:       # who sees its connections end takes it for one that has given up
-        sys.stdin.readline()
+    probe.serve(probe.store)
     os._exit(0)

@@ -6,27 +6,24 @@ Bandwidth between nodes, pair by pair, before a job starts on them: names slow a
                                                    in one rank per node; further ranks of a node end at once
 
 In every round each node has one partner (the circle method of a round-robin tournament): all nodes measure at the
-same time. First TCP, on the interface that NCCL_SOCKET_IFNAME names, else on the one that leads to MASTER_ADDR; then
-what a training uses, the backend of torch.distributed, by exchange.py: a process for each GPU of the node.
+same time, over process groups of what a training takes (pairs.py).
 """
 import argparse
 import collections
 import contextlib
-import fcntl
-import functools
 import json
 import os
 import queue
-import socket
+import signal
 import statistics
-import struct
 import subprocess
 import sys
 import threading
 import time
 
-from . import look, node, records, star, wire
+from . import gather, look, node, pairs, records
 from .machine import Machine, expand_hosts, seconds_to_wait
+from .messages import one_line
 from .probe import scratch_file
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -35,93 +32,10 @@ if TYPE_CHECKING:
 
 # A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
 SLOW = 0.5
-# for one direction of a pair: seconds of sending
-MEASURE = 0.2
-# seconds to connect to a partner, and for each of its answers
-PATIENCE = 5
-BLOCK = bytes(1 << 20)
 ROUNDS = 8
-# Seconds for a pair over the backend: the first one of a process sets up the network
-FIRST_LIMIT, LIMIT = 15, 8
-# pairs that failed, and none that worked, after which a process is not waited for again
-ENOUGH = 3
 # the share of the line rate below which it is said, by backend: over TCP, gloo reaches a tenth of a fast network's
 OF_LINE_RATE = {'nccl': 0.5, 'gloo': node.SLOW_LINK}
 HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
-    """With whom node `number` measures in this round, or None: each pair meets once in nodes - 1 (or nodes) rounds."""
-    even = nodes + nodes % 2
-    last = even - 1
-    if number == last:
-        other = next(n for n in range(last) if (2 * n - turn) % last == 0)
-    elif (2 * number - turn) % last == 0:
-        other = last
-    else:
-        other = (turn - number) % last
-    return other if other < nodes else None
-
-
-def interfaces_of(prefixes: str) -> list:
-    """Names of the interfaces that NCCL_SOCKET_IFNAME means."""
-    exact, words = prefixes.startswith('='), prefixes.lstrip('=').split(',')
-    return [name for word in words for _, name in socket.if_nameindex()
-            if word and (name == word if exact else name.startswith(word))]
-
-
-def address_of(interface: str) -> str:
-    """The IPv4 address of this interface; '' if it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        try:
-            # SIOCGIFADDR, netdevice(7)
-            answer = fcntl.ioctl(query.fileno(), 0x8915, struct.pack('256s', interface.encode()[:15]))
-            return socket.inet_ntoa(answer[20:24])
-        except OSError:
-            return ''
-
-
-def answer(key: str, connection: socket.socket) -> None:
-    """A partner: what it sends is received to its end and timed; it is told the bytes a second."""
-    # of what goes wrong, the one who measures says it
-    with connection, contextlib.suppress(OSError, wire.PeerLost):
-        connection.settimeout(PATIENCE)
-        if wire.read_line(connection, time.monotonic() + PATIENCE) != key:
-            return
-        begin, size, view = 0.0, 0, memoryview(bytearray(len(BLOCK)))
-        while True:
-            count = connection.recv_into(view)
-            begin = begin or time.monotonic()
-            if not count:
-                break
-            size += count
-        connection.sendall(b'%.0f\n' % (size / max(1e-6, time.monotonic() - begin)))
-
-
-def measure(key: str, address: tuple, seconds: float = MEASURE) -> float:
-    """Bytes a second to a partner. :raises OSError, PeerLost: it cannot be reached, or ended"""
-    with socket.create_connection(address, PATIENCE) as connection:
-        connection.sendall(key.encode() + b'\n')
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            connection.sendall(BLOCK)
-        connection.shutdown(socket.SHUT_WR)
-        return float(wire.read_line(connection))
-
-
-def rounds(number: int, table: list, key: str, count: int) -> dict:
-    """What this node measures with its partners: {partner's number: bytes a second, or what went wrong}."""
-    found = {}  # type: dict
-    for turn in range(count):
-        other = partner(number, turn, len(table))
-        if other is None or other == number:
-            time.sleep(MEASURE)
-            continue
-        try:
-            found[other] = measure(key, tuple(table[other]))
-        except (OSError, ValueError, wire.PeerLost) as err:
-            found[other] = str(err)
-    return found
 
 
 def best_pairs(speeds: dict) -> dict:
@@ -160,7 +74,7 @@ def judge(names: list, speeds: dict) -> tuple:
 
 def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
     """
-    Who is good, by what the processes of exchange.py say.
+    Who is good, by what the processes of pairs.py say.
 
     :param states: {number of a node: what each of its processes said at first}
     :param speeds: {number of the process: speeds as judge() has them}
@@ -230,11 +144,29 @@ def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict,
     return lines
 
 
-def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Optional[dict]' = None) -> str:
+def judge_two(figures: dict, lines: list, wanted: dict) -> tuple:
+    """
+    Two nodes have one pair, and no median says which is slow: figures of others decide, if there are any.
+
+    :param lines: of judge_rates()
+    :param wanted: {number of a node: a figure it is compared with}, {} without one
+    :return: ({number: why it is slow}, {number: why it is untested})
+    """
+    if not figures:
+        return {}, {}
+    if lines:
+        return dict.fromkeys(figures, "slow: it or its one partner: %s" % lines[0].split(': ', 2)[-1]), {}
+    return {}, {} if wanted else dict.fromkeys(
+        figures, "one partner alone, and neither a line rate nor a reference to compare with")
+
+
+def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Optional[dict]' = None,
+               untested: 'Optional[dict]' = None) -> str:
     """Lines as vetnode's readers take them: 'Vetted: NODE' and 'Cordon: NODE', and what was measured behind it."""
-    word = 'Vetted: %s%s\n' if len(names) > 1 else 'Untested: %s    no other node answered%s\n'
-    more = {number: '    ' + text for number, text in (columns or {}).items()}
-    return ''.join([word % (names[number], more.get(number, '')) for number in good] +
+    more, untested = {number: '    ' + text for number, text in (columns or {}).items()}, untested or {}
+    return ''.join(['Untested: %s    %s%s\n' % (names[number], untested[number], more.get(number, ''))
+                    if number in untested else 'Vetted: %s%s\n' % (names[number], more.get(number, ''))
+                    for number in good] +
                    ['Cordon: %s    %s%s\n' % (names[number], why, more.get(number, ''))
                     for number, why in sorted(wrong.items())] +
                    ['Cordon: %s    fails: it did not answer\n' % name for name in absent])
@@ -267,12 +199,12 @@ def write_whole(texts: dict) -> None:
             os.remove(part)
 
 
-class Lane:
-    """exchange.py, or another program, as a child, so that a crash or a hang in a library is a finding."""
+class Child:
+    """pairs.py as a child, so that a crash or a hang in a library is a finding."""
 
-    def __init__(self, environ: dict, *words: object, program: str = 'exchange') -> None:
+    def __init__(self, environ: dict, *words: object) -> None:
         self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, program] + list(map(str, words)), env=environ,
+        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'pairs'] + list(map(str, words)), env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
         self.said = queue.Queue()  # type: queue.Queue
         threading.Thread(target=self.read, daemon=True).start()
@@ -284,143 +216,29 @@ class Lane:
                 self.said.put(json.loads(line.decode()))
         self.said.put(None)
 
-    def hear(self, end: float, turn: 'Optional[int]' = None) -> dict:
-        """Its answer, to this turn, before the time `end`."""
-        while True:
-            try:
-                found = self.said.get(timeout=max(0.1, end - time.monotonic()))
-            except queue.Empty:
-                return {'error': "no answer in time", 'gone': True, 'absent': True}
-            if found is None:
-                self.errors.seek(0)
-                last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-                self.said.put(None)
-                return {'gone': True, 'error': "it ended with status %s%s" % (
-                    self.process.wait(), ''.join(': ' + text[:300] for text in last))}
-            if found.get('turn') == turn:
-                return found
+    def hear(self, end: float) -> dict:
+        """What it says next, before the time `end`."""
+        try:
+            found = self.said.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            return {'error': "no answer in time"}
+        if found is None:
+            self.errors.seek(0)
+            last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
+            return {'error': "it ended with status %s%s" % (self.process.wait(), ''.join(
+                ': ' + text[:300] for text in last))}
+        return dict(found)
 
-    def tell(self, order: dict) -> None:
-        """A pair."""
-        with contextlib.suppress(OSError):      # it has ended: hear() says so
-            self.process.stdin.write(json.dumps(order).encode() + b'\n')
+    def tell(self, word: str) -> None:
+        """How it ended."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(word.encode() + b'\n')
             self.process.stdin.flush()
 
     def end(self) -> None:
         """Nobody wants anything of it any more."""
         self.process.kill()
         self.process.wait()
-
-
-def play(lanes: list, orders: dict) -> dict:
-    """This node's part of a round: what its processes say, by their numbers as texts."""
-    for lane, order in orders.items():
-        lanes[int(lane)].tell(order)
-    return {lane: lanes[int(lane)].hear(time.monotonic() + order['limit'] + 3, order['turn'])
-            for lane, order in orders.items()}
-
-
-def follow(lanes: list, branch: star.Branch, seconds: float) -> None:
-    """Another node than rank 0's: play() what that says, until it says that it is over. :raises PeerLost: it is gone"""
-    end = time.monotonic() + seconds
-    wire.send_message(branch.connection, json.dumps([lane.hear(end) for lane in lanes]).encode())
-    while True:
-        # others may import for as long, and one may be waited for in vain
-        orders = json.loads(branch.hear(time.monotonic() + seconds + 3 * FIRST_LIMIT).decode())
-        if orders is None:
-            return
-        wire.send_message(branch.connection, json.dumps(play(lanes, orders)).encode())
-
-
-def receive(connection: socket.socket, end: float) -> 'Any':
-    """What a node says, or None."""
-    try:
-        return json.loads(wire.receive_message(connection, end).decode())
-    except (wire.PeerLost, ValueError):
-        return None
-
-
-def greeting(connection: socket.socket, end: float) -> tuple:
-    """What a node says at first: (its address or '', its port, {network card: GB/s}); port 0 if it does not."""
-    said = receive(connection, end)
-    if not (isinstance(said, list) and [type(part) for part in said] == [str, int, dict]):
-        return '', 0, {}
-    return tuple(said)
-
-
-class Conductor:
-    """
-    Rank 0's node: has all nodes measure over the backend, round by round.
-
-    :ivar states: {number of a node: what its processes said at first}
-    :ivar speeds: {number of a process: {(number, number of the partner): bytes a second or a text}}
-    :ivar network: what NCCL says that it runs over, '' if nothing
-    :ivar seconds: of the slowest start, of all rounds
-    :param table: [host, port] of each node
-    :param failed: numbers of the nodes that nobody is to wait for
-    """
-
-    def __init__(self, lanes: list, connections: list, table: list, seconds: float, failed: set) -> None:
-        self.lanes, self.connections, self.table = lanes, connections, table
-        self.failed, self.worked, self.network = collections.Counter(), set(), ''  # type: Any, set, str
-        end = time.monotonic() + seconds
-        self.states = {0: [lane.hear(end) for lane in lanes]}
-        self.speeds = {}  # type: dict
-        for number, connection in enumerate(connections, 1):
-            self.states[number] = receive(connection, end + star.SLACK) or [
-                {'error': "it did not answer"}]
-        ready = [said for said in sum(self.states.values(), []) if said.get('ready')]
-        self.seconds = [max((said['seconds'] for said in ready), default=0.0), 0.0]
-        kinds = collections.Counter(said['backend'] for said in ready)
-        self.kind = kinds.most_common(1)[0][0] if kinds else ''
-        self.playing = {(lane, number) for number, said in self.states.items() for lane, told in enumerate(said)
-                        if told.get('ready') and told['backend'] == self.kind and number not in failed}
-
-    def orders(self, turn: int) -> dict:
-        """{number of a node: {number of a process: what it is to do}}"""
-        found = {number: {} for number in self.states}  # type: dict
-        for lane, number in sorted(self.playing):
-            other = partner(number, turn, len(self.states))
-            if other is None or other <= number or (lane, other) not in self.playing:
-                continue
-            order = {'turn': turn, 'limit': LIMIT if turn else FIRST_LIMIT}
-            found[number][str(lane)] = dict(order, rank=0)
-            found[other][str(lane)] = dict(order, rank=1, host=self.table[number][0],
-                                           port=self.states[number][lane]['port'])
-        return found
-
-    def round(self, turn: int) -> None:
-        """All pairs of a round."""
-        begin, orders = time.monotonic(), self.orders(turn)
-        for number, connection in enumerate(self.connections, 1):
-            wire.tell_all([connection], json.dumps(orders[number]).encode())
-        answers = {0: play(self.lanes, orders[0])}
-        end = time.monotonic() + star.SLACK + (LIMIT if turn else FIRST_LIMIT) + 3
-        for number, connection in enumerate(self.connections, 1):
-            answers[number] = receive(connection, end)
-            if answers[number] is None:     # what it says later would be taken for the answer to another round
-                connection.close()
-                answers[number] = {}
-                self.playing -= {(lane, number) for lane in range(len(self.states[number]))}
-        for number, said in answers.items():
-            for lane in orders[number]:
-                self.take(int(lane), number, partner(number, turn, len(self.states)), said.get(lane) or {})
-        self.seconds[1] += time.monotonic() - begin
-
-    def take(self, lane: int, number: int, other: 'Any', said: dict) -> None:
-        """One process's answer to a round."""
-        speeds = self.speeds.setdefault(lane, {})
-        self.network = self.network or ', '.join(filter(None, (said.get('network'), said.get('provider'))))
-        if 'received' in said and not said.get('error'):
-            self.worked.add((lane, number))
-            if isinstance(speeds.get((other, number)), str):
-                return      # the other one says that it failed
-            speeds[other, number] = float(said['received'])
-            return
-        speeds[number, other] = str(said.get('error') or 'it did not answer')
-        self.failed[lane, number] += 1
-        if said.get('gone') or self.failed[lane, number] >= ENOUGH and (lane, number) not in self.worked:
-            self.playing.discard((lane, number))
 
 
 def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
@@ -434,122 +252,101 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
     :param references: {backend: GB/s that the site expects of a node}
     :return: exit status: 0 on all nodes if none is bad, else 1
     """
-    star.read_ranks(machine.environ)
+    gather.read_ranks(machine.environ)
     if int(machine.environ['LOCAL_RANK']):
         return 0
-    known = machine.gpus()
-    seen = len(look.visible_gpus(machine, known)) if known else 0
-    # they import PyTorch meanwhile
-    lanes = [Lane(machine.environ, number) for number in range(max(1, seen))]
+    known, seconds = machine.gpus(), seconds_to_wait(machine.environ)
+    seen = max(1, len(look.visible_gpus(machine, known)) if known else 0)
+    children = [Child(machine.environ, number, seen) for number in range(seen)]
+    if machine.environ['RANK'] == '0':
+        children.append(Child(machine.environ, 'keep', count, int(seconds)))
     try:
-        return vet(machine, out, lanes, count, prefix, path, references or {})
+        end = time.monotonic() + 2 * seconds + 60 + count * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
+        if machine.environ['RANK'] == '0':
+            return conduct(machine, out, children, end, prefix, path, references or {})
+        said = [child.hear(end) for child in children]
+        word = [each['word'] for each in said if 'word' in each]
+        for each in said[:len(word) and len(said)]:
+            if 'error' in each:
+                gather.say('vet', machine, each['error'][:600])
+        if not word:
+            raise gather.PeerLost(one_line(said[0].get('error', 'nothing was said'))[:600])
+        return 0 if word[0] == '0' else 1
     finally:
-        for lane in lanes:
-            lane.end()
+        for child in children:
+            child.end()
 
 
-def vet(machine: Machine, out: 'Any', lanes: list, count: int, prefix: 'Optional[str]', path: 'Optional[str]',
-        references: dict) -> int:
-    """As run(), with this node's processes of exchange.py."""
-    environ, begin = machine.environ, time.monotonic()
-    seconds = seconds_to_wait(environ)
-    wanted = environ.get('NCCL_SOCKET_IFNAME', '')
-    found = [] if wanted.startswith('^') else [name for name in interfaces_of(wanted) if address_of(name)]
-    interface, own = (found[0], address_of(found[0])) if found else ('', '')
-    world, local_world = int(environ['WORLD_SIZE']), int(environ['LOCAL_WORLD_SIZE'])
-    key = star.start_id(environ)
-    listener = wire.listen(0)
-    wire.serve(listener, functools.partial(answer, key))
-    hello = [own, listener.getsockname()[1], machine.line_rates()]
-    if environ['RANK'] != '0':
-        branch = star.Branch(environ, local_world, machine.node, seconds, machine.clock)
-        wire.send_message(branch.connection, json.dumps(hello).encode())
-        end = time.monotonic() + seconds
-        table, number, count = json.loads(branch.hear(end).decode())
-        wire.send_message(branch.connection, json.dumps(rounds(number, table, key, count)).encode())
-        if len(table) > 1:
-            follow(lanes, branch, seconds)
-        return 0 if branch.verdict(seconds + count * PATIENCE * 2) == b'0' else 1
-
-    root = star.Root(environ, world - local_world, min(seconds, wire.QUIET), machine.clock)
-    root.gather(lambda: '-')
-    nodes, names, rates, table = [], [machine.node], [hello[2]], [[own or environ['MASTER_ADDR'], hello[1]]]
-    silent = []
-    for other in root.nodes:
-        theirs, port, rate = greeting(other.connection, time.monotonic() + PATIENCE)
-        if not port:
-            silent.append(other.name)
-            continue
-        nodes.append(other.connection)
-        names.append(other.name)
-        rates.append(rate)
-        table.append([theirs or nodes[-1].getpeername()[0], port])
-    count = min(count, len(names) - 1 + len(names) % 2)
-    for number, connection in enumerate(nodes, 1):
-        wire.send_message(connection, json.dumps([table, number, count]).encode())
-    speeds = {(0, other): speed for other, speed in rounds(0, table, key, count).items()}
-    end = time.monotonic() + count * PATIENCE * 2
-    for number, connection in enumerate(nodes, 1):
-        told = receive(connection, end) or {}   # no pair of one that is silent counts
-        speeds.update({(number, int(other)): speed for other, speed in told.items()})
-    good, wrong, median = judge(names, speeds)
-    tcp, not_tested, yellow = time.monotonic() - begin, [], []
-    columns = {number: ['TCP %.2f GB/s' % (speed / 1e9)] for number, speed in best_pairs(speeds).items()}
-    figures, kind, took = {}, '', [0.0, 0.0]  # type: dict, str, list
-    if len(names) > 1:
-        over = Conductor(lanes, nodes, table, seconds, {number for number in range(len(names))
-                                                        if not best_pairs(speeds).get(number)})
-        if over.playing:
-            for turn in range(count):
-                over.round(turn)
-        wire.tell_all(nodes, b'null')
-        bad, figures, not_tested = judge_backend(names, over.states, over.speeds)
-        kind, took = over.kind, over.seconds
-        for number, why in bad.items():
-            wrong[number] = '; '.join(filter(None, (wrong.get(number), why)))
-        good = [number for number in good if number not in wrong]
-        for number, figure in figures.items():
-            columns.setdefault(number, []).append('%s %.2f GB/s' % (kind, figure))
-        measured = {number: len({lane for lane, pairs in over.speeds.items() for pair in pairs if number in pair})
-                    for number in figures}
-        yellow = judge_rates(names, figures, kind, rates, measured, references)
-        if over.network.startswith('Socket') and machine.slingshot():
-            yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
-        network_of = ' (%s)' % over.network if over.network else ''
-    if found[1:]:
-        not_tested.append("TCP over %s: not tested, %s was" % (', '.join(found[1:]), interface))
-    total_gpus = len(machine.gpus())
-    if total_gpus > len(lanes):
+def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'Optional[str]', path: 'Optional[str]',
+            references: dict) -> int:
+    """Rank 0: as run(), with the processes of pairs.py, the last of which has the store."""
+    environ, begin, keeper = machine.environ, time.monotonic(), children[-1]
+    told = keeper.hear(end)
+    if 'opened' in told:
+        told = keeper.hear(end)
+    if 'lanes' not in told:
+        raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
+            environ['MASTER_ADDR'], environ['MASTER_PORT'], one_line(told.get('error', ''))[:600]))
+    numbers = {int(rank): number for rank, number in told['nodes'].items()}
+    names, rates, states = [''] * len(numbers), [{}] * len(numbers), {}  # type: list, list, dict
+    for said in sorted(told['lanes'], key=lambda said: said['lane']):
+        number = numbers[said['rank']]
+        names[number] = one_line(said['node'])
+        rates[number] = {one_line(card): float(rate) for card, rate in said['rates'].items()
+                         if isinstance(rate, (int, float))}
+        states.setdefault(number, []).append(said)
+    speeds = {}  # type: dict
+    for lane, one, other, speed in told['speeds']:
+        found = speeds.setdefault(lane, {})
+        if not isinstance(found.get((one, other)), str):
+            found[one, other] = speed
+    wrong, figures, not_tested = judge_backend(names, states, speeds)
+    measured = {number: len({lane for lane, found in speeds.items() for pair in found if number in pair})
+                for number in figures}
+    yellow, untested = judge_rates(names, figures, told['kind'], rates, measured, references), {}  # type: list, dict
+    if len(names) == 2:
+        known = {number: 1 for number in figures if rates[number] or references.get(told['kind'])}
+        slow, untested = judge_two({number: figure for number, figure in figures.items() if number not in wrong},
+                                   yellow, known)
+        wrong.update(slow)
+    elif len(names) == 1:
+        wrong, untested = {}, {0: "no other node answered"}
+    good = [number for number in range(len(names)) if number not in wrong]
+    if told['network'].startswith('Socket') and machine.slingshot():
+        yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
+    total_gpus, lanes = len(machine.gpus()), len(children) - 1
+    if total_gpus > lanes:
         not_tested.append("%d of a node's %d GPUs: not tested, this rank sees %d. Start one rank per node, with all "
-                          "GPUs" % (total_gpus - len(lanes), total_gpus, len(lanes)))
+                          "GPUs" % (total_gpus - lanes, total_gpus, lanes))
     expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
-    absent = silent + [name for name in expected if len(expected) > 1 and name not in names + silent]
-    total = len(names) + len(absent)
-    figure = "median of the best pairs %.2f GB/s" % (median / 1e9) if speeds else "no pair was measured"
-    text = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s (TCP%s)" % (
-        total, 's'[:total != 1], count, 's'[:count != 1], time.monotonic() - begin, figure,
-        ' on ' + interface if own else '')
-    if figures:
-        text += "; %.2f GB/s (%s%s)\ntimes: TCP %.1f s, start of PyTorch %.1f s, %s %.1f s" % (
-            statistics.median(figures.values()), kind, network_of, tcp, took[0], kind, took[1])
+    absent = [name for name in expected if len(expected) > 1 and name not in names]
+    missing = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE']) - len(names)
+    absent += ['(a node that nothing names)'] * max(0, missing - len(absent))
+    total, count = len(names) + len(absent), told['rounds']
+    network = ' (%s)' % one_line(told['network']) if told['network'] else ''
+    figure = "median of the best pairs %.2f GB/s (%s%s)" % (
+        statistics.median(figures.values()), told['kind'], network) if figures else "no pair was measured"
+    text = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s\ntimes: start of PyTorch %.1f s, pairs %.1f s" % (
+        total, 's'[:total != 1], count, 's'[:count != 1], time.monotonic() - begin, figure, told['imported'],
+        told['took'])
     out.write(text + '\n' + table_text(names, good, wrong, absent, {
-        number: ', '.join(texts) for number, texts in columns.items()}))
-    out.write(''.join('yellow: %s\n' % line for line in yellow) +
-              ''.join(line + '\n' for line in not_tested))
+        number: '%s %.2f GB/s' % (told['kind'], figure) for number, figure in figures.items()}, untested))
+    out.write(''.join('yellow: %s\n' % line for line in yellow) + ''.join(line + '\n' for line in not_tested))
     out.flush()
     if path:
-        entries = [{'name': name, 'good': number in good, 'why': wrong.get(number, ''), 'line_rates': rates[number],
-                    'tcp': best_pairs(speeds).get(number, 0) / 1e9, 'backend': figures.get(number)}
-                   for number, name in enumerate(names)]
+        entries = [{'name': name, 'good': number in good, 'why': wrong.get(number, untested.get(number, '')),
+                    'line_rates': rates[number], 'backend': figures.get(number)} for number, name in enumerate(names)]
         entries += [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]
         write_whole({path: json.dumps({
-            'format': 1, 'title': text.splitlines()[0], 'rounds': count, 'backend': kind, 'yellow': yellow,
+            'format': 2, 'title': text.splitlines()[0], 'rounds': count, 'backend': told['kind'], 'yellow': yellow,
             'not_tested': not_tested, 'nodes': entries,
-            'seconds': {'tcp': tcp, 'start': took[0], 'backend': took[1]}}, indent=1)})
+            'seconds': {'start': told['imported'], 'backend': told['took']}}, indent=1)})
     if prefix:
-        write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + absent)
+        write_lists(prefix, [names[number] for number in good], [names[number] for number in wrong] + [
+            name for name in absent if ' ' not in name])
     failed = bool(wrong or absent)
-    wire.tell_all(nodes, b'01'[failed:failed + 1])
+    keeper.tell('01'[failed])
+    keeper.hear(time.monotonic() + 5)       # until it has told the others
     return 1 if failed else 0
 
 
@@ -564,5 +361,6 @@ def main(argv: list) -> int:
                         help="what a node should send over this backend, by all its GPUs together: nccl=80")
     args = parser.parse_args(argv)
     machine = Machine()
-    return star.guarded('vet', machine,
-                        lambda: run(machine, sys.stdout, args.rounds, args.write, args.json, dict(args.reference)))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return gather.guarded('vet', machine,
+                          lambda: run(machine, sys.stdout, args.rounds, args.write, args.json, dict(args.reference)))

@@ -28,7 +28,7 @@ import pytest
 from testbed import ROOT, run, slurm
 
 HERE = pathlib.Path(__file__).parent
-CHECK_SECONDS = 20
+CHECK_SECONDS = 40
 """What a rank of --check waits for others and for PyTorch."""
 TWO = ['-N2', '--ntasks-per-node=2']
 CHECK_LIMIT, TRAINING_LIMIT = 90, 60

@@ -85,7 +85,7 @@ def cut_off(installed_pytorch, tmp_path):
 
 
 def test_a_node_without_network_is_named(job, cut_off):
-    done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='4')
+    done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='40')
     text, ranks = red(found)['no-answer']
     assert f'Nothing came from {testbed.NODES[1]}' in text and ranks == [1]
     assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
@@ -94,7 +94,7 @@ def test_a_node_without_network_is_named(job, cut_off):
 def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, cut_off, tmp_path):
     script = ('#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n$RUNSCRIPTS/with-spares 1 srun '
               'bash -c \'echo "runs on $SLURMD_NODENAME"\'\n')
-    batch = slurm.sbatch(script, env={**installed_pytorch.env, 'PATH': cut_off, 'SLINGTORCH_CHECK_SECONDS': '4',
+    batch = slurm.sbatch(script, env={**installed_pytorch.env, 'PATH': cut_off, 'SLINGTORCH_CHECK_SECONDS': '40',
                                       'SLINGTORCH_VET_DIR': tmp_path, 'SLINGTORCH_CACHE_ROOT': tmp_path})
     assert batch.returncode == 0, batch.output
     assert f'Cordon: {testbed.NODES[1]}    fails: it did not answer' in batch.output

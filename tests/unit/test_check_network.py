@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What --check tries of the network and of limits: words for what the kernel said, limits, directories, programs."""
+import ast
 import json
 import os
 import pathlib
@@ -8,10 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import pytest
 
-from slingtorch.job import check, elf, findings, limits, network, node, star, variables, wire
+from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, variables
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -165,7 +168,7 @@ def test_a_connection_without_answer_is_seen():
 STORE = 29500
 
 
-def entry(state=network.ESTABLISHED, again=0, here=STORE, there=0, underway=0, address='172.30.0.1'):
+def entry(state=1, again=0, here=STORE, there=0, underway=0, address='172.30.0.1'):
     return {'state': state, 'again': again, 'here': (address, here), 'there': there, 'underway': underway,
             'resent': again, 'sent': 9}
 
@@ -175,8 +178,8 @@ def watch(monkeypatch):
     """Without its thread: look(seconds, sockets) is what it says so many seconds after the step began."""
     monkeypatch.setattr(network.threading.Thread, 'start', lambda thread: None)
 
-    def made(name='the all_reduce of 64 kB', limit=network.STEP, factor=1):
-        one = network.Watch(None, factor, STORE)
+    def made(name='the all_reduce of 64 kB', limit=network.STEP, factor=1, others_gone=lambda: False):
+        one = network.Watch(None, factor, others_gone)
         one.enter(name, limit)
         return lambda seconds, sockets: one.look(one.since + seconds, sockets)
     return made
@@ -206,18 +209,14 @@ def test_who_only_waits_for_others_waits_longer(watch):
 
 
 def test_who_has_given_up_is_not_waited_for(watch):
-    look, all_of_them = watch(), [entry(here=40000, there=STORE), entry(), entry()]
-    assert look(1, all_of_them) == ''
-    # one look may fall between two states, and an error of the node's own comes first
-    assert look(1.25, all_of_them[1:]) == '' == look(1.5, all_of_them)
-    assert [look(2, all_of_them[1:]) for _ in range(3)] == ['', '', 'the all_reduce of 64 kB did not end']
-    # connections of gloo come and go
-    look = watch()
-    assert [look(2, [entry(), *others]) for others in ([entry(here=40001, there=40002)], [], [], [])] == [''] * 4
+    said = [False, True, True, True]
+    look = watch(others_gone=lambda: said.pop(0))
+    # an error of the node's own comes first
+    assert [look(2, [entry()]) for _ in range(4)] == ['', '', '', 'the all_reduce of 64 kB did not end']
 
 
 @pytest.mark.parametrize('right', [True, False])
-def test_a_process_that_is_through_keeps_its_connections_until_all_are(tmp_path, right):
+def test_a_process_whose_trial_failed_brings_what_its_node_found(tmp_path, right):
     (tmp_path / 'torch').mkdir()
     (tmp_path / 'torch/__init__.py').write_text('''
 class version:
@@ -229,23 +228,45 @@ class Tensor(list):
         return self
     def item(self):
         return 1
-    def __getitem__(self, number):
-        return self
+    min = max = lambda self: self
 zeros = lambda count, device: Tensor()
 ''')
+    (tmp_path / 'torch/utils').mkdir()
+    (tmp_path / 'torch/utils/data.py').write_text('')
     (tmp_path / 'torch/distributed.py').write_text(f'''
-TCPStore = init_process_group = lambda *words, **named: None
+import time
+class TCPStore:
+    kept = {{'nodes': 1, 'come-1': b'{{"node": "n", "rank": 1, "ranks": 1, "ready": true}}'}}
+    def __init__(self, *words):
+        pass
+    def set_timeout(self, limit):
+        pass
+    def set(self, key, text):
+        self.kept[key] = text.encode()
+    def add(self, key, more):
+        self.kept[key] = self.kept.get(key, 0) + more
+        return self.kept[key]
+    def check(self, keys):
+        return all(key in self.kept for key in keys)
+    def multi_get(self, keys):
+        return [self.kept[key] for key in keys]
+PrefixStore = lambda name, store: store
+is_nccl_available = lambda: False
+init_process_group = lambda *words, **named: None
 def all_reduce(tensor):
     assert {right}, "no network"
 ''')
-    probe = check.Probe({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, [], 60)
-    assert probe.ready()
-    probe.go('go localhost 1 0 1 60')
-    result = probe.result()
-    assert result.get('error') == (None if right else 'the all_reduce of one float failed: AssertionError: no network')
-    assert (probe.process.poll() is None) == right
-    probe.end()
-    assert probe.process.poll() is not None
+    env = {'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), 'MASTER_ADDR': 'localhost', 'MASTER_PORT': '1',
+           'RANK': '0', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'}
+    one = check.Probe(env, [], {'ranks': 1, 'seconds': 60, 'program': [], 'meet': True})
+    result = one.result(time.monotonic() + 60)
+    said = 'the all_reduce of one float failed: ' + ('RuntimeError: wrong values came: an all_reduce of ones over 2 '
+                                                     'ranks gave values from 1 to 1' if right else
+                                                     'AssertionError: no network')
+    assert result['error'] == said and one.process.poll() is None
+    assert one.ask(5, reports=[1])['reports'] == {}
+    one.end()
+    assert one.process.poll() is not None
 
 
 @pytest.mark.parametrize('speed, rate, slow', [(0.1, '200000', True), (1.0, '200000', False), (0.1, '1000', False)])
@@ -260,38 +281,7 @@ def test_a_network_far_below_its_line_rate_is_yellow(tmp_path, speed, rate, slow
     assert bool(of_level(report, 'yellow', 'network')) == slow
 
 
-# --- another program at MASTER_PORT, and who cannot be reached
-
-
-def test_a_program_that_answers_at_the_port_is_not_rank_0():
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        def answer():
-            own = server.accept()[0]
-            own.recv(100)
-            own.sendall(b'HTTP/1.0 400 Bad Request\r\n\r\n')
-            own.close()
-
-        threading.Thread(target=answer).start()
-        with pytest.raises(wire.PeerLost, match='another program is at 127.0.0.1'):
-            wire.call('127.0.0.1', server.getsockname()[1], 'key', 'words', 5)
-
-
-def test_a_caller_that_has_not_heard_the_answer_is_waited_for_again():
-    # a node whose answer came too late, as over a network with loss, calls at the next port
-    found = []
-    listener = wire.listen(0)
-    port = listener.getsockname()[1]
-    root = threading.Thread(target=lambda: found.extend(wire.accept([listener], 1, 'key', 10)))
-    root.start()
-    with socket.create_connection(('127.0.0.1', port)) as early:
-        early.sendall(b'key words\n')
-        assert early.recv(10) == b'+\n'
-    with wire.call('127.0.0.1', port, 'key', 'words', 10):
-        root.join(10)
-    listener.close()
-    [(connection, words)] = found
-    with connection:
-        assert words == 'words'
+# --- who cannot be reached
 
 
 def test_a_master_addr_that_is_each_node_itself_is_said():
@@ -300,10 +290,10 @@ def test_a_master_addr_that_is_each_node_itself_is_said():
     assert network.own_address('192.0.2.1') == '' == network.own_address('no such name')
 
 
-@pytest.mark.parametrize('seconds, nodes, patience', [(4, 2, 4), (20, 16, 13), (120, 16, 13), (600, 2, 60),
-                                                      (120, 512, 44)])
-def test_who_does_not_call_is_waited_for_briefly(seconds, nodes, patience):
-    assert star.patience(seconds, nodes) == patience
+@pytest.mark.parametrize('imported, nodes, left, patience', [(3, 16, 4, 4), (3, 16, 100, 31), (20, 16, 100, 100),
+                                                             (20, 16, 200, 101), (3, 512, 100, 62)])
+def test_who_does_not_come_is_waited_for_by_what_the_import_took_here(imported, nodes, left, patience):
+    assert probe.patience(imported, nodes, left) == patience
 
 
 # --- limits
@@ -317,7 +307,7 @@ def limited(ranks, took, world=4, connects=True):
     return [(finding.level, finding.text, findings.ranks_of(mask)) for finding, mask in report.findings.items()]
 
 
-TOOK = {'fds': 8, 'nodes': 2, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
+TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
@@ -342,7 +332,8 @@ def test_memory_of_a_control_group_is_for_all_its_ranks():
     group = {'memory of': '/sys/fs/cgroup/job/memory.max', 'memory': 400 << 20}
     [(level, text, ranks)] = limited({2: group, 3: group, 1: group}, TOOK)
     assert (level, ranks) == ('red', [1, 2, 3]) and '400 MB of memory to 3 ranks' in text
-    assert not limited({2: group, 3: group}, TOOK)
+    assert [level for level, _, _ in limited({2: group, 3: group}, TOOK)] == ['yellow']
+    assert not limited({2: group}, TOOK)
 
 
 def test_quota_nice_and_files_are_looked_at_in_each_rank(tmp_path, monkeypatch):
@@ -381,12 +372,131 @@ def test_a_small_stack_is_tried(kilobytes, level):
         assert [entry[0] for entry in json.loads(done.stdout)] == ([level] if level else [])
 
 
-def test_how_many_processes_there_may_be(tmp_path):
-    for name, text in (('proc/self/cgroup', '0::/job/task\n'), ('sys/fs/cgroup/job/task/pids.max', '6\n'),
-                       ('sys/fs/cgroup/job/task/pids.current', '5\n'), ('sys/fs/cgroup/job/pids.max', 'max\n')):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert 'its control group has 5 processes and threads of 6' in limits.processes(Machine({}, str(tmp_path)))
+def tree(directory, files):
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return str(directory)
+
+
+@pytest.mark.parametrize('most, says', [('6', 'its control group has 5 processes and threads of 6'),
+                                        ('9000', 'ulimit -u is|no limit is near: a filter')])
+def test_how_many_processes_there_may_be(tmp_path, most, says):
+    root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
+                           'sys/fs/cgroup/job/task/pids.current': '5\n', 'sys/fs/cgroup/job/pids.max': 'max\n'})
+    assert re.match(says, limits.processes(Machine({}, root)))
+    report = findings.Report(0)
+    limits.look(Machine({}, root), report, {})
+    said = [text for text in of_level(report, 'yellow', 'limit') if '5 processes and threads of' in text]
+    assert bool(said) == (most == '6')
+
+
+@pytest.mark.parametrize('end, says', [('1000250', True), ('1009000', False), ('', False), ('never', False)])
+def test_a_job_that_ends_soon(tmp_path, end, says):
+    report = findings.Report(0)
+    limits.look(Machine({'SLURM_JOB_END_TIME': end}, str(tmp_path), lambda: 1000000), report, {})
+    assert bool([text for text in of_level(report, 'yellow', 'limit') if 'ends in less than 5 minutes' in text]) == says
+
+
+def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0: 'Read-only file system' * (directory == '.'))
+    monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
+    monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    said = ' '.join(of_level(report, 'yellow', 'disk'))
+    assert 'cannot be written (Read-only file system)' in said and 'stdout goes to is on a full disk' in said
+    assert list(report.facts['working directory']) == [os.getcwd()]
+
+
+@pytest.mark.parametrize('environ, title, level, says', [
+    ({'SLURM_JOB_ID': '8'}, 'slurmstepd: [7.0]', 'yellow', 'the slurmstepd of this process is of job 7'),
+    ({'SLURM_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''), ({'SLURM_JOB_ID': '8'}, 'bash', None, ''),
+    ({'SLURM_JOB_ID': '8', 'SLURM_HET_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''),
+])
+def test_another_job_s_number_is_seen_by_the_parent(tmp_path, environ, title, level, says):
+    root = tree(tmp_path, {'proc/self/stat': '30 (python (3)) S 20 1', 'proc/20/stat': '20 (bash) S 10 1',
+                           'proc/20/cmdline': 'bash\0', 'proc/10/cmdline': title + '\0', 'proc/10/stat': '10 (x) S 1 1'})
+    report = findings.Report(0)
+    look.look_at_ranks(Machine({'RANK': '0', 'WORLD_SIZE': '1', 'SLURM_STEP_ID': '0', **environ}, root), report)
+    assert [(finding.level, says in finding.text) for finding in report.findings] == ([(level, True)] if level else [])
+
+
+@pytest.mark.parametrize('environ, planted, level, name', [
+    ({}, None, None, ''), ({'TORCHELASTIC_USE_AGENT_STORE': 'True'}, None, 'red', 'variable'),
+    ({'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RUN_ID': 'x'}, None, None, ''),
+    ({}, 'user', 'yellow', 'torch'), ({}, 'encoding', 'yellow', 'value'),
+])
+def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, level, name):
+    if planted == 'user':
+        monkeypatch.setattr(look.getpass, 'getuser', lambda: {}['1234'])
+    if planted == 'encoding':
+        monkeypatch.setattr(look.sys, 'stdout', open(os.devnull, 'w', encoding='ascii'))
+    report = findings.Report(0)
+    look.look_at_user(Machine(environ), report)
+    assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
+
+
+def test_what_torch_compile_needs(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('import torch\nmodel = torch.compile(model)\n')
+    for text, says in (('', False), ('#!/bin/sh\n', True)):
+        if text:
+            (tmp_path / 'g++').write_text(text)
+            (tmp_path / 'g++').chmod(0o755)
+        report = findings.Report(0)
+        program.look_at_program(report, [str(script)], {}, {'PATH': str(tmp_path)})
+        assert bool([text for text in of_level(report, 'yellow', 'torch') if 'no C++ compiler' in text]) != says
+
+
+@pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
+def test_nodes_that_are_far_from_each_other(trip, says):
+    report = findings.Report(0)
+    node.check_speed(report, {'row': {str(8 << 20): 0.001}, 'told': {**QUIET, 'trip': trip}}, Machine({}, '/nowhere'))
+    assert bool([text for text in of_level(report, 'yellow', 'network') if 'more than 5 ms' in text]) == says
+
+
+def test_the_addresses_that_gloo_took_are_in_the_line():
+    report = findings.Report()
+    for number, address in enumerate(['10.0.0.1 (eth0)', '192.168.99.2 (eth1)']):
+        report.fact('node', 'n%d' % number, 1 << number)
+        report.fact('address of gloo', address, 1 << number)
+    report.add('red', 'rendezvous', 'the rendezvous did not end', '', 3)
+    check.one_cause(report)
+    [finding] = report.findings
+    assert finding.text.endswith('[addresses of gloo: 10.0.0.1 (eth0) on n0; 192.168.99.2 (eth1) on n1]')
+    assert report.findings[finding] == 3
+
+
+def test_two_nodes_that_tell_one_address_are_named():
+    report = findings.Report()
+    for number in range(2):
+        report.fact('node', 'n%d' % number, 1 << number)
+        report.fact('machine', 'boot id %d' % number, 1 << number)
+        report.fact('address of gloo', '10.0.0.1 (eth0)', 1 << number)
+    report.add('red', 'rendezvous', 'the rendezvous did not end', '', 3)
+    check.one_cause(report)
+    assert 'n0 and n1 tell the other nodes one address, 10.0.0.1 (eth0)' in of_level(report, 'red', 'rendezvous')
+
+
+@pytest.mark.parametrize('least, most, right', [(2, 2, True), (1, 2, False), (2, 3, False),
+                                                (float('nan'), float('nan'), False)])
+def test_every_element_of_an_all_reduce_is_compared(least, most, right):
+    class Tensor(list):
+        def __iadd__(self, number):
+            return self
+        def min(self):
+            return types.SimpleNamespace(item=lambda: least)
+        def max(self):
+            return types.SimpleNamespace(item=lambda: most)
+
+    watch, times = types.SimpleNamespace(enter=lambda name: None), {}
+    if right:
+        network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch, times)
+        assert len(times) == 3
+    else:
+        with pytest.raises(RuntimeError, match='wrong values came: an all_reduce of ones over 2 ranks gave values from'):
+            network.rise(lambda tensor: None, lambda count: Tensor(), 2, watch, times)
 
 
 @pytest.mark.parametrize('error, given, says', [
@@ -434,32 +544,32 @@ def test_what_does_not_answer_is_not_waited_for(monkeypatch):
     assert not limits.in_time(threading.Event().wait) and limits.in_time(lambda: None)
 
 
-@pytest.mark.parametrize('words, program', [
+@pytest.mark.parametrize('words, found', [
     (['train.py', '-m', 'x'], ('script', 'train.py')), (['-u', '-X', 'dev', '-W', 'error', 'a.py'], ('script', 'a.py')),
     (['-m', 'torch.distributed.run', 'x'], ('module', 'torch.distributed.run')), (['-mtimeit'], ('module', 'timeit')),
     (['-c', 'print()'], ('', '')), ([], ('', '')), (['-'], ('', '')),
 ])
-def test_what_python_will_run(words, program):
-    assert limits.program_of(words) == program
+def test_what_python_will_run(words, found):
+    assert program.program_of(words) == found
 
 
 def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     reports = []
-    for number, text in enumerate(['import os\nimport no_such_package\n', 'import os\n', '', None]):
+    for number, text in enumerate(['import os\n', 'import sys\n', '', None, 'if True x']):
         script = tmp_path / 'train.py'
         script.unlink(missing_ok=True)
         if text is not None:
             script.write_text(text)
         report = findings.Report(number)
-        limits.look_at_program(report, [str(script)], {}, {})
+        program.look_at_program(report, [str(script)], {}, {})
         reports.append(report)
     assert 'is empty' in of_level(reports[2], 'red', 'script')[0]
     assert 'cannot be read' in of_level(reports[3], 'red', 'script')[0]
     whole = reports[0]
     whole.merge(reports[1])
-    limits.compare_programs(whole)
+    program.compare_programs(whole)
     assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
-    assert ['imports no_such_package' in text for text in of_level(whole, 'yellow', 'script')] == [True]
+    assert 'is no Python that' in of_level(reports[4], 'red', 'script')[0]
 
 
 @pytest.mark.parametrize('line, sees, words', [
@@ -485,7 +595,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
     text = ('import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line).encode()
-    limits.check_layout(report, [text], ['gpu'] * sees, 4)
+    program.check_layout(report, [text], ['gpu'] * sees, 4)
     said = of_level(report, 'yellow', 'gpus')
     assert (said == []) if words is None else (words in said[0])
 
@@ -496,17 +606,124 @@ def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
                                              "    torch.cuda.set_device(args.gpu)\n")
     (tmp_path / 'train.py').write_text("import tools.ranks as ranks\n")
     report = findings.Report(0)
-    limits.look_at_program(report, [str(tmp_path / 'train.py')], {'gpus': ['one']}, {'LOCAL_WORLD_SIZE': '4'})
+    program.look_at_program(report, [str(tmp_path / 'train.py')], {'gpus': ['one']}, {'LOCAL_WORLD_SIZE': '4'})
     assert "'invalid device ordinal'" in of_level(report, 'yellow', 'gpus')[0]
 
 
-def test_a_module_that_some_nodes_lack_is_red():
+@pytest.mark.parametrize('facts, level, says', [
+    ([('file train.py', 'a', 3), ('file shapes.py', 'a', 1)], 'red', 'these nodes lack shapes.py, which others have'),
+    ([('file shapes.py', 'a', 1), ('file shapes.py', 'b', 2)], 'red', 'nodes have different copies of shapes.py'),
+    ([('argument /data/x', '5 bytes, abc', 1), ('argument /data/x', 'No such file or directory', 2)], 'yellow',
+     '/data/x, an argument, is not the same on all nodes: 5 bytes, abc; No such file or directory'),
+    ([('working directory', '/home/a', 1), ('working directory', '/tmp', 2)], 'yellow',
+     'the nodes have different working directories: /home/a, /tmp'),
+    ([('file train.py', 'a', 3), ('argument 10', 'No such file or directory', 3)], None, None),
+])
+def test_files_that_differ_between_nodes(facts, level, says):
+    report = findings.Report()
+    for name, value, mask in facts:
+        report.fact(name, value, mask)
+    program.compare_programs(report)
+    assert [finding.level for finding in report.findings] == ([level] if level else [])
+    assert not says or of_level(report, level, 'script') == [says]
+
+
+def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
+    for name, text in {'train.py': 'from lib import model\nimport json, shapes\n', 'lib/__init__.py': '',
+                       'lib/model.py': 'from . import layers\n', 'lib/layers.py': 'import train\n',
+                       'shapes.py': '', 'unused.py': ''}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = program.files_of_program(str(tmp_path / 'train.py'), (tmp_path / 'train.py').read_bytes())
+    assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
+
+
+def test_arguments_are_compared_by_what_they_are(tmp_path):
+    (tmp_path / 'data').write_bytes(b'x' * 200000)
     report = findings.Report(0)
-    report.fact('module shapes', True, 1)
-    report.fact('module shapes', False, 2)
-    limits.compare_programs(report)
-    assert of_level(report, 'red', 'script') == [
-        'the script imports shapes, which these nodes do not have, and others do']
+    program.look_at_arguments(report, ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3'])
+    facts = {name: list(values)[0] for name, values in report.facts.items()}
+    assert facts[f'argument {tmp_path}/data'].startswith('200000 bytes, ')
+    assert facts[f'argument {tmp_path}'] == 'a directory' and facts['argument 3'] == 'No such file or directory'
+
+
+SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
+
+
+@pytest.mark.parametrize('text, level, says', [
+    ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), and this job has 4'),
+    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)", 'red', 'world_size=2'),
+    ("dist.init_process_group('gloo', world_size=4)", None, ''),
+    ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
+    ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'and this rank sees no GPU'),
+    ("dist.init_process_group('nccl' if cuda else 'gloo')", None, ''),
+    ("dist.init_process_group()", None, ''),
+    ("mp.spawn(main, nprocs=2)", 'yellow', 'spawn() starts processes, and the launcher has started 2 ranks'),
+    ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
+    ("os.environ['MASTER_PORT'] = '23000'", None, ''),
+    ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'takes the number on the node for the rank'),
+    ("local_rank = int(os.environ['SLURM_LOCALID'])", None, ''),
+    (SAMPLED + "DistributedDataParallel(model)", None, ''),
+    ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
+    ("DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
+])
+def test_what_the_program_says_of_ranks_and_data(text, level, says):
+    report = findings.Report(0)
+    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
+    program.check_calls(report, [ast.parse(text)], env, False)
+    assert [finding.level for finding in report.findings] == ([level] if level else []), text
+    assert not level or says in of_level(report, level, 'program')[0]
+
+
+IMPORTS = {
+    # name: (files beside the script, environment, whether it is sure or None, what is said)
+    'sound': ({'train.py': 'import json\nimport shapes\n', 'shapes.py': ''}, {}, None, ''),
+    'missing': ({'train.py': 'import json\nimport no_such_package\n'}, {}, True,
+                "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
+    'a name that is not there': ({'train.py': 'from shapes import INPUTS\n', 'shapes.py': ''}, {}, True,
+                                 "cannot import name 'INPUTS'"),
+    'syntax of a module': ({'train.py': 'import shapes\n', 'shapes.py': 'if True x'}, {}, True, 'SyntaxError'),
+    'an error of its own': ({'train.py': 'import shapes\n', 'shapes.py': '1 / 0'}, {}, False, 'ZeroDivisionError'),
+    'in a try': ({'train.py': 'try:\n    import no_such_package\nexcept ImportError:\n    pass\n'}, {}, None, ''),
+    'a path of its own': ({'train.py': 'import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), "lib"))'
+                                       '\nimport inside\n', 'lib/inside.py': ''}, {}, None, ''),
+    'a path that is not known here': ({'train.py': 'import sys\nsys.path.append(place)\nimport inside\n'}, {}, False,
+                                      'No module named'),
+    'what only reads the environment': ({'train.py': 'import os, signal\nos.kill(os.getpid(), int(os.environ.get("X", 9)))\n'
+                                                     'import shapes\n', 'shapes.py': ''}, {}, None, ''),
+    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(0)'}, {}, None,
+                           ''),
+    'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
+               True, "import torch takes a file beside the script: ImportError: cannot import name 'shuffle'"),
+    'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,
+              'import shapes ended the process with signal 11'),
+}
+
+
+@pytest.mark.parametrize('name', IMPORTS)
+def test_what_a_script_imports_is_imported(tmp_path, name):
+    files, env, sure, says = IMPORTS[name]
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; import random; '
+            'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
+    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), '-u', str(tmp_path / 'train.py'), '--x'], text=True,
+                          stdout=subprocess.PIPE, env={**os.environ, **env}, check=True)
+    found = json.loads(done.stdout)
+    text, certain = found.get('wrong') or ('', None)
+    assert certain is sure and says in text, found
+    assert not text or 'random.py' in found.get('shadows', ['random.py'])
+
+
+def test_what_the_imports_say_is_a_line():
+    report = findings.Report(0)
+    program.check_imports(report, {'wrong': ['line 1: import a: ImportError: no', True], 'worker': 'OSError: too long'}, True)
+    assert "the script's imports fail: line 1: import a" in of_level(report, 'red', 'script')[0]
+    assert 'OSError: too long' in of_level(report, 'red', 'worker')[0]
+    report = findings.Report(0)
+    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x'}, False)
+    assert of_level(report, 'yellow', 'script') and of_level(report, 'yellow', 'worker')
 
 
 # --- PyTorch's own variables
@@ -543,7 +760,9 @@ def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says)
 def test_a_module_of_pythonpath_with_a_name_of_pythons_own_is_named(tmp_path):
     (tmp_path / 'socket.py').write_text('plug = 1\n')
     done = subprocess.run([sys.executable, '-B', ROOT / 'slingtorch/job', 'check'], stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, 'PYTHONPATH': str(tmp_path)}, check=False)
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path), 'RANK': '0', 'WORLD_SIZE': '1',
+                               'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'localhost',
+                               'MASTER_PORT': '1', 'TMPDIR': str(tmp_path)}, check=False)
     assert done.returncode == 1 and done.stderr.count('\n') == 1
     assert f"PYTHONPATH: 'import socket' takes {tmp_path}/socket.py, and not Python's own module" in done.stderr
 
@@ -555,20 +774,6 @@ def test_a_library_that_is_cut_off_is_named(tmp_path):
     (tmp_path / 'libpart.so').write_bytes(whole[:10000])
     (tmp_path / 'libempty.so').write_text('')
     assert elf.cut_off(str(tmp_path)) == [str(tmp_path / 'libpart.so')]
-
-
-def test_ranks_that_differ_in_master_port_meet_all_the_same():
-    with socket.socket() as free:
-        free.bind(('', 0))
-        port = free.getsockname()[1]
-    env = {'SLURM_JOB_ID': str(port), 'SLURM_STEP_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'WORLD_SIZE': '2',
-           'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'RANK': '0', 'SLINGTORCH_LAUNCHER': 'slurm'}
-    root = star.Root(env, 1, 10)
-    gathering = threading.Thread(target=root.gather, args=(lambda: '7',))
-    gathering.start()
-    branch = star.Branch({**env, 'MASTER_PORT': str(port - 1), 'RANK': '1'}, 1, 'nid2', 10)
-    gathering.join()
-    assert (branch.number, branch.extra, [node.name for node in root.nodes]) == (1, '7', ['nid2'])
 
 
 @pytest.mark.parametrize('ranges, says', [(['32768 60999'], False), (['32768 60999', '12000 60999'], True)])
@@ -586,8 +791,8 @@ def test_the_range_by_which_a_port_was_chosen_is_said(ranges, says):
 def test_ranks_of_one_mpirun_in_a_job_of_slurm_know_each_other():
     # Open MPI 4.1 on the batch node and on another one, whose daemon srun started (seen)
     first = {'SLURM_JOB_ID': '7', 'MASTER_PORT': '10740', 'SLINGTORCH_LAUNCHER': 'openmpi'}
-    assert star.start_id(first) == star.start_id({**first, 'SLURM_STEP_ID': '0'})
-    assert star.start_id(first) != star.start_id({**first, 'MASTER_PORT': '10741'})
+    assert gather.start_id(first) == gather.start_id({**first, 'SLURM_STEP_ID': '0'})
+    assert gather.start_id(first) != gather.start_id({**first, 'MASTER_PORT': '10741'})
     steps = [{**first, 'SLINGTORCH_LAUNCHER': 'slurm', 'SLURM_STEP_ID': number} for number in '01']
-    assert star.start_id(steps[0]) != star.start_id(steps[1])
-    assert star.start_id(steps[0]) == star.start_id({**steps[0], 'MASTER_PORT': '1'})
+    assert gather.start_id(steps[0]) != gather.start_id(steps[1])
+    assert gather.start_id(steps[0]) == gather.start_id({**steps[0], 'MASTER_PORT': '1'})

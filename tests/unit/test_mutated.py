@@ -18,7 +18,7 @@ import test_bench
 from slingtorch import lockfile, sites as SITES
 from slingtorch.commands import bench, status
 from slingtorch.sites import probe as site_probe
-from slingtorch.job import elf, limits, machine, records
+from slingtorch.job import elf, findings, machine, program, records
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -115,6 +115,15 @@ def site_file(data, path):
         assert str(err).strip() and len(str(err)) < 3000
 
 
+def program_said(data):
+    """What check finds in a program."""
+    report = findings.Report(0)
+    for tree in filter(None, [program.parsed(data)]):
+        program.check_calls(report, [tree], {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, False)
+        list(program.imported(tree))
+    return report.sorted()
+
+
 def library(data, path):
     path.write_bytes(data)
     try:
@@ -136,7 +145,7 @@ def bench_record(data, path):
 def installation(data, path):
     (path.parent / 'runscripts/lib').mkdir(parents=True, exist_ok=True)
     (path.parent / status.RECORD).write_bytes(data)
-    assert status.describe('PyTorch/1', str(path.parent), SITES)['why']
+    assert status.describe('PyTorch/1', str(path.parent))['why']
 
 
 @functools.lru_cache(maxsize=None)
@@ -170,7 +179,7 @@ READERS = {
     'hosts': (probe(machine.expand_hosts), [b'nid[001-004],nid010']),
     'cores': (probe(machine.cpus_of), [b'0-7,16-23', b'0']),
     'mounts': (probe(machine.read_mounts), [b'/dev/sda1 / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,size=1k 0 0\n']),
-    'program': (lambda data, path: (limits.imports_of(data), limits.gpu_of_program([data])),
+    'program': (lambda data, path: (program.gpu_of_program([data]), program_said(data)),
                 [(ROOT / 'examples/training/ddp_training.py').read_bytes()]),
 }
 

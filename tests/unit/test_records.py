@@ -7,8 +7,6 @@ import json
 import pathlib
 import re
 import struct
-import sys
-import types
 
 import pytest
 
@@ -174,20 +172,14 @@ def test_explain(record):
 
 
 @each('nccl', key='network')
-def test_network_of_nccl(record, monkeypatch, tmp_path):
+def test_network_of_nccl(record, tmp_path):
     """What check and bench read in NCCL's log."""
-    tensor = types.SimpleNamespace(item=lambda: 1)
-    dist = types.SimpleNamespace(is_nccl_available=lambda: True, TCPStore=lambda *args: None,
-                                 init_process_group=lambda *args, **more: None, all_reduce=lambda number: None)
-    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True), distributed=dist,
-                                  ones=lambda *args, **more: tensor)
-    monkeypatch.setitem(sys.modules, 'torch', torch)
-    monkeypatch.setitem(sys.modules, 'torch.distributed', dist)
-    log, result = tmp_path / 'log', {'facts': {}, 'seconds': {}}
-    log.write_text(record.text)
-    with open(tmp_path / 'said', 'w') as said, open(log, 'rb') as written:
-        probe.collective(result, torch, ['n1', '29500', '0', '1', '9'], written, said.fileno())
-    assert (result['network'], result['provider']) == (record.keys['network'], record.keys.get('provider'))
+    (tmp_path / 'log').write_text(record.text)
+    with open('/dev/null', 'wb') as said, open(tmp_path / 'log', 'rb') as written:
+        one = probe.Probe(said.fileno())
+        one.log = written
+        one.words(True)
+    assert (one.result['network'], one.result['provider']) == (record.keys['network'], record.keys.get('provider'))
 
 
 # --- what 'slingtorch site new' sees

@@ -2,7 +2,6 @@
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ import time
 import pytest
 
 from slingtorch.commands.check import reference_options
-from slingtorch.job import exchange, vet, wire
+from slingtorch.job import meet, pairs, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -101,115 +100,130 @@ def test_without_a_known_line_rate_nothing_is_said():
 
 
 def test_what_was_measured_stands_behind_the_names_that_vetnode_reads():
-    text = vet.table_text(['a', 'b'], [0], {1: 'slow'}, ['c'], {0: 'TCP 1.00 GB/s', 1: 'TCP 0.10 GB/s'})
+    text = vet.table_text(['a', 'b'], [0], {1: 'slow'}, ['c'], {0: 'gloo 1.00 GB/s', 1: 'gloo 0.10 GB/s'})
     assert [line.split()[:2] for line in text.splitlines()] == [['Vetted:', 'a'], ['Cordon:', 'b'], ['Cordon:', 'c']]
-    assert text.splitlines()[0] == 'Vetted: a    TCP 1.00 GB/s'
+    assert text.splitlines()[0] == 'Vetted: a    gloo 1.00 GB/s'
+
+
+@pytest.mark.parametrize('figure, rates, references, bad, untested', [
+    (40, {'hsn0': 25.0}, {}, [], []), (0.4, {'hsn0': 25.0}, {}, [0, 1], []), (40, {}, {}, [], [0, 1]),
+    (40, {}, {'gloo': 80}, [0, 1], []), (90, {}, {'gloo': 80}, [], []),
+])
+def test_of_two_nodes_the_absolute_figure_decides(figure, rates, references, bad, untested):
+    figures = {0: figure, 1: figure}
+    lines = vet.judge_rates(['a', 'b'], figures, 'gloo', [rates, rates], {0: 1, 1: 1}, references)
+    wrong, open_ = vet.judge_two(figures, lines, {0: 1} if rates or references else {})
+    assert (sorted(wrong), sorted(open_)) == (bad, untested)
+    text = vet.table_text(['a', 'b'], [number for number in (0, 1) if number not in wrong], wrong, [], {}, open_)
+    assert [line.split(':')[0] for line in text.splitlines()] == (
+        ['Cordon'] * 2 if bad else ['Untested'] * 2 if untested else ['Vetted'] * 2)
 
 
 # --- the rounds
 
 
 class Planted:
-    """Stands for a process of exchange.py on rank 0's node: each of its pairs works."""
+    """PyTorch's store as far as pairs.Keeper asks for it; what the processes of each round say is planted."""
 
-    def __init__(self, first=GOOD):
-        self.first, self.asked = first, []
+    def __init__(self, lanes, answers):
+        self.kept = {'lane-%d' % number: meet.messages.dump(said) if isinstance(said, dict) else said
+                     for number, said in lanes.items()}
+        self.lanes, self.answers, self.asked = lanes, answers, []
 
-    def tell(self, order):
-        self.asked.append(order['turn'])
+    def count(self, key):
+        return len(self.lanes) if key == 'lanes' else 2 * len(self.asked[-1])
 
-    def hear(self, end, turn=None):
-        return self.first if turn is None else {'turn': turn, 'received': 5e9}
+    def put(self, key, thing):
+        self.asked.append(thing['pairs'])
+        for pair in thing['pairs']:
+            for number in pair:
+                said = self.answers(number, len(self.asked) - 1)
+                if said is not None:
+                    self.kept['did-%d-%d' % (len(self.asked) - 1, number)] = said
 
+    def is_there(self, key):
+        return key in self.kept
 
-def conductor(monkeypatch, planted, failed=()):
-    """Of rank 0's node and these, whose answers are planted: {number: what it says of each round}."""
-    monkeypatch.setattr(vet, 'receive', lambda connection, end: planted[connection].pop(0))
-    monkeypatch.setattr(vet.wire, 'tell_all', lambda *_: None)
-    table = [['host%d' % n, 1] for n in range(len(planted) + 1)]
-    return vet.Conductor([Planted()], sorted(planted), table, 1, set(failed))
-
-
-def test_a_process_that_is_gone_is_not_waited_for_again(monkeypatch):
-    over = conductor(monkeypatch, {number: [[GOOD]] + [{'0': {'error': 'it ended', 'gone': True}} if number == 2 else
-                                                       {'0': {'received': 5e9}}] * 3 for number in (1, 2, 3)})
-    asked = []
-    for turn in range(3):
-        orders = over.orders(turn)
-        asked.append(sorted(number for number in orders if orders[number]))
-        over.round(turn)
-    assert asked[0] == [0, 1, 2, 3] and all(2 not in each for each in asked[1:])
-    assert 'it ended' in over.speeds[0].values()
+    def raw(self, keys):
+        return [self.kept[key] for key in keys]
 
 
-def test_after_some_pairs_that_failed_and_none_that_worked_nobody_is_waited_for(monkeypatch):
-    over = conductor(monkeypatch, {number: [[GOOD]] + [{'0': {'error': 'no answer within 8 s'} if number == 4 else
-                                                        {'received': 5e9}}] * 8 for number in range(1, 8)})
-    turns = []
-    for turn in range(7):
-        if over.orders(turn)[4]:
-            turns.append(turn)
-        over.round(turn)
-    assert len(turns) == vet.ENOUGH
-    assert list(vet.judge_backend(['n'] * 8, over.states, over.speeds)[0]) == [4]
+def lane(rank, **more):
+    return {'rank': rank, 'lane': 0, 'lanes': 1, 'node': 'n%d' % rank, 'ready': True, 'backend': 'gloo', 'gpu': '',
+            'error': '', 'absent': False, 'seconds': 1.0, 'rates': {}, **more}
 
 
-@pytest.mark.parametrize('said, heard', [
-    (b'["10.0.0.1", 4000, {"hsn0": 25.0}]', ('10.0.0.1', 4000, {'hsn0': 25.0})), (b'["", 4000, {}]', ('', 4000, {})),
-    (b'["10.0.0.1", 4000]', ('', 0, {})), (b'["10.0.0.1", 4000, {}, 1]', ('', 0, {})), (b'7', ('', 0, {})),
-    (b'["10.0.0.1", "x", {}]', ('', 0, {})), (b'hello', ('', 0, {})), (None, ('', 0, {})),
+RIGHT = meet.messages.dump({'error': '', 'received': 5e9})
+
+
+def keeper(nodes, answers, **different):
+    """After all rounds of these nodes, whose process number is the rank and one more."""
+    one = pairs.Keeper(Planted({rank + 1: different.get('n%d' % rank, lane(rank)) for rank in range(nodes)}, answers))
+    one.gather(nodes, time.monotonic() + 0.2)
+    for turn in range(len(one.nodes) - 1 + len(one.nodes) % 2):
+        one.round(turn)
+    return one
+
+
+def test_each_pair_is_measured_in_both_directions():
+    one = keeper(5, lambda number, turn: RIGHT)
+    assert sorted((a, b) for _, a, b, _ in one.speeds) == [(a, b) for a in range(5) for b in range(5) if a != b]
+    assert {speed for *_, speed in one.speeds} == {5e9}
+
+
+@pytest.mark.parametrize('says, words', [
+    (None, 'it did not answer'), (b'\xff', 'it did not answer'), (b'[[[[', 'it did not answer'),
+    (b'{"error": 7}', 'it did not answer'), (b'{"error": "it ended", "received": 1}', 'it ended'),
+    (b'{"error": "", "received": "fast"}', ''),
 ])
-def test_a_node_that_greets_in_another_way_did_not_answer(said, heard):
-    here, there = socket.socketpair()
-    with here, there:
-        if said is not None:
-            wire.send_message(there, said)
-        assert vet.greeting(here, time.monotonic() + 0.3) == heard
+def test_what_a_process_says_wrongly_counts_as_failed(says, words):
+    one = keeper(6, lambda number, turn: says if number == 3 else RIGHT)
+    failed = [text for _, a, b, text in one.speeds if isinstance(text, str)]
+    assert failed and set(failed) == {words}
+    assert len([pair for pairs_ in one.store.asked for pair in pairs_ if 3 in pair]) == (
+        1 if words == 'it did not answer' else pairs.FAILED)
 
 
-def test_a_node_that_falls_silent_has_no_more_to_do(monkeypatch):
-    class Connection(int):
-        def close(self):
-            pass
-
-    over = conductor(monkeypatch, {Connection(number): [[GOOD], None if number == 2 else {'0': {'received': 5e9}}]
-                                   for number in (1, 2, 3)})
-    over.round(0)
-    assert (0, 2) not in over.playing and (0, 1) in over.playing
-    assert 'it did not answer' in over.speeds[0].values()
+@pytest.mark.parametrize('said', [b'', b'{', b'[]', {**lane(2), 'rank': '2'}, lane(2, lane=-1), lane(2, node=5)])
+def test_a_node_that_comes_in_another_way_did_not_come(said):
+    one = keeper(4, lambda number, turn: RIGHT, n2=said)
+    assert sorted(one.nodes) == [0, 1, 3] and len(one.speeds) == 6
 
 
-def test_nodes_without_tcp_are_left_out(monkeypatch):
-    over = conductor(monkeypatch, {number: [[GOOD]] for number in (1, 2, 3)}, failed={2})
-    assert all(not over.orders(turn)[2] for turn in range(3))
+def test_a_process_of_another_backend_measures_with_nobody():
+    one = keeper(4, lambda number, turn: RIGHT, n2=lane(2, backend='nccl'), n3=lane(3, ready=False, error='no hsn0'))
+    assert one.kind == 'gloo' and {a for _, a, _, _ in one.speeds} == {0, 1}
 
 
 # --- the process
 
+ALONE = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1',
+         'MASTER_PORT': '1'}
+
 
 @pytest.mark.parametrize('code, found', [
-    (None, {'error': 'no torch', 'absent': True}),
-    ('raise ImportError("libmkl.so is missing")', {'error': 'ImportError: libmkl.so is missing', 'absent': False}),
+    (None, {'error': "ModuleNotFoundError: No module named 'torch'"}),
+    ('raise ImportError("libmkl.so is missing")', {'error': 'ImportError: libmkl.so is missing'}),
     ('import os, signal; print("a bug", file=__import__("sys").stderr, flush=True); os.kill(os.getpid(), '
-     'signal.SIGSEGV)', {'error': 'it ended with status -11: a bug', 'gone': True}),
+     'signal.SIGSEGV)', {'error': 'it ended with status -11: a bug'}),
 ])
 def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
     if code:
         (tmp_path / 'torch.py').write_text(code)
-    lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
+    child = vet.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 0, 1)
     try:
-        assert lane.hear(vet.time.monotonic() + 60) == found
+        assert child.hear(vet.time.monotonic() + 60) == found
     finally:
-        lane.end()
+        child.end()
 
 
 def test_a_process_that_hangs_is_given_up(tmp_path):
     (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
-    lane = vet.Lane({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path)}, 0)
+    child = vet.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 0, 1)
     try:
-        assert lane.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time', 'gone': True, 'absent': True}
+        assert child.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time'}
     finally:
-        lane.end()
+        child.end()
 
 
 @pytest.mark.parametrize('address, card', [
@@ -228,7 +242,7 @@ def test_the_network_card_beside_a_gpu(tmp_path, address, card):
         link = sys_ / ('bus/pci/devices/' + name if ':' in name else f'class/net/{name}/device')
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(sys_ / 'devices' / where)
-    assert exchange.nearest_card(Machine({}, str(tmp_path)), address) == card
+    assert pairs.nearest_card(Machine({}, str(tmp_path)), address) == card
 
 
 def test_lists_are_written_whole_or_not_at_all(tmp_path):
@@ -330,12 +344,11 @@ def test_references_of_the_site():
 def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Machine, 'gpus', lambda self: [('0000:%d1:00.0' % n, [], 'cuda') for n in range(4)])
     monkeypatch.setattr(vet.look, 'visible_gpus', lambda machine, known: [known[0][0]])
-    monkeypatch.setattr(vet, 'Lane', lambda environ, number: type('None', (), {'end': lambda self: None})())
-    with vet.wire.listen(0) as free:
-        port = free.getsockname()[1]
-    env = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1',
-           'MASTER_PORT': str(port)}
-    assert vet.run(Machine(env), sys.stdout) == 0
+    told = {'lanes': [lane(0)], 'nodes': {'0': 0}, 'speeds': [], 'network': '', 'kind': 'gloo', 'rounds': 0,
+            'imported': 1.0, 'took': 0.0}
+    monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
+        'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
+    assert vet.run(Machine(ALONE), sys.stdout) == 0
     out = capsys.readouterr().out
     assert "3 of a node's 4 GPUs: not tested, this rank sees 1." in out and 'Untested: ' in out
 

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+The ranks of a node meet in files of a private directory: each writes what it found, by rename, and the first one reads
+them all. A file is locked as long as its writer lives (flock(2)), so that nobody waits for one that has ended.
+"""
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+
+from . import limits, messages
+from .findings import Report, ignored_of
+from .machine import by_srun
+
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Callable, Optional  # noqa: F401, in comments
+
+    from .machine import Machine
+
+# seconds between two looks at the files of others
+LOOK = 0.02
+# instead of rank 0's word, 0 or 1
+LOST = 'lost'
+# the first rank's files: what it is, and rank 0's word
+FIRST, WORD = 'first', 'word'
+NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+class PeerLost(Exception):
+    """Another process cannot be reached, or is gone; for the user."""
+
+
+class Usage(Exception):
+    """The program was started wrongly."""
+
+
+def read_ranks(environ: dict) -> None:
+    """Check what this program must know. :raises Usage:"""
+    for name in NEEDED:
+        if not environ.get(name):
+            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
+                        "--check" % name)
+        if name != 'MASTER_ADDR' and not environ[name].isdigit():
+            raise Usage("%s='%s' is no number" % (name, environ[name]))
+    try:
+        ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    except ValueError as err:
+        raise Usage(err)
+    if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
+        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
+
+
+def verdict(word: str, environ: dict) -> int:
+    """The exit status that rank 0's word means."""
+    lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
+    return 0 if word == '0' or word == LOST and lost_is_fine else 1
+
+
+def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
+    """The exit status of a program of this package, which `function` runs, and why not on stderr."""
+    try:
+        return function()
+    except Usage as err:
+        sys.stderr.write("slingtorch %s: %s\n" % (name, err))
+        return 2
+    except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
+        text = str(err)
+        if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
+            text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
+                text, limits.processes(machine) or "a limit of processes and threads")
+        say(name, machine, text)
+        return verdict(LOST, machine.environ)
+
+
+def say(name: str, machine: 'Machine', text: str) -> None:
+    """A line of this rank on stderr."""
+    sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (
+        name, machine.environ.get('RANK', '?'), machine.node, messages.one_line(text)))
+    sys.stderr.flush()
+
+
+def start_id(environ: dict) -> str:
+    """A word that is the same on all ranks of this start, and of no other one on these nodes."""
+    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
+    # an mpirun starts its daemons on other nodes by srun: these have a step, and those of the first node may have none
+    step.append(environ.get('SLURM_STEP_ID' if by_srun(environ) else 'MASTER_PORT', ''))
+    return hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
+
+
+def places(environ: dict) -> list:
+    """
+    The directories in which the ranks of a node meet: in the job's private one (runscripts/lib/caches.bash), else, as
+    where that is full, in /dev/shm.
+    """
+    # nodes that are emulated on one machine share its /tmp
+    node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if by_srun(environ) else ''
+    temporary = environ.get('TMPDIR', '')
+    base = environ.get('SLINGTORCH_JOB_DIR') or os.path.join(
+        temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % os.getuid())
+    name = 'check-%s-%s' % (start_id(environ), node)
+    return [os.path.join(base, name), '/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
+
+
+def make_private(path: str) -> None:
+    """Make a directory, and the one above it. :raises OSError: one is another user's, or open to others"""
+    above = os.path.dirname(path)
+    for directory in (above, path) if os.path.basename(above).startswith('slingtorch-') else (path,):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        state = os.lstat(directory)
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+            raise PermissionError("%s is not a directory that only you can write: have its owner remove it" % directory)
+
+
+def held(descriptor: int) -> bool:
+    """Whether the writer of a file lives."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:     # also a file system without locks, where nobody can say
+        return True
+    return False
+
+
+class Files:
+    """
+    What the ranks of a node have written for each other.
+
+    :ivar kept: {name: descriptor of this rank's own}
+    """
+
+    def __init__(self, environ: dict) -> None:
+        self.places, self.kept = places(environ), {}  # type: list, dict
+
+    def write(self, name: str, thing: 'Any') -> None:
+        """Write a file whole. :raises OSError: there is no place where this is possible"""
+        for place in self.places:
+            part = os.path.join(place, '%s.part' % name)
+            try:
+                make_private(place)
+                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+                try:
+                    data = messages.dump(thing)
+                    if os.write(descriptor, data) < len(data):
+                        raise OSError("%s is full" % place)
+                    with contextlib.suppress(OSError):      # without locks on this file system
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.replace(part, os.path.join(place, name))
+                except BaseException:
+                    os.close(descriptor)
+                    os.unlink(part)
+                    raise
+            except OSError as err:
+                wrong = err
+                continue
+            if name in self.kept:
+                os.close(self.kept[name])
+            self.kept[name] = descriptor
+            return
+        raise OSError("nothing can be written in %s (%s): free space there" % (' or '.join(self.places), wrong))
+
+    def read(self, name: str) -> tuple:
+        """(what a rank has written or None, whether it lives); (None, None) if there is no such file."""
+        for place in self.places:
+            path = os.path.join(place, name)
+            for _ in range(3):
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                except OSError:
+                    break
+                try:
+                    state = os.fstat(descriptor)
+                    if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
+                        break
+                    data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
+                    # another one is there meanwhile
+                    with contextlib.suppress(OSError):
+                        if not lives and os.stat(path).st_ino != state.st_ino:
+                            continue
+                finally:
+                    os.close(descriptor)
+                try:
+                    return messages.load(data), lives
+                except ValueError:
+                    return None, lives
+        return None, None
+
+    def wait(self, name: str, end: float, writer: str = '') -> 'Any':
+        """
+        What the first rank writes there, as soon as it does.
+
+        :param writer: the file of the one that is to write it
+        :raises PeerLost: it does not until the time `end`, or has ended
+        """
+        while True:
+            lives = self.read(writer)[1] if writer else True
+            thing, written = self.read(name)
+            if thing is not None and written:
+                return thing
+            if not lives or time.monotonic() > end:
+                raise PeerLost("the first rank of this node %s: see its own messages, and whether LOCAL_RANK is right "
+                               "in the job script" % (
+                                   "has ended" if not lives else "has written nothing in %s (a container has a /tmp of "
+                                   "its own with --contain)" % self.places[0]))
+            time.sleep(LOOK)
+
+    def remove(self, *names: str) -> None:
+        """Own files, or without a name everything."""
+        for place in self.places:
+            if not names:
+                shutil.rmtree(place, ignore_errors=True)
+            for name in names:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(place, name))
+
+
+class LocalRanks:
+    """
+    The first rank of a node: reads what the others have written.
+
+    :ivar reports: {rank: (Report, what node.py wants to know)}
+    :ivar ended: {rank: process id} of those that ended before they had reported
+    :ivar late: {rank: seconds after which it was seen}
+    :ivar strange: ranks whose file says nothing that this version understands
+    :raises PeerLost: another process is the first rank of this node already
+    """
+
+    def __init__(self, environ: dict, count: int, digest: str) -> None:
+        self.files, self.count, self.begin = Files(environ), count, time.monotonic()
+        self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
+        self.reports, self.ended, self.late, self.strange = {}, {}, {}, set()  # type: dict, dict, dict, set
+        if self.files.read(FIRST)[1]:
+            raise PeerLost("another process of this start says that it is local rank 0 of this node too: unset "
+                           "LOCAL_RANK in the job script")
+        for name in self.names():       # of an earlier start that was killed
+            if self.files.read(name)[1] is False:
+                self.files.remove(name)
+        self.files.write(FIRST, {'digest': digest})
+
+    def names(self) -> list:
+        """Of the files that are there."""
+        found = set()  # type: set
+        for place in self.files.places:
+            with contextlib.suppress(OSError):
+                found.update(os.listdir(place))
+        return sorted(found)
+
+    def look(self) -> None:
+        """Read what has come."""
+        for name in self.names():
+            if not re.match(r'rank-[0-9]{1,9}\Z', name) or int(name[5:]) in self.reports:
+                continue
+            rank = int(name[5:])
+            thing, lives = self.files.read(name)
+            if lives is None or rank == self.first or rank >= self.world:
+                continue
+            self.late.setdefault(rank, time.monotonic() - self.begin)
+            if messages.has_form(thing, {'report': dict, 'details': dict}):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    report = Report.load(messages.dump(thing['report']), 1 << rank)
+                    self.reports[rank] = report, own_details(thing['details'], rank)
+                    self.strange.discard(rank)
+                    continue
+            if not messages.has_form(thing, {'pid': int}):
+                self.strange.add(rank)
+            elif not lives:
+                self.ended[rank] = thing['pid']
+
+    def wait(self, silent: float, end: float) -> None:
+        """
+        Until all others of the node have reported or ended.
+
+        :param silent: the time until which those are waited for that have not written anything
+        :param end: and the others
+        """
+        while True:
+            self.look()
+            done, now = len(set(self.reports) | set(self.ended)), time.monotonic()
+            if done >= self.count - 1 or now > end or now > silent and done >= len(self.late):
+                return
+            time.sleep(LOOK)
+
+    def tell(self, word: str) -> None:
+        """Rank 0's word; and takes away what was written, once all have read it."""
+        self.files.write(WORD, word)
+        end = time.monotonic() + 2
+        while time.monotonic() < end and any(self.files.read(name)[1] for name in self.names() if name[:5] == 'rank-'):
+            time.sleep(LOOK)
+        self.files.remove()
+
+
+def own_details(details: dict, rank: int) -> dict:
+    """
+    What look.py and limits.py say for node.py, and nothing else. :raises ValueError, TypeError: it has another form
+    """
+    form = {'local_rank': int, 'cpus': list, 'online': list, 'near': dict, 'limits': dict, 'memory of': str}
+    gpus, memory = details.get('gpus'), details.get('memory')
+    if not messages.has_form(details, form) or not all(
+            isinstance(number, int) for number in details['cpus'] + details['online'] + list(
+                details['limits'].values())) or not isinstance(memory, (int, type(None))) or not (
+            gpus is None or all(isinstance(name, str) for name in gpus)):
+        raise ValueError("no details")
+    return dict(details, rank=rank, near={
+        name: [cpu for cpu in cpus if isinstance(cpu, int)] for name, cpus in details['near'].items()})

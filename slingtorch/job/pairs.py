@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+Pairs of nodes measure over the backend of torch.distributed that a training takes (NCCL or RCCL on GPU memory, else
+gloo): a process of its own on each node for each GPU that it has, and one on rank 0's node that has the store
+(meet.py), and says in each round who measures with whom. For vet.py.
+
+    python job pairs NUMBER         of the GPU, as PyTorch counts them; 0 where there is none
+    python job pairs keep ROUNDS SECONDS
+
+Each pair has a process group of its own, so that one that fails spoils no other. Says in JSON lines how it ended.
+
+What is in the store, besides the groups' own:
+    lanes, lane-N       how many processes have come, and what each says of itself
+    round-T             {'pairs': [[process, process], ...]} of a round, or {'word': how it ended}
+    done-T, did-T-N     how many have ended this round, and what process N received
+"""
+import collections
+import contextlib
+import datetime
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+from . import meet, messages, nccl
+from .machine import Machine
+from .probe import first_lines, patience, scratch_file
+
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Any, Optional
+
+# What is sent in one volley: bytes at first and at most, by which factor more, and until it takes so many seconds. The
+# first one of all sets up the connection.
+FIRST, LARGEST, FACTOR, ENOUGH = 64 << 10, 16 << 30, 8, 0.1
+# bytes of one message at most
+MESSAGE = 32 << 20
+# Seconds for a pair: the first one of a process sets up the network
+FIRST_LIMIT, LIMIT = 15, 8
+# pairs that failed, and none that worked, after which a process is not waited for again
+FAILED = 3
+COMES = {'rank': int, 'lane': int, 'lanes': int, 'node': str, 'ready': bool, 'backend': str, 'gpu': str, 'error': str,
+         'absent': bool, 'seconds': (int, float), 'rates': dict}
+
+
+def say(descriptor: int, result: dict) -> None:
+    """One line."""
+    os.write(descriptor, json.dumps(result).encode() + b'\n')
+
+
+def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
+    """With whom node `number` measures in this round, or None: each pair meets once in nodes - 1 (or nodes) rounds."""
+    even = nodes + nodes % 2
+    last = even - 1
+    if number == last:
+        other = next(n for n in range(last) if (2 * n - turn) % last == 0)
+    elif (2 * number - turn) % last == 0:
+        other = last
+    else:
+        other = (turn - number) % last
+    return other if other < nodes else None
+
+
+def nearest_card(machine: Machine, address: str) -> str:
+    """The one network card that shares most PCI bridges with a GPU, at least the first one; '' if none or several."""
+    def bridges(path):
+        root = os.path.realpath(machine.path('sys/devices'))
+        return os.path.relpath(os.path.realpath(path), root).split('/')
+
+    own, shared = bridges(machine.path('sys/bus/pci/devices/' + address)), {}  # type: Any, dict
+    for path in machine.glob('sys/class/net/*/device') + machine.glob('sys/class/infiniband/*/device'):
+        common = os.path.commonprefix([own, bridges(path)])
+        if common and common[0].startswith('pci'):
+            shared.setdefault(len(common), []).append(path.split('/')[-2])
+    found = shared[max(shared)] if shared else []
+    return found[0] if len(found) == 1 else ''
+
+
+class Absent(Exception):
+    """There is nothing that could be tried."""
+
+
+class Exchange:
+    """The end of pairs that this process is. :raises Absent: PyTorch has no backend, or no such GPU"""
+
+    def __init__(self, number: int) -> None:
+        import torch
+        import torch.distributed as dist
+        self.torch, self.dist, self.kept, self.store = torch, dist, [], None  # type: Any, Any, list, Any
+        gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+        if number >= max(1, gpus):
+            raise Absent("PyTorch sees %d GPUs, and no number %d" % (gpus, number))
+        if not gpus and not dist.is_gloo_available():
+            raise Absent("this PyTorch has neither gloo nor a GPU that it sees (MPI is not tried)")
+        self.backend, self.gpu = 'nccl' if gpus else 'gloo', ''
+        device = 'cpu'
+        if gpus:
+            device = torch.device('cuda', number)
+            torch.cuda.set_device(device)
+            told = torch.cuda.get_device_properties(device)
+            self.gpu = 'GPU %d' % number
+            if hasattr(told, 'pci_bus_id'):     # of newer releases
+                address = '%04x:%02x:%02x.0' % (told.pci_domain_id, told.pci_bus_id, told.pci_device_id)
+                card = nearest_card(Machine(), address)
+                self.gpu += ' (%s%s)' % (address, ', near ' + card if card else '')
+        self.buffer = torch.zeros(MESSAGE, dtype=torch.uint8, device=device)
+        # what one process alone can find out, such as an interface that is not there
+        group = self.group(dist.HashStore(), 0, 60, 1)
+        self.kept.append(group)
+        group.allreduce([self.buffer[:4]]).wait()
+        if gpus:
+            torch.cuda.synchronize(device)
+
+    def group(self, store: 'Any', rank: int, limit: float, ranks: int = 2) -> 'Any':
+        """A process group of the two."""
+        if self.backend == 'gloo':
+            return self.dist.ProcessGroupGloo(store, rank, ranks, datetime.timedelta(seconds=limit))
+        # NCCL's own watchdog would end the process: this one has a limit itself
+        return self.dist.ProcessGroupNCCL(store, rank, ranks, datetime.timedelta(hours=1))
+
+    def volley(self, group: 'Any', sends: bool, other: int, size: int, end: float) -> float:
+        """Send or receive so many bytes; the seconds that it took."""
+        begin, works = time.monotonic(), []
+        while size > 0:
+            part = [self.buffer[:min(size, MESSAGE)]]
+            works.append(group.send(part, other, 0) if sends else group.recv(part, other, 0))
+            size -= MESSAGE
+        for work in works:
+            if self.backend == 'gloo':
+                work.wait()
+            else:
+                # its wait() only lets the GPU wait
+                while not work.is_completed():
+                    if time.monotonic() > end:
+                        raise RuntimeError("no answer")
+                    time.sleep(0.0002)
+        return time.monotonic() - begin
+
+    def pair(self, order: dict) -> float:
+        """Both directions, one after the other; the bytes a second that were received."""
+        end = time.monotonic() + order['limit']
+        # a client of its own: one that waits keeps others from asking
+        store = self.dist.PrefixStore(order['key'], self.store.another().store)
+        group = self.group(store, order['rank'], order['limit'])
+        self.kept.append(group)     # to take down one of NCCL can wait for the other end
+        try:
+            received, rank = 0.0, order['rank']
+            for sender in (0, 1):
+                last, value, size, number, more = 4, 1 + sender + 2 * (order['turn'] % 100), 4, 0, True
+                self.buffer.fill_(value if sender == rank else 0)
+                while more:
+                    seconds = self.volley(group, sender == rank, 1 - rank, size, end)
+                    key = '%d-%d' % (sender, number)
+                    if sender != rank:
+                        more = not number or seconds < ENOUGH and size * FACTOR <= LARGEST
+                        received = size / max(seconds, 1e-6)
+                        store.set(key, str(int(more)))
+                    else:
+                        more = store.get(key) == b'1'
+                    last, size, number = size, size * FACTOR if number else FIRST, number + 1
+                if sender != rank and not bool((self.buffer[:last] == value).all()):
+                    raise RuntimeError("wrong values were received")
+            return received
+        except BaseException:
+            if self.backend == 'nccl':
+                # since 2.6; it ends kernels that would wait on the GPU
+                getattr(group, 'abort', lambda: None)()
+            raise
+
+    def answer(self, order: dict) -> dict:
+        """What pair() says, or what went wrong, in time."""
+        found = {'error': "no answer within %d s" % order['limit']}  # type: dict
+
+        def run():
+            try:
+                found.update(received=self.pair(order), error='')
+            except BaseException as err:    # whatever it is, it is the answer
+                found['error'] = first_lines(err)[:300]
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(order['limit'] + 1)
+        return dict(found)
+
+
+def limit_of(turn: int) -> int:
+    """Seconds for a pair of this round."""
+    return LIMIT if turn else FIRST_LIMIT
+
+
+def play(number: int, lanes: int, descriptor: int) -> None:
+    """A process of a GPU: come, measure in all rounds, and say how it ended."""
+    environ, log, begin = os.environ, scratch_file(), time.monotonic()
+    # what fails is said here, and does not end the process
+    environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
+                   NCCL_DEBUG_SUBSYS='INIT,NET',
+                   NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
+    exchange, error, absent = None, '', False
+    try:
+        exchange = Exchange(number)
+    except BaseException as err:    # whatever it is, it is the answer
+        error, absent = first_lines(err)[:500], isinstance(err, Absent)
+    imported = time.monotonic() - begin
+    seconds = patience(imported, int(environ['WORLD_SIZE']), float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120))
+    try:
+        store = meet.Store(environ, seconds, False)
+    except meet.NotMet as err:
+        say(descriptor, {'error': error or meet.why_not(environ, str(err))})
+        return
+    if exchange:
+        exchange.store = store
+    own = store.count('lanes', 1)
+    machine = Machine()
+    store.put('lane-%d' % own, {
+        'rank': int(environ['RANK']), 'lane': number, 'lanes': lanes, 'node': machine.node[:200], 'error': error,
+        'ready': not error, 'backend': exchange.backend if exchange else '', 'gpu': exchange.gpu if exchange else '',
+        'absent': absent, 'seconds': imported, 'rates': machine.line_rates()})
+    turn = 0
+    while True:
+        # others may import for long, and one may be waited for in vain
+        said = store.get('round-%d' % turn, time.monotonic() + seconds + 3 * FIRST_LIMIT)
+        if 'word' in said:
+            say(descriptor, {'word': said['word']})
+            store.count('heard', 1)
+            return
+        for pair in said['pairs']:
+            if exchange and own in pair:
+                found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
+                                         'key': 'pair-%d-%d-%d' % (turn, *pair)})
+                if exchange.backend == 'nccl' and log:
+                    log.seek(0)
+                    found['network'], found['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+                store.put('did-%d-%d' % (turn, own), found)
+                store.count('done-%d' % turn, 1)
+        turn += 1
+
+
+class Keeper:
+    """
+    Rank 0's node: has the store, and all processes measure, round by round.
+
+    :ivar lanes: {number of a process: what it says of itself}
+    :ivar nodes: {rank: number of a node}, rank 0's is 0
+    :ivar speeds: [number of a GPU, number of a node, number of its partner, bytes a second or a text]
+    :ivar network: what NCCL says that it runs over, '' if nothing
+    """
+
+    def __init__(self, store: 'Any') -> None:
+        self.store, self.lanes, self.nodes, self.network = store, {}, {}, ''  # type: Any, dict, dict, str
+        self.failed, self.worked, self.speeds = collections.Counter(), set(), []  # type: Any, set, list
+
+    def gather(self, nodes: int, end: float) -> None:
+        """All processes that come until the time `end`, or until those of so many nodes are there."""
+        while time.monotonic() < end:
+            for number in range(1, min(self.store.count('lanes'), 64 * nodes) + 1):
+                if number not in self.lanes and self.store.is_there('lane-%d' % number):
+                    said = None  # type: Any
+                    with contextlib.suppress(ValueError):
+                        said = messages.load(self.store.raw(['lane-%d' % number])[0])
+                    self.lanes[number] = said if messages.has_form(said, COMES) and 0 <= said['lane'] < 64 else None
+            there = collections.Counter(said['rank'] for said in self.lanes.values() if said)
+            whole = {said['rank'] for said in self.lanes.values() if said and there[said['rank']] >= said['lanes']}
+            if len(whole) >= nodes:
+                break
+            time.sleep(meet.LOOK)
+        self.lanes = {number: said for number, said in self.lanes.items() if said}
+        ranks = sorted({said['rank'] for said in self.lanes.values()})
+        self.nodes = {rank: number for number, rank in enumerate(ranks)}
+        ready = [said for said in self.lanes.values() if said['ready']]
+        kinds = collections.Counter(said['backend'] for said in ready)
+        self.kind = kinds.most_common(1)[0][0] if kinds else ''
+        self.playing = {number for number, said in self.lanes.items() if said['ready'] and said['backend'] == self.kind}
+
+    def round(self, turn: int) -> None:
+        """All pairs of a round."""
+        place = {(said['lane'], self.nodes[said['rank']]): number for number, said in self.lanes.items()
+                 if number in self.playing}
+        pairs = []  # type: list
+        for (lane, node), number in sorted(place.items()):
+            other = partner(node, turn, len(self.nodes))
+            if other is not None and other > node and (lane, other) in place:
+                pairs.append([number, place[lane, other]])
+        self.store.put('round-%d' % turn, {'pairs': pairs})
+        end, answers = time.monotonic() + limit_of(turn) + 4, {}  # type: float, dict
+        while self.store.count('done-%d' % turn) < 2 * len(pairs) and time.monotonic() < end:
+            time.sleep(meet.LOOK)
+        for number in sum(pairs, []):
+            said = None
+            with contextlib.suppress(ValueError):
+                if self.store.is_there('did-%d-%d' % (turn, number)):
+                    said = messages.load(self.store.raw(['did-%d-%d' % (turn, number)])[0])
+            answers[number] = said if messages.has_form(said, {'error': str}) else None
+        for one, two in pairs:
+            self.take(one, two, answers[one])
+            self.take(two, one, answers[two])
+
+    def take(self, number: int, other: int, said: 'Optional[dict]') -> None:
+        """One process's answer to a round."""
+        own = self.lanes[number]
+        node, partner_node = self.nodes[own['rank']], self.nodes[self.lanes[other]['rank']]
+        if said and messages.has_form(said, {'received': (int, float)}) and not said['error']:
+            self.worked.add(number)
+            self.speeds.append([own['lane'], partner_node, node, float(said['received'])])
+            self.network = self.network or ', '.join(str(said[key])[:60] for key in ('network', 'provider')
+                                                     if said.get(key))
+            return
+        self.speeds.append([own['lane'], node, partner_node, said['error'][:300] if said else 'it did not answer'])
+        self.failed[number] += 1
+        if not said or self.failed[number] >= FAILED and number not in self.worked:
+            self.playing.discard(number)
+
+
+def keep(rounds: int, seconds: float, descriptor: int) -> None:
+    """Have the store, until standard input says how it ended."""
+    environ, begin = os.environ, time.monotonic()
+    try:
+        import torch.distributed    # noqa: F401
+        imported = time.monotonic() - begin
+        keeper = Keeper(meet.Store(environ, seconds))
+    except (meet.NotMet, ImportError, OSError) as err:
+        say(descriptor, {'error': str(err)})
+        return
+    say(descriptor, {'opened': True})
+    nodes = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE'])
+    keeper.gather(nodes, time.monotonic() + patience(imported, nodes, seconds) + 2)
+    begin = time.monotonic()
+    count = min(rounds, len(keeper.nodes) - 1 + len(keeper.nodes) % 2) if len(keeper.nodes) > 1 else 0
+    for turn in range(count):
+        keeper.round(turn)
+    say(descriptor, {'lanes': list(keeper.lanes.values()), 'nodes': keeper.nodes, 'speeds': keeper.speeds,
+                     'network': keeper.network, 'kind': keeper.kind, 'rounds': count, 'imported': imported,
+                     'took': time.monotonic() - begin})
+    word = sys.stdin.readline().strip()
+    keeper.store.put('round-%d' % count, {'word': word})
+    end = time.monotonic() + meet.HEARD
+    while keeper.store.count('heard') < len(keeper.lanes) and time.monotonic() < end:
+        time.sleep(meet.LOOK)
+
+
+def main(argv: list) -> None:
+    """Do it; never returns, since exit handlers may hang."""
+    descriptor = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        if argv[0] == 'keep':
+            keep(int(argv[1]), float(argv[2]), descriptor)
+        else:
+            play(int(argv[0]), int(argv[1]), descriptor)
+    except BaseException as err:    # whatever it is, it is the answer
+        say(descriptor, {'error': first_lines(err)})
+    os._exit(0)

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+What Python will run, looked at without running it: the script, its own modules, the paths among its arguments, and what
+its syntax tree says of ranks, GPUs and data. What differs between nodes is found by rank 0.
+"""
+import ast
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import warnings
+
+TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
+if TYPE_CHECKING:
+    from typing import Iterator, Mapping, Optional
+
+    from .findings import Report
+
+# bytes of a program, and of the beginning and the end of a file that is compared
+MOST, ENDS = 16 << 20, 64 << 10
+# own modules that are looked at, and arguments
+FILES, ARGUMENTS = 200, 50
+
+
+def program_of(words: list) -> tuple:
+    """('script' or 'module', its name) of what follows python: options as python(1) has them; ('', '') without."""
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word == '-c' or word == '-':
+            return '', ''
+        if word == '-m':
+            return 'module', words[0] if words else ''
+        if word in ('-W', '-X', '--check-hash-based-pycs'):
+            words = words[1:]
+        elif word.startswith('-m') and len(word) > 2:
+            return 'module', word[2:]
+        elif not word.startswith('-'):
+            return 'script', word
+    return '', ''
+
+
+def isolated(words: list) -> bool:
+    """Whether Python is told to take no module from the script's directory: -I, -P."""
+    before = words[:words.index(program_of(words)[1])] if program_of(words)[1] in words else []
+    return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
+
+
+def parse(text: bytes) -> 'ast.Module':
+    """Its syntax tree, without a word on what Python only warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return ast.parse(text)
+
+
+def parsed(text: bytes) -> 'Optional[ast.AST]':
+    """Its syntax tree; None of one that is no Python."""
+    try:
+        return parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def imported(tree: 'ast.AST') -> 'Iterator[str]':
+    """Names of the modules that it imports anywhere: 'a.b', also where 'from a import b' may mean a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ''
+            yield base
+            yield from ('%s.%s' % (base, name.name) if base else name.name for name in node.names)
+
+
+def read(path: str) -> bytes:
+    """The text of a file. :raises OSError: it cannot be read"""
+    with open(path, 'rb') as stream:
+        return stream.read(MOST)
+
+
+def files_of_program(script: str, text: bytes) -> dict:
+    """{path below the script's directory: text} of the script and of its own modules, as far as they are there."""
+    top = os.path.dirname(os.path.abspath(script))
+    found, waiting = {os.path.basename(script): text}, [('', text)]
+    while waiting and len(found) < FILES:
+        package, text = waiting.pop()
+        tree = parsed(text)
+        for name in imported(tree) if tree else ():
+            for base in {'', package}:      # relative ones too
+                place = os.path.join(base, *name.split('.'))
+                for path in (place + '.py', os.path.join(place, '__init__.py')):
+                    if path not in found and os.path.isfile(os.path.join(top, path)):
+                        try:
+                            found[path] = read(os.path.join(top, path))
+                        except OSError:
+                            found[path] = b''
+                        waiting.append((os.path.dirname(path), found[path]))
+    return found
+
+
+def takes_local(text: bytes) -> bool:
+    """Whether Python code takes the GPU with the number of its local rank, without a look at how many it sees."""
+    tree = parsed(text)
+    if tree is None:
+        return False
+    nodes = list(ast.walk(tree))
+
+    def words(node: 'ast.AST') -> set:
+        return {str(getattr(part, 'id', getattr(part, 'attr', getattr(part, 'value', '')))) for part in ast.walk(node)}
+
+    def modulo(node: 'ast.AST') -> bool:
+        return 'device_count' in words(node) or any(     # but '%' of a text
+            isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant)
+            for part in ast.walk(node))
+
+    def local(node: 'ast.AST') -> bool:
+        return not modulo(node) and any(
+            word in named or word not in spared and re.search('local_?(rank|id$)', word, re.I) for word in words(node))
+
+    named, spared = set(), set()    # type: set, set
+    for assigned in sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno):
+        targets = {getattr(target, 'id', getattr(target, 'attr', '')) for target in assigned.targets} - {''}
+        if modulo(assigned.value):
+            spared |= targets
+        elif local(assigned.value) and not any(isinstance(part, (ast.keyword, ast.Dict, ast.DictComp))
+                                               for part in ast.walk(assigned.value)):   # those hold it among others
+            named |= targets
+    spared -= named
+    for node in nodes:
+        if isinstance(node, ast.Call) and node.args and local(node.args[0]) and \
+                getattr(node.func, 'attr', '') in ('set_device', 'set_device_index'):
+            return True
+        if isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List) and \
+                local(node.value):
+            return True
+        if isinstance(node, (ast.JoinedStr, ast.BinOp)) or getattr(getattr(node, 'func', None), 'attr', '') == 'format':
+            # 'cuda:%d', f'{acc}:{rank}'
+            if local(node) and any(re.match(r'(cuda)?:(%[ds]|\{\})?$', word) for word in words(node)) and \
+                    any(re.match('cuda:|acc|dev', word) for word in words(node)):
+                return True
+    return False
+
+
+def gpu_of_program(texts: list) -> str:
+    """
+    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
+    '' where it does not say so itself: frameworks choose the GPU.
+
+    :param texts: of the script first, then of its own modules
+    """
+    if any(map(takes_local, texts)):
+        return 'local'
+    script, text = texts[0], b''.join(texts)
+    if b'init_process_group' not in script or re.search(
+            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
+            b'set_device|VISIBLE_DEVICES', text):
+        return ''
+    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
+
+
+def check_layout(report: 'Report', texts: list, gpus: 'Optional[list]', local_world: int) -> None:
+    """What the script takes for its GPU, against what the first rank of the node sees."""
+    takes = gpu_of_program(texts)
+    if not gpus or local_world < 2 or not takes:
+        return
+    if takes == 'local' and local_world > len(gpus):
+        report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
+                   "ranks of this node sees %d ('invalid device ordinal')" % (local_world, len(gpus)),
+                   "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
+                   "SLINGTORCH_GPU_VISIBILITY")
+    if takes == '0' and len(gpus) > 1:
+        report.add('yellow', 'gpus', "the script takes GPU 0 in each rank, and the ranks of this node see the same %d"
+                   % len(gpus), "let each rank see one: srun --gpus-per-task=1; or torch.cuda.set_device(LOCAL_RANK)")
+
+
+def called(node: 'ast.AST') -> str:
+    """The last word of what is called: 'spawn' of mp.spawn(...); '' of another node."""
+    function = getattr(node, 'func', None)
+    return str(getattr(function, 'attr', getattr(function, 'id', '')))
+
+
+def owner(node: 'ast.Call') -> str:
+    """What stands before the last word of what is called: 'mp' of mp.spawn(...)."""
+    before = getattr(node.func, 'value', None)
+    return str(getattr(before, 'attr', getattr(before, 'id', '')))
+
+
+def main_block(node: 'ast.AST') -> bool:
+    """Whether it is: if __name__ == '__main__'."""
+    return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
+
+
+def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpus: bool) -> None:
+    """What the program says of ranks and data that does not go with this job."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls, world = [node for node in nodes if isinstance(node, ast.Call)], int(environ.get('WORLD_SIZE') or 1)
+    names = {called(node) for node in calls}
+    constant = {}   # type: dict
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                constant.setdefault(getattr(target, 'id', ''), set()).add(node.value.value)
+
+    def value(node: 'Optional[ast.AST]') -> object:
+        """Of a constant, or of a name that has one value alone."""
+        values = constant.get(getattr(node, 'id', None), ())
+        return node.value if isinstance(node, ast.Constant) else next(iter(values)) if len(values) == 1 else None
+
+    # one of several, or one that depends on something, need not be what this job calls
+    chosen = {id(part) for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.Try))
+              for part in ast.walk(node) if not main_block(node)}
+    only = sum(called(node) == 'init_process_group' for node in calls) == 1
+    for node in calls:
+        words = {word.arg: word.value for word in node.keywords}
+        if called(node) == 'init_process_group' and only and id(node) not in chosen:
+            size = value(words.get('world_size'))
+            backend = value(words.get('backend', node.args[0] if node.args else None))
+            if isinstance(size, int) and size > 0 and size != world:
+                report.add('red', 'program', "line %d: init_process_group(world_size=%d), and this job has %d ranks" % (
+                    node.lineno, size, world), "leave world_size and rank out: they come from WORLD_SIZE and RANK")
+            if backend == 'nccl' and not gpus:
+                report.add('red', 'program', "line %d: init_process_group('nccl'), and this rank sees no GPU"
+                           % node.lineno, "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no")
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and int(
+                environ.get('LOCAL_WORLD_SIZE') or 1) > 1:
+            report.add('yellow', 'program', "line %d: spawn() starts processes, and the launcher has started %s ranks "
+                       "on this node: each of them starts as many again" % (node.lineno, environ['LOCAL_WORLD_SIZE']),
+                       "one task per node (srun --ntasks-per-node=1), or no spawn()")
+        if called(node) == 'DistributedSampler' and 'set_epoch' not in names and not (
+                value(words.get('shuffle')) is False):
+            report.add('yellow', 'program', "line %d: DistributedSampler without set_epoch(): each epoch has the same "
+                       "order" % node.lineno, "call sampler.set_epoch(epoch) at the beginning of each")
+    if world > 1 and 'DistributedDataParallel' in names | {'DistributedDataParallel' * ('DDP' in names)} and \
+            'DataLoader' in names and not any('sampler' in (word.arg or '') for node in calls
+                                              if called(node) == 'DataLoader' for word in node.keywords) \
+            and 'IterableDataset' not in {getattr(node, 'attr', getattr(node, 'id', '')) for node in nodes}:
+        report.add('yellow', 'program', "DistributedDataParallel, and a DataLoader without a sampler: all ranks train "
+                   "on the same data", "DataLoader(..., sampler=DistributedSampler(dataset))")
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                key = value(getattr(target, 'slice', None))
+                if key in ('MASTER_ADDR', 'MASTER_PORT') and str(node.value.value) != environ.get(str(key)):
+                    report.add('yellow', 'program', "line %d sets %s='%s', and this job has %s" % (
+                        node.lineno, key, node.value.value, environ.get(str(key))),
+                        "take the line out: conda-python-distributed sets it")
+        elif isinstance(node, ast.Assign):
+            names_of = {getattr(target, 'id', '') for target in node.targets}
+            if names_of & {'rank', 'world_rank', 'global_rank'} and world > int(
+                    environ.get('LOCAL_WORLD_SIZE') or 1) and any(
+                    isinstance(part, ast.Constant) and part.value in ('SLURM_LOCALID', 'LOCAL_RANK')
+                    for part in ast.walk(node.value)):
+                report.add('yellow', 'program', "line %d takes the number on the node for the rank" % node.lineno,
+                           "take RANK from the environment")
+
+
+def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
+    """
+    Whether the script or module is there, what it says of ranks, and which GPU it takes; what differs between nodes is
+    found by rank 0.
+
+    :param details: of look.look(): the GPUs that this rank sees
+    """
+    kind, name = program_of(words)
+    if kind == 'module':
+        sys.path.insert(0, '')      # the working directory
+        try:
+            spec = importlib.util.find_spec(name.partition('.')[0])
+        except (ImportError, ValueError, OSError):
+            return      # the import says so
+        finally:
+            del sys.path[0]
+        if spec is None:
+            report.add('red', 'script', "python -m %s: this node finds no such module" % name,
+                       "start in its directory, or install it in this environment")
+        return
+    if not name or os.path.isdir(name):
+        return
+    try:
+        text = read(name)
+    except OSError as err:
+        report.add('red', 'script', "the script %s cannot be read on this node (%s)" % (name, err.strerror),
+                   "put it on a file system that all nodes have")
+        return
+    if not text.strip():
+        report.add('red', 'script', "the script %s is empty on this node" % name, "see which copy each node has")
+        return
+    files, trees = files_of_program(name, text), []
+    for path, content in files.items():
+        report.fact('file %s' % (name if path == os.path.basename(name) else path),
+                    hashlib.sha256(content).hexdigest()[:12])
+        try:
+            trees.append(parse(content))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+            report.add('red', 'script', "%s is no Python that %s understands: line %s: %s" % (
+                path, 'this release (%d.%d)' % sys.version_info[:2], getattr(err, 'lineno', '?'),
+                getattr(err, 'msg', err)), "python -m py_compile %s shows the place" % path)
+    check_layout(report, list(files.values()), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
+    check_calls(report, trees, environ, bool(details.get('gpus')))
+    if any(called(node) == 'compile' and owner(node) == 'torch' for tree in trees for node in ast.walk(tree)
+           if isinstance(node, ast.Call)):
+        check_compile(report, environ)
+    details['workers'] = any(b'DataLoader' in content for content in files.values())
+
+
+def check_compile(report: 'Report', environ: 'Mapping[str, str]') -> None:
+    """What torch.compile needs on a node: a compiler, and caches from which code can be run."""
+    compilers = environ.get('CXX') or 'g++', 'clang++', 'c++'
+    if not any(shutil.which(name, path=environ.get('PATH')) for name in compilers):
+        report.add('yellow', 'torch', "the program calls torch.compile, and this node has no C++ compiler in PATH",
+                   "load one in the job script (CXX), or start without torch.compile (TORCH_COMPILE_DISABLE=1)")
+    for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR'):
+        path = os.path.realpath(environ.get(name) or '/tmp')
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            report.add('yellow', 'cache', "%s=%s is on a file system from which no code can be run (noexec), and the "
+                       "program calls torch.compile" % (name, environ.get(name, '')), "name another directory")
+
+
+def look_at_arguments(report: 'Report', words: list) -> None:
+    """The paths among the arguments of the script, by what is there: sizes, beginnings and ends are compared."""
+    kind, name = program_of(words)
+    rest = words[words.index(name) + 1:] if name in words else []
+    for word in rest[:ARGUMENTS]:
+        path = word.partition('=')[2] if word.startswith('-') else word
+        if not path or '://' in path:
+            continue
+        try:
+            size = os.stat(path).st_size
+            found = 'a directory'
+            if os.path.isfile(path):
+                with open(path, 'rb') as stream:
+                    digest = hashlib.sha256(stream.read(ENDS))
+                    stream.seek(max(0, size - ENDS))
+                    digest.update(stream.read(ENDS))
+                found = '%d bytes, %s' % (size, digest.hexdigest()[:12])
+        except (OSError, ValueError) as err:
+            found = getattr(err, 'strerror', None) or 'no path'
+        report.fact('argument ' + path[:200], found)
+
+
+def compare_programs(report: 'Report') -> None:
+    """Scripts, own modules and files among the arguments that not all nodes have alike."""
+    looked = 0
+    for name, values in report.facts.items():
+        if name.startswith('file '):
+            for mask in values.values():
+                looked |= mask
+    for fact, values in sorted(report.facts.items()):
+        kind, _, name = fact.partition(' ')
+        there = sum(values.values())
+        fewest = min(values.values(), key=lambda mask: bin(mask).count('1'))
+        if kind == 'file' and (len(values) > 1 or looked & ~there):
+            report.add('red', 'script', "nodes have different copies of %s" % name if len(values) > 1 else
+                       "these nodes lack %s, which others have" % name, "put it on a file system that all nodes have",
+                       fewest if len(values) > 1 else looked & ~there)
+        elif kind == 'argument' and len(values) > 1:
+            report.add('yellow', 'script', "%s, an argument, is not the same on all nodes: %s" % (
+                name, '; '.join(sorted(values)[:4])), "put it on a file system that all nodes have", fewest)
+        elif kind == 'working' and len(values) > 1:
+            report.add('yellow', 'script', "the nodes have different working directories: %s" % ', '.join(
+                sorted(values)[:4]), "start in a directory that all nodes have (srun --chdir)", fewest)
+
+
+def check_imports(report: 'Report', trial: dict, workers: bool) -> None:
+    """
+    What imports.py said.
+
+    :param workers: whether the program has a DataLoader
+    """
+    if trial.get('wrong'):
+        text, sure = trial['wrong']
+        shadows = trial.get('shadows')
+        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
+            text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
+            "rename what lies beside the script" if shadows else
+            "install what is missing where all nodes have it, or start Python as the script needs it")
+    if trial.get('worker') and not report.having('red', 'shm'):
+        report.add('red' if workers else 'yellow', 'worker', "a worker of a DataLoader fails: %s" % trial['worker'],
+                   "see TMPDIR, /dev/shm and the limits of this node")

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""How the ranks of --check meet: files within a node, PyTorch's store between nodes, and what others put there."""
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slingtorch.job import findings, gather, meet, messages, network
+from testbed import ROOT
+
+
+def environment(directory, rank=0, **more):
+    return {'RANK': str(rank), 'WORLD_SIZE': '4', 'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': '4',
+            'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '23000', 'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0',
+            'SLURMD_NODENAME': 'n1', 'SLINGTORCH_JOB_DIR': str(directory), **more}
+
+
+DETAILS = {'local_rank': 1, 'cpus': [0], 'online': [0], 'near': {}, 'limits': {}, 'memory of': '', 'memory': None,
+           'gpus': None}
+
+
+def report(rank):
+    return json.loads(findings.Report(rank).dump().decode())
+
+
+@pytest.fixture
+def first(tmp_path):
+    """The first rank of a node of four, which waits for two seconds at most."""
+    local = gather.LocalRanks(environment(tmp_path), 4, 'digest')
+    yield local
+    local.files.remove()
+
+
+def other(directory, thing, rank=1, ends=False):
+    """A rank has written this; a process of its own that ends, or this one."""
+    if not ends:
+        files = gather.Files(environment(directory, rank))
+        files.write('rank-%d' % rank, thing)
+        return files
+    pid = os.fork()
+    if not pid:
+        gather.Files(environment(directory, rank)).write('rank-%d' % rank, thing)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+# --- within a node
+
+
+def test_ranks_are_read_and_their_files_taken_away(first, tmp_path):
+    kept = [other(tmp_path, {'report': report(rank), 'details': DETAILS}, rank) for rank in (1, 2, 3)]
+    first.wait(time.monotonic() + 60, time.monotonic() + 60)
+    assert sorted(first.reports) == [1, 2, 3] and not first.ended and not first.strange
+    for rank, files in zip((1, 2, 3), kept):
+        files.remove('rank-%d' % rank)
+    first.tell('0')
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(first, tmp_path):
+    other(tmp_path, {'pid': 4711}, ends=True)
+    now = time.monotonic()
+    first.wait(now, now + 600)
+    assert first.ended == {1: 4711} and not first.reports
+
+
+def test_a_rank_that_never_writes_is_waited_for_until_the_end(first):
+    begin = time.monotonic()
+    first.wait(begin, begin + 600)
+    assert time.monotonic() - begin < 60 and not first.late
+
+
+@pytest.mark.parametrize('thing', [
+    [], 'text', 7, {}, {'report': []}, {'report': {}, 'details': {}}, {'report': report(2), 'details': DETAILS},
+    {'report': report(1), 'details': {**DETAILS, 'cpus': ['a']}},
+    {'report': report(1), 'details': {**DETAILS, 'near': 7}},
+    {'report': report(1), 'details': {**DETAILS, 'limits': {'n': 'many'}}},
+])
+def test_what_a_rank_writes_in_another_form_is_strange(first, tmp_path, thing):
+    other(tmp_path, thing, ends=True)
+    first.look()
+    assert first.strange == {1} and not first.reports
+
+
+@pytest.mark.parametrize('data', [b'', b'{"pid": ', b'\xff\xfe\x00', b'[' * 200000, b' ' * (messages.MOST + 2),
+                                  b'{"pid": 1e999}', b'{"pid": %s}' % (b'9' * 5000)])
+def test_a_file_that_is_no_message_is_no_traceback(first, data):
+    with open(os.path.join(first.files.places[0], 'rank-1'), 'wb') as stream:
+        stream.write(data)
+    first.look()
+    assert first.strange == {1} and not first.reports
+
+
+def test_names_that_are_no_ranks_and_links_are_left_alone(first, tmp_path):
+    (tmp_path / 'secret').write_text('{"pid": 1}')
+    for name in ('rank-1', 'rank-x', 'rank-99', 'rank-0001234567890'):
+        os.symlink(tmp_path / 'secret', os.path.join(first.files.places[0], name))
+    first.look()
+    assert not (first.late or first.strange or first.ended)
+
+
+@pytest.mark.parametrize('full', ['a file in the way', 'no room'])
+def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
+    directory = tmp_path / 'job'
+    if full == 'a file in the way':
+        directory.write_text('')
+    else:
+        directory.mkdir()
+        (directory / os.path.basename(gather.places(environment(directory))[0])).symlink_to('/nowhere')
+    local = gather.LocalRanks(environment(directory), 4, 'digest')
+    try:
+        files = other(directory, {'report': report(1), 'details': DETAILS})
+        local.look()
+        assert list(local.reports) == [1] and files.places[1].startswith('/dev/shm/')
+    finally:
+        local.files.remove()
+
+
+def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
+    with pytest.raises(OSError, match='nothing can be written in /proc/a/b or /proc/c/d .*: free space there'):
+        gather.Files({}).write('rank-1', {})
+
+
+def test_a_file_that_is_cut_off_by_a_full_disk_is_not_left(tmp_path):
+    files = gather.Files(environment(tmp_path))
+    files.places[1] = '/proc/nowhere'
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError):
+            files.write('rank-1', {'text': 'x' * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not os.listdir(files.places[0])
+
+
+def test_a_directory_of_others_is_not_used(tmp_path):
+    open_ = tmp_path / 'open'
+    open_.mkdir()
+    open_.chmod(0o777)
+    with pytest.raises(PermissionError, match='only you can write'):
+        gather.make_private(str(open_))
+
+
+def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tmp_path):
+    found = {gather.places(environment(tmp_path, **more))[0] for more in (
+        {}, {'SLURM_JOB_ID': '8'}, {'SLURM_STEP_ID': '1'}, {'SLURMD_NODENAME': 'n2'})}
+    assert len(found) == 4
+    locals_ = [gather.LocalRanks(environment(tmp_path, SLURM_JOB_ID=job), 4, 'digest') for job in '78']
+    other(tmp_path, {'pid': 1}, ends=True)
+    for local in locals_:
+        local.look()
+    assert [bool(local.ended) for local in locals_] == [True, False]
+    for local in locals_:
+        local.files.remove()
+
+
+def test_a_second_first_rank_is_refused(first, tmp_path):
+    with pytest.raises(gather.PeerLost, match='local rank 0 of this node too: unset LOCAL_RANK'):
+        gather.LocalRanks(environment(tmp_path), 4, 'digest')
+
+
+def test_files_of_a_start_that_was_killed_are_not_taken_for_those_of_this_one(tmp_path):
+    other(tmp_path, {'report': report(1), 'details': DETAILS}, ends=True)
+    other(tmp_path, '0', rank=3, ends=True)
+    local = gather.LocalRanks(environment(tmp_path), 4, 'digest')
+    local.look()
+    assert not local.reports and not local.late
+    local.files.remove()
+
+
+def test_a_first_rank_that_is_gone_is_not_waited_for(tmp_path):
+    pid = os.fork()
+    if not pid:
+        gather.Files(environment(tmp_path)).write(gather.FIRST, {'digest': 'x'})
+        os._exit(0)
+    os.waitpid(pid, 0)
+    with pytest.raises(gather.PeerLost, match='the first rank of this node has ended'):
+        gather.Files(environment(tmp_path, 1)).wait(gather.WORD, time.monotonic() + 600, gather.FIRST)
+
+
+# --- between nodes
+
+
+class Store:
+    """PyTorch's store, with what a test puts there."""
+
+    def __init__(self, **kept):
+        self.kept = {key.replace('_', '-'): value for key, value in kept.items()}
+
+    def add(self, key, more):
+        self.kept[key] = self.kept.get(key, 0) + more
+        return self.kept[key]
+
+    def set(self, key, text):
+        self.kept[key] = text.encode()
+
+    def check(self, keys):
+        return all(key in self.kept for key in keys)
+
+    def wait(self, keys, limit):
+        if not self.check(keys):
+            raise RuntimeError('wait timeout')
+
+    def multi_get(self, keys):
+        return [self.kept[key] for key in keys]
+
+
+def store(**kept):
+    one = meet.Store.__new__(meet.Store)
+    one.store = Store(**kept)
+    return one
+
+
+COMES = {'node': 'n2', 'rank': 4, 'ranks': 4, 'ready': True}
+RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1)]
+
+
+def test_who_comes_is_counted_by_its_ranks():
+    one = store(nodes=1, come_1=messages.dump(COMES))
+    assert one.others(4, 8, time.monotonic() + 600) == {1: COMES}
+
+
+@pytest.mark.parametrize('said', RUBBISH + [messages.dump({**COMES, **more}) for more in (
+    {'rank': '4'}, {'rank': 8}, {'rank': -1}, {'rank': 0}, {'ranks': 0}, {'ranks': 5}, {'ready': 'yes'}, {'node': None},
+    {'rank': True})])
+def test_what_comes_in_another_form_is_no_node(said):
+    assert store(nodes=1, come_1=said).others(4, 8, time.monotonic() + 0.1) == {1: None}
+
+
+def test_a_number_of_nodes_that_cannot_be_is_not_believed():
+    assert store(nodes=10 ** 9).others(4, 8, time.monotonic() + 0.1) == {}
+
+
+@pytest.mark.parametrize('said', RUBBISH)
+def test_what_rank_0_says_in_another_form_is_no_message(said):
+    try:
+        assert not messages.has_form(store(go=said).get('go', time.monotonic()), {'now': float, 'go': bool})
+    except ValueError:
+        pass
+
+
+def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():
+    one = store(report_1=b'{}')
+    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': '{}'}
+
+
+def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):
+    monkeypatch.setattr(meet, 'HEARD', 0.1)
+    one = store()
+    one.word('0', 3)
+    assert one.store.kept['word'] == b'"0"'
+
+
+def test_what_the_store_itself_says_ends_in_one_line():
+    one = store()
+    one.store.set = lambda *_: (_ for _ in ()).throw(RuntimeError('Broken pipe\nException raised from ...'))
+    with pytest.raises(meet.NotMet, match='^Broken pipe$'):
+        one.put('x', 1)
+
+
+def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_says():
+    with socket.socket() as closed:
+        closed.bind(('127.0.0.1', 0))
+        port = str(closed.getsockname()[1])
+        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port})
+    assert said.startswith(f'no connection to MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: Connection refused '
+                           '(127.0.0.1 is 127.0.0.1, from 127.0.0.1 (lo))')
+
+
+def test_a_program_that_answers_at_the_port_is_said():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
+    assert "something answers there, in another way than PyTorch's store" in said
+
+
+def test_a_name_without_an_address_is_said():
+    assert 'has no address here' in meet.route('no-such-host.invalid')
+
+
+def test_ipv6_alone():
+    assert meet.route('::1').startswith('::1 is ')
+    assert network.own_address('::1') and meet.look_up('::1') < 600
+
+
+def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
+    monkeypatch.setattr(network, 'port_range', lambda: '12000 60999')
+    said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
+    assert 'ip_local_port_range is 12000 60999, by which conda-python-distributed chooses MASTER_PORT' in said
+
+
+# --- messages
+
+
+@pytest.mark.parametrize('text', ['a\x1b[2Jb', 'a\nb', 'a\x00b', 'a\u202eb', 'a\x9bb'])
+def test_control_characters_are_shown_as_blanks(text):
+    assert messages.one_line(text) in ('a b', 'a [2Jb')
+
+
+def test_what_a_message_may_be():
+    thing = {'a': [1, 2.5, 'x', None, True], 'b': {}}
+    assert messages.load(messages.dump(thing)) == thing
+    assert messages.has_form({'a': 1, 'b': True}, {'a': int, 'b': bool})
+    assert not messages.has_form({'a': True}, {'a': int}) and not messages.has_form([], {})
+
+
+def test_a_report_that_would_be_too_long_leaves_facts_out():
+    one = findings.Report(0)
+    one.add('red', 'cores', 'a finding')
+    for number in range(1000):
+        one.fact('env A', '%d %s' % (number, 'x' * 1000))
+    data = one.dump()
+    assert len(data) <= messages.MOST and findings.Report.load(data, 1).having('red', 'cores')
+
+
+def test_a_hundred_thousand_ranks_have_a_header():
+    from slingtorch.job import check
+    one = findings.Report()
+    for node in range(12500):
+        one.fact('node', 'nid%06d' % node, 255 << 8 * node)
+    one.ranks = (1 << 100000) - 1
+    begin = time.process_time()
+    assert '100000 ranks on 12500 nodes' in check.header(one, 1)
+    assert time.process_time() - begin < 2      # it was 17 s for 32,768
+
+
+# --- signals
+
+
+def test_an_ignored_sigchld_changes_nothing(tmp_path):
+    code = ('import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n'
+            'import os; os.execv(%r, [%r, "-B", %r, "check", "--json", %r])' % (
+                sys.executable, sys.executable, str(ROOT / 'slingtorch/job'), str(tmp_path / 'found.json')))
+    env = {**os.environ, **environment(tmp_path, WORLD_SIZE='1', LOCAL_WORLD_SIZE='1'), 'PYTHONPATH': str(tmp_path)}
+    (tmp_path / 'torch').mkdir()
+    (tmp_path / 'torch/__init__.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n')
+    subprocess.run([sys.executable, '-c', code], env=env, check=False, stdout=subprocess.DEVNULL)
+    said = [entry['text'] for entry in json.loads((tmp_path / 'found.json').read_text())['findings']
+            if entry['level'] == 'red']
+    assert any('import torch ended the process with status -11' in text for text in said), said
