@@ -51,7 +51,7 @@ def typed(own, slurm, lines, env=None):
 def test_lines_of_the_readme(own, slurm):
     lines = readme.blocks('With the PyTorch that you have')[0]
     activate, install, evaluate, train = lines.splitlines()
-    assert install == 'pip install slingtorch'      # the fixture has done it
+    assert install == 'pip install ./slingtorch'    # the fixture has done it
     train = train.replace('--ntasks-per-node=4 --gpus-per-node=4', '--ntasks-per-node=2')
     done = typed(own, slurm, '\n'.join([activate.split('  ')[0].replace('myenv', 'venv'), evaluate, train]))
     (torch, interface), = of_four(done.stdout)
