@@ -588,6 +588,8 @@ def make_parser() -> argparse.ArgumentParser:
                         help="pyproject.toml, uv.lock or a requirements file")
     making.add_argument('--on', metavar='EASYCONFIG', help="whose PyTorch is taken; default: what fits the GPUs here")
     making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
+    making.add_argument('--build', action='append', default=[], metavar='REQUIREMENT',
+                        help="a package that has no wheel: build one, as 'pip wheel' does; also NAME @ git+https://...")
     making.add_argument('--python', metavar='PYTHON', help="Python to make it with; default: the site's, else python3")
     making.add_argument('--directory', metavar='DIR', default='.', help="where the files go; default: here")
 

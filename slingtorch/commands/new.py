@@ -183,21 +183,28 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
         on, file=os.path.basename(path), pins=pins, more_urls=re.findall(r'^--extra-index-url (\S+)', text, re.M)))
 
 
-def build_wheels(uv: str, wanted: Wanted, python: str, directory: str, settings: Dict[str, str],
+def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str, settings: Dict[str, str],
                  say: Callable[[str], None]) -> None:
-    """Build the projects of `wanted` to wheels in a directory; requirements of these versions take their place."""
+    """Build the projects of `wanted` to wheels in a directory; requirements of these versions take their place.
+
+    :param pip: the Python whose pip builds what is no directory (extras None)
+    """
     for number, (project, extras) in enumerate(wanted.projects):
         say("building a wheel of %s" % project)
         room = os.path.join(directory, str(number))
         if project.endswith('.whl'):
             os.makedirs(room)
             shutil.copy(project, room)
+        elif extras is None:
+            words = [pip, '-m', 'pip', 'wheel', '--no-deps', '--quiet', '--wheel-dir', room, project]
+            if subprocess.run(words, cwd=wanted.directory, stdin=subprocess.DEVNULL).returncode:
+                raise RuntimeError("Building a wheel of %s failed (above is why)" % project)
         else:
             run_uv(uv, ['build', '--wheel', '--no-progress', '--python', python, '--out-dir', room, project],
                    "Building a wheel of %s" % project, wanted.directory, settings)
         for path in glob.glob(os.path.join(glob.escape(room), '*.whl')):
             name, version = os.path.basename(path).split('-')[:2]
-            wanted.lines.append('%s%s==%s' % (name.replace('_', '-'), extras, version))
+            wanted.lines.append('%s%s==%s' % (name.replace('_', '-'), extras or '', version))
             os.rename(path, os.path.join(directory, os.path.basename(path)))
 
 
@@ -237,7 +244,7 @@ def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> Runtime
     remedy = "Change one of them, or name another easyconfig with --on ('eb --search PyTorch-')"
     if 'no usable wheels' in because or 'no wheels' in because:
         remedy = "Only wheels are installed. Name one that is published for this Python and PyTorch: NAME @ " \
-            "https://...whl; or build one, and name its directory: --find-links DIRECTORY"
+            "https://...whl; or let one be built here: --build REQUIREMENT"
     elif 'not found in the package registry' in because or 'there is no version' in because:
         remedy = "No index that pip is configured for has it ('pip config list'): is the name right?"
     return RuntimeError("the packages do not fit together. uv says:\n%s\n%s\n%s" % (because, '\n'.join(lines), remedy))
@@ -272,7 +279,8 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         say("%s has %s: those of %s are taken (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
     with tempfile.TemporaryDirectory(dir=args.directory, prefix='.new-') as room:
         # the newest Python may build for an older one
-        build_wheels(uv, wanted, args.python or version, room, settings, say)
+        wanted.projects += [(requirement, None) for requirement in args.build]
+        build_wheels(uv, python, wanted, args.python or version, room, settings, say)
         named = {lockfile.normalised(re.split(r'[^\w.-]', line)[0]) for line in wanted.lines}
         lines = ['%s==%s' % (name, pins[name]) for name in FAMILY if name in pins and name in named.union(['torch'])]
         lines += [line for line in dict.fromkeys(wanted.lines + ['pip']) if line not in FAMILY or line not in pins]

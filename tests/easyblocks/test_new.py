@@ -147,6 +147,15 @@ def test_packages_of_the_project_are_wheels_beside_the_lock_file(project, eb_env
     eb_env(path, env={'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1'})
 
 
+def test_a_package_without_a_wheel_is_built(project):
+    project.package('part', '0.4', ['alpha'], directory='elsewhere')
+    project.write('requirements.txt', 'torch\n')
+    pins = project.made('requirements.txt', '--build', './elsewhere')[1]
+    assert pins['part'] == '0.4' and (project.out / 'part-0.4-py3-none-any.whl').exists()
+    said = project.new('requirements.txt', '--build', 'no-such-thing==7', check=False).stderr
+    assert 'Building a wheel of no-such-thing==7 failed (above is why)' in said
+
+
 def test_locking_again_finds_the_wheels_beside_it(project):
     project.package('part', '0.4', ['alpha'])
     project.write('requirements.txt', '-e .\n')
@@ -197,7 +206,7 @@ def test_a_wheel_for_another_pytorch(project):
     ('torch==0.2\n', ['you require torch==0.1 and torch==0.2', 'requirements.txt: torch==0.2', 'PyTorch-0.1-tiny.eb: torch==0.1',
                       'with --on']),
     ('alpha==1.0\nalpha==2.0\n', ['requirements.txt: alpha==1.0', 'requirements.txt: alpha==2.0']),
-    ('gamma\n', ['gamma', 'Only wheels are installed', '--find-links DIRECTORY']),
+    ('gamma\n', ['gamma', 'Only wheels are installed', '--build REQUIREMENT']),
     ('-c limits.txt\n', ["'-c' has no place in an easyconfig"]),
     ('./nowhere\n', ['Building a wheel of', 'nowhere']),
     ('-r gone.txt\n', ['gone.txt']),
