@@ -254,7 +254,18 @@ def test_no_release_is_known_to_be_without_the_stall(block, version, stalls):
     assert ('aws-ofi-nccl#1379' in ''.join(block.known_problems({'aws-ofi-nccl': version}))) == stalls
 
 
-
+@pytest.mark.parametrize('name, version, apis, advice', [
+    ('NCCL', '2.18.3', range(2, 7), None),
+    ('NCCL', '2.21.5', range(2, 7), None),
+    ('NCCL', '2.30.7', range(2, 7), None),        # 1.6.0 serves all since 2.12
+    ('NCCL', '2.18.3', range(6, 12), None),
+    ('NCCL', '2.27.7', range(6, 13), None),
+    ('RCCL', '2.22.3', [5], None),
+    ('NCCL', '9.1.0', range(6, 13), None),
+    ('NCCL', '2.12.12', range(6, 12), '1.6.0 or newer, but older than 1.19.0'),
+    ('RCCL', '2.27.3', [5], '1.18.0 or newer'),    # aws-ofi-rccl with ROCm 7
+    ('NCCL', '2.28.9', [], '1.6.0 or newer'),
+])
 def test_fits(block, monkeypatch, name, version, apis, advice):
     monkeypatch.setattr(block.EB_aws_minus_ofi_minus_nccl, 'nccl_in_use', lambda self: (name, version))
     instance = plugin(block, '1.6.0')
@@ -285,7 +296,7 @@ def test_compiler_that_links_mpi_is_not_taken(block, monkeypatch, wrapper, plain
     ('libmpi_gnu_123.so.12', True), ('libmpi_gtl_cuda.so.0', True), ('libmpi.so.40', True), ('libmpich.so.12', True),
     ('libmpfr.so.6', False), ('libmount.so.1', False), ('libfabric.so.1', False)])
 def test_mpi_library_is_recognised(block, name, mpi):
-    assert bool(block.MPI_LIBS_REGEX.match(name)) is mpi
+    assert bool(block.OF_AN_MPI.match(name)) is mpi
 
 
 @pytest.mark.parametrize('roots, message', [

@@ -72,9 +72,11 @@ def test_name_says_what_is_in_it(name):
     values = {node.targets[0].id: node.value for node in ast.parse(text).body if isinstance(node, ast.Assign)}
     packages, _ = locked(name)
     assert name == 'PyTorch-%s%s' % (ast.literal_eval(values['version']), ast.literal_eval(values['versionsuffix']))
-    checked = ast.literal_eval(values['sanity_check_packages'])
+    # the sanity check compares what is pinned there
     version = ast.literal_eval(values['version'])
-    assert {key: text.replace('%(version)s', version) for key, text in checked.items()} == {
+    pinned = dict(word.replace('%(version)s', version).split('==')
+                  for word in ast.literal_eval(values['python_packages']) if '==' in word)
+    assert {key: pinned[key] for key in ['torch', 'torchvision']} == {
         key: packages[key][0][0] for key in ['torch', 'torchvision']}
     imports = set(ast.literal_eval(values['sanity_check_imports']))
     assert {'torch', 'torchvision', 'torch.distributed', 'numpy'} <= imports

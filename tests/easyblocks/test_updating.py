@@ -145,6 +145,9 @@ def test_killed_in_the_middle(installed, tmp_path, lmod, where):
     env = lmod.load('Small/1.0', modulepath=[installed.eb.modulepath])
     assert env['RUNSCRIPTS'] == f'{installed.container}/runscripts'
     assert installed.states()['Small/1.0'][0] == ('current' if where == '1.0.lua' else 'different')
+    # what eb's message about it says
+    lock, = installed.eb.prefix.glob('software/.locks/*')
+    lock.rmdir()
     installed.eb(installed.easyconfigs[1], *RENEW)
     assert installed.states()['Small/1.0'] == ['current']
 
