@@ -138,7 +138,7 @@ def stand_in(easyconfig, directory, gpus=0, torch=None):
     files['torch/__init__.py'] += f'cuda.is_available, cuda.device_count = lambda: {gpus} > 0, lambda: {gpus}\n'
     files['torch/__init__.py'] = torch or files['torch/__init__.py']
     made = [make_wheel(directory, 'torch', version, files=files),
-            make_wheel(directory, 'torchvision', re.search("'torchvision': '(.*)'", text).group(1)),
+            make_wheel(directory, 'torchvision', re.search("'torchvision==(.*)'", text).group(1)),
             make_wheel(directory, 'numpy', '2.4.6'), make_wheel(directory, 'pip', '26.3'),
             make_wheel(directory, 'scikit_learn', '1.9.1', files={'sklearn/__init__.py': '', 'sklearn/datasets.py': ''})]
     lock = easyconfig.with_suffix('.lock')
