@@ -128,7 +128,10 @@ def main():
                 print(f'{name}: {result}', flush=True)
         own.set(f'go on {rank}', '')
         own.wait([f'go on {one}' for one in range(size)])
+    # rank 0, which has the store, leaves last
+    own.set(f'left {rank}', '')
     if rank == 0:
+        own.wait([f'left {one}' for one in range(size)])
         print(f"{kind}: {counts['passed']} of {sum(counts.values())} passed", flush=True)
     sys.exit(bool(counts['failed']))
 
