@@ -259,6 +259,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Limit the number of compilations at a time to what memory allows."""
         memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
         if not memory:
+            self.log.info("Nothing says how much memory is free: the number of compile jobs is EasyBuild's")
             return
         jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may take %s GiB, and EasyBuild "

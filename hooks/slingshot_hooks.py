@@ -353,10 +353,10 @@ def post_prepare_hook(self: Any, *args: Any, **kwargs: Any) -> None:
 def fail_hook(error: EasyBuildError) -> None:
     """Run when eb ends with an error: says where the name of a module that it could not load is from, or whose lock
     it met."""
-    lock = re.search(r'Lock (\S+) already exists', error.msg)
+    lock = re.search(r'Lock (.+?) already exists', error.msg)
     if lock:
         print_warning("slingtorch: another eb installs this, or one that was killed has left its lock. If nothing of "
-                      "it runs any more, on this host or another one: rmdir %s. To wait for another eb: "
+                      "it runs any more, on this host or another one: rmdir '%s'. To wait for another eb: "
                       "--wait-on-lock-limit=3600", lock.group(1))
     for module in sorted(set(re.findall(r'[\w.+-]+(?:/[\w.+-]+)*', error.msg))):
         line = chosen_site().role_of(module)

@@ -14,6 +14,8 @@ from typing import Dict, List, Optional, Tuple
 from slingtorch import bundle_root
 from slingtorch.job.machine import Machine
 
+# for processors
+CPU = 'PyTorch-2.13.0-local-cpu.eb'
 # without a site between the versions: for any cluster
 NAME = re.compile(r'^PyTorch-(\d[\d.]*)-(cuda|rocm)-(\d+)\.(\d+)\.eb$')
 # Compute capability of the models that are older than Turing, which has 7.5 (developer.nvidia.com/cuda-legacy-gpus), as

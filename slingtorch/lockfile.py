@@ -98,6 +98,12 @@ def normalised(name: str) -> str:
     return re.sub('[-_.]+', '-', name).lower()
 
 
+def pinned(wanted: Sequence[str]) -> Dict[str, str]:
+    """{name: version} of the packages of which one version alone is wanted."""
+    found = [re.match(r'([\w.-]+)==([^\s*;,=]+)$', word) for word in wanted]
+    return {match.group(1): match.group(2) for match in found if match}
+
+
 def wheel_dir(source_path: str, name: str) -> str:
     """Where the wheels of a software are in one of EasyBuild's source paths."""
     return os.path.join(source_path, name.lower()[0], name, 'wheels')
@@ -137,6 +143,17 @@ def pip_settings(python: str, command: str = 'download', flags: str = '-s') -> S
         for name, value in re.findall(r"^%s\.([\w-]+)=(['\"].*['\"])$" % section, done.stdout, re.M):
             settings[name] = ast.literal_eval(value)
     return settings
+
+
+def default_index(python: str) -> str:
+    """The index that the pip of a Python asks where nothing is configured, as its help says; RuntimeError without."""
+    said = subprocess.run([python, '-s', '-m', 'pip', '--isolated', 'download', '--help'], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True).stdout
+    found = re.search(r'Package\s+Index\s+\(default\s+(https?://[^)\s]+)\)', said)
+    if not found:
+        raise RuntimeError("%s -m pip does not say which index it asks. Name one: export PIP_INDEX_URL=ADDRESS"
+                           % python)
+    return found.group(1)
 
 
 def uv_settings(settings: Settings, index_urls: List[str]) -> Tuple[List[str], Dict[str, str]]:

@@ -24,7 +24,6 @@ from slingtorch import gpus, lockfile
 
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
-CPU = 'PyTorch-2.13.0-local-cpu.eb'
 BASH = ['bash', '--noprofile', '--norc', '-c']
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'training', 'ddp_training.py')
 # the versions that the lock files cover, and the order in which commands are tried
@@ -345,8 +344,8 @@ def choose(cpu: bool, root: str = '/') -> str:
     # as in a container that was given no GPU: the driver's files are those of the machine around it
     if name and not os.path.exists(os.path.join(root, 'dev/nvidiactl')):
         name, why = None, why + ", but there is no /dev/nvidiactl"
-    print("PyTorch:      %s (%s%s)" % (name or CPU, '' if name else "for processors: ", why))
-    return name or CPU
+    print("PyTorch:      %s (%s%s)" % (name or gpus.CPU, '' if name else "for processors: ", why))
+    return name or gpus.CPU
 
 
 def check_disk(prefix: str, easyconfig: str) -> None:
@@ -363,7 +362,7 @@ def check_disk(prefix: str, easyconfig: str) -> None:
         raise QuickstartError("only %d MB are free in %s, and %d MB are needed for %s" % (
                               free, prefix, disk, easyconfig),
                               "free some space, or choose another place with --prefix DIR%s"
-                              % ('' if easyconfig == CPU else "; --cpu needs %d MB" % SIZES['cpu'][1]))
+                              % ('' if easyconfig == gpus.CPU else "; --cpu needs %d MB" % SIZES['cpu'][1]))
 
 
 def install_pytorch(prefix: str, easyconfig: str, software: str, python: Described, env: Env, lock: int) -> None:
@@ -469,7 +468,7 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
     env = dict(activated(prefix, env), SLINGTORCH_CACHE_ROOT=prefix + '/tmp')
     install_pytorch(prefix, easyconfig, software, python, env, lock)
 
-    ranks = (args.ranks or 2) if easyconfig == CPU else ranks_for(software, env, args.ranks)
+    ranks = (args.ranks or 2) if easyconfig == gpus.CPU else ranks_for(software, env, args.ranks)
     begin("Training on %d rank%s" % (ranks, '' if ranks == 1 else 's'))
     train(prefix, software, tool, ranks, dict(env, OMP_NUM_THREADS=env.get('OMP_NUM_THREADS', '1')), lock)
 

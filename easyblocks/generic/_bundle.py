@@ -16,8 +16,8 @@ try:
     FOUND = os.path.realpath(slingtorch.bundle_root())
 except ImportError:
     raise ImportError("%s, the Python that runs eb, has no slingtorch. Activate the bundle again in this shell: eval "
-                      "\"$(slingtorch env)\"; or install it there: %s -m pip install slingtorch (in a checkout: pip "
-                      "install -e .)" % (sys.executable, sys.executable))
+                      "\"$(slingtorch env)\"; or install slingtorch there: %s -m pip install DIR, a checkout or the "
+                      "wheel" % (sys.executable, sys.executable))
 if FOUND != ROOT:
     raise ImportError("the easyblocks are those of %s, and 'import slingtorch' gives the package of %s: run eb in "
                       "another directory, or activate that one: eval \"$(slingtorch env)\"" % (ROOT, FOUND))

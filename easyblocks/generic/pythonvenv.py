@@ -26,15 +26,14 @@ from slingtorch.install.environment_image import IMAGE, make_image, require_mksq
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
 from slingtorch.lockfile import (
-    PROXY_PROBLEM, download_sizes, find_uv, lock, machine_at_hand, normalised, pip_settings, problem_of, read_head,
-    recipe_of, uv_environment, wheel_dir)
+    PROXY_PROBLEM, default_index, download_sizes, find_uv, lock, machine_at_hand, normalised, pinned, pip_settings,
+    problem_of, read_head, recipe_of, uv_environment, wheel_dir)
 
 # lines of a requirements file that name a package index, and those that send pip to any address
 INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)
 ADDRESS_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
 
 # pip's own (pip help install)
-PYPI = 'https://pypi.org/simple'
 
 # how long connecting to one address of a package index may take (seconds)
 INDEX_TIMEOUT = 2
@@ -404,6 +403,7 @@ class PythonVenv(RunScripts):
 
             try:
                 settings = pip_settings(pip_python)
+                settings.setdefault('index-url', default_index(pip_python))
             except RuntimeError as err:
                 raise EasyBuildError("%s", err)
             answering, silent = self.look_at_indexes(settings)
@@ -481,7 +481,7 @@ class PythonVenv(RunScripts):
         """Addresses of indexes that can be reached, and why others cannot: pip would try them for every package."""
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
         addresses = [address for option, address in in_lock_file if 'extra' not in option] or [
-            settings.get('index-url', PYPI)] + settings.get('extra-index-url', '').split()
+            settings['index-url']] + settings.get('extra-index-url', '').split()
         addresses += [address for option, address in in_lock_file if 'extra' in option]
 
         answering, silent = [], []
@@ -624,8 +624,8 @@ class PythonVenv(RunScripts):
         if self.cfg['sanity_check_imports']:
             # one process: each would import torch anew
             commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
-        pinned = [word.split('==') for word in self.cfg['python_packages'] if re.match(r'[\w.-]+==[^\s*;]+$', word)]
-        for name, version in sorted(dict(pinned, **self.cfg['sanity_check_packages']).items()):
+        wanted = dict(pinned(self.cfg['python_packages']), **self.cfg['sanity_check_packages'])
+        for name, version in sorted(wanted.items()):
             commands.append("\"%s\" -s -c 'import importlib.metadata, sys; found = importlib.metadata.version(\"%s\"); "
                             "\"%s\" in (found, found.split(\"+\")[0]) or sys.exit(\"%s is \" + found + \", not %s\")'"
                             % (python, name, version, name, version))

@@ -21,7 +21,6 @@ from slingtorch.commands import lock
 FAMILY = ('torch', 'torchvision', 'torchaudio')
 # these hold torch alone, and what came with it
 TORCH_INDEX = re.compile(r'^https?://download(-r2)?\.pytorch\.org/')
-CPU = 'PyTorch-2.13.0-local-cpu.eb'
 # how packages name the torch that a wheel was compiled for: 2.8.3+cu12torch2.9cxx11abiTRUE, 2.1.2+pt28cu128
 FOR_TORCH = re.compile(r'\+\S*?(?:torch|pt)(\d)\.?(\d+)')
 TEXT = '''# Made by 'slingtorch new' from %(source)s, on %(on)s. The same command makes a new one.
@@ -167,7 +166,7 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     from easybuild.tools.build_log import EasyBuildError
     from easybuild.tools.config import init_build_options
     fitting = gpus.fitting_easyconfig(site_gpu=site.gpu, toolkit=site.plugin_toolkit())[0]
-    path = lock.find_easyconfig(name or fitting or CPU, root)
+    path = lock.find_easyconfig(name or fitting or gpus.CPU, root)
     locked = os.path.splitext(path)[0] + '.lock'
     try:
         init_build_options()

@@ -34,7 +34,6 @@ NCCLS = ('%(torch)s/lib/lib[nr]ccl.so*', '%(torch)s/../nvidia/nccl/lib/libnccl.s
 RUNTIMES = {'cuda': 'libcudart', 'rocm': 'libamdhip64'}
 # options of Apptainer and Singularity, as variables
 FOR_GPUS = {'cuda': 'NV', 'rocm': 'ROCM'}
-NAMES = {'cuda': 'CUDA', 'rocm': 'ROCm'}
 
 
 class OwnPyTorch:
@@ -69,7 +68,7 @@ class OwnPyTorch:
     def what(self) -> str:
         """In words."""
         return self.problem or "PyTorch %s for %s, of %s" % (
-            self.fact('torch'), '%s %s' % (NAMES[self.kind], self.toolkit) if self.kind else 'processors',
+            self.fact('torch'), '%s %s' % (sites.NAMES_OF_GPUS[self.kind], self.toolkit) if self.kind else 'processors',
             self.found['python'])
 
     def nccls(self) -> List[str]:
@@ -118,10 +117,10 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
             if site.gpu == own.kind and version.split('.')[0] == own.toolkit.split('.')[0]:
                 fitting.append(generation)
             else:
-                others.append('%s %s' % (NAMES.get(site.gpu, ''), version))
+                others.append('%s %s' % (sites.NAMES_OF_GPUS.get(site.gpu, ''), version))
     if not fitting:
         return "the site's file names none for %s %s%s: docs/ofi-plugin.md says how to build one" % (
-            NAMES[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
+            sites.NAMES_OF_GPUS[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
     generation = next((name for name in fitting if 'default' in site.generations[name]), fitting[0])
     text = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
     if text in sites.ROLES:
@@ -149,10 +148,10 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     if own.problem:
         return said + ["activate your environment, or load its module, and do this again; for an image of another "
                        "project nothing is missing"]
-    wanted = site.gpu if site.gpu in NAMES else next((vendor for _, _, vendor in machine.gpus()), None)
+    wanted = site.gpu if site.gpu in sites.NAMES_OF_GPUS else next((vendor for _, _, vendor in machine.gpus()), None)
     if wanted and own.kind != wanted:
         said.append("this PyTorch is for %s, and the GPUs here are %s's: it will not use them" % (
-            NAMES.get(own.kind or '', 'processors'), KINDS_OF_GPUS[wanted]))
+            sites.NAMES_OF_GPUS.get(own.kind or '', 'processors'), KINDS_OF_GPUS[wanted]))
     driver = machine.nvidia_driver()
     needs = gpus.oldest_drivers().get(int(own.toolkit.split('.')[0])) if own.kind == 'cuda' else None
     if driver and needs and int(driver.split('.')[0]) < needs:

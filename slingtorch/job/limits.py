@@ -41,7 +41,7 @@ SHORT = 60
 WORKERS, WORKERS_ELSEWHERE = 16, 8
 # processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds of a short training
 ROOM, SOON = 64, 300
-# bytes for what a program prints; characters of TMPDIR: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx
+# characters of TMPDIR: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for what a program prints
 LONGEST = 74
 PRINTS = 1 << 20
 # a stack below which it is tried whether Python can do with it

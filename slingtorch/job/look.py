@@ -75,16 +75,15 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
         return
     seen = visible_gpus(machine, known)
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
+    given = machine.environ.get('SLURM_GPUS_ON_NODE', '')
     if not seen:
         hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
-        wanted = not hidden and (variables or machine.environ.get('SLURM_GPUS_ON_NODE', '0') != '0')
+        wanted = not hidden and (variables or given not in ('', '0'))
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
-    elif len(seen) < int(machine.environ.get('SLURM_GPUS_ON_NODE') or 0) and 'SLURM_GPU_BIND' not in machine.environ \
-            and len(seen) > 1:
-        report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node"
-                   % (len(seen), machine.environ['SLURM_GPUS_ON_NODE']),
+    elif given.isdigit() and 1 < len(seen) < int(given) and 'SLURM_GPU_BIND' not in machine.environ:
+        report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node" % (len(seen), given),
                    "see which of %s limits it, or which option of srun" % ', '.join(VISIBILITY))
 
 

@@ -25,7 +25,7 @@ import threading
 import time
 
 from . import meet, messages, nccl
-from .machine import Machine
+from .machine import Machine, seconds_to_wait
 from .probe import first_lines, patience, scratch_file
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -203,7 +203,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
     except BaseException as err:    # whatever it is, it is the answer
         error, absent = first_lines(err)[:500], isinstance(err, Absent)
     imported = time.monotonic() - begin
-    seconds = patience(imported, int(environ['WORLD_SIZE']), float(environ.get('SLINGTORCH_CHECK_SECONDS') or 120))
+    seconds = patience(imported, int(environ['WORLD_SIZE']), seconds_to_wait(environ))
     try:
         store = meet.Store(environ, seconds, False)
     except meet.NotMet as err:

@@ -266,11 +266,11 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
             return conduct(machine, out, children, end, prefix, path, references or {})
         said = [child.hear(end) for child in children]
         word = [each['word'] for each in said if 'word' in each]
-        for each in said[:len(word) and len(said)]:
-            if 'error' in each:
-                gather.say('vet', machine, each['error'][:600])
         if not word:
             raise gather.PeerLost(one_line(said[0].get('error', 'nothing was said'))[:600])
+        for each in said:
+            if 'error' in each:
+                gather.say('vet', machine, each['error'][:600])
         return 0 if word[0] == '0' else 1
     finally:
         for child in children:

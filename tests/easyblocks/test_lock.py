@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from slingtorch import lockfile
 from slingtorch.commands import lock
 from testbed import ROOT, run, wheels
 from testbed.easybuild import BIN
@@ -321,6 +322,19 @@ NEW = 'b' * 64
 ])
 def test_checksum_in_the_easyconfig(old, new):
     assert lock.with_checksum(old, NEW) == new
+
+
+def test_versions_that_are_pinned():
+    assert lockfile.pinned(['torch==2.10.0+rocm7.1', 'numpy', 'a==1.0,<2', 'b===1.0', 'c==1.*', 'd==1.0 ; x', 'e>=1']) == {
+        'torch': '2.10.0+rocm7.1'}
+
+
+def test_index_that_pip_asks_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv('PIP_INDEX_URL', 'https://centre/simple')
+    assert re.match('https://[^/]+/simple$', lockfile.default_index(sys.executable))
+    assert 'centre' not in lockfile.default_index(sys.executable)
+    with pytest.raises(RuntimeError, match='does not say which index it asks'):
+        lockfile.default_index(shutil.which('false'))
 
 
 def test_amended_easyconfig_of_the_working_directory(tiny, eb_env):

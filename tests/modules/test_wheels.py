@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from slingtorch import sites
-from testbed import ROOT, derecho, run, sitewheels, wheels
+from testbed import ROOT, derecho, internet, run, sitewheels, wheels
 from testbed.sitewheels import Wheels
 
 TODAY, OLD, DERECHO = EASYCONFIGS = [
@@ -127,8 +127,7 @@ def test_one_eb_and_a_rank(install, name, mpich, remark):
     index = 'https://download.pytorch.org/whl/rocm' + ('7.1' if name == TODAY else '5.7')
     torch, = [wheel.name for wheel in frontier.wheels if wheel.name.startswith('torch-')]
     assert asked.count(f'{index}/torch/{torch}') >= 1
-    assert {re.match('https://([^/]*)', address).group(1) for address in asked} == {
-        'download.pytorch.org', 'pypi.org', 'pypi.python.org'}
+    assert {re.match('https://([^/]*)', address).group(1) for address in asked} == set(internet.HOSTS)
     made = frontier.eb.prefix / f'sources/p/PyTorch/{name[:-3]}.lock'
     assert made.exists() == (name == OLD) == (f'in {made}. The same will be installed next time' in said(done))
     locked = (frontier.root / 'packages.lock').read_text()

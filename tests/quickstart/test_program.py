@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from slingtorch import quickstart
+from slingtorch import gpus, quickstart
 from testbed import ROOT, clean_environ, quickvenv
 from testbed.wheels import make_wheel
 
@@ -102,7 +102,7 @@ def test_wrong_python_leaves_no_directory(tmp_path, capsys):
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_what_was_started(tmp_path, number):
-    program = ('import os, sys; from slingtorch import quickstart as q\n'
+    program = ('import os, sys; from slingtorch import gpus, quickstart as q\n'
                'def go(*_):\n'
                '    q.run(["sh", "-c", "echo $$ > %s.new; mv %s.new %s; sleep 60"], os.environ, 2)\n'
                'q.quickstart = go; sys.exit(q.main(["--prefix", "%s"]))' % ((str(tmp_path / 'pid'),) * 3 + (tmp_path,)))
@@ -175,10 +175,10 @@ def planted(path, driver, device):
 @pytest.mark.parametrize('driver, device, cpu, name, words', [
     ('580.65.06', True, False, NEWEST, '(driver 580.65.06)'),
     ('550.90.07', True, False, OLDER, '(driver 550.90.07)'),
-    ('580.65.06', True, True, quickstart.CPU, '(for processors: --cpu was given)'),
+    ('580.65.06', True, True, gpus.CPU, '(for processors: --cpu was given)'),
     # in a container that was given no GPU
-    ('580.65.06', False, False, quickstart.CPU, '(for processors: driver 580.65.06, but there is no /dev/nvidiactl)'),
-    ('390.157', True, False, quickstart.CPU, '(for processors: driver 390.157 is too old for every wheel: '),
+    ('580.65.06', False, False, gpus.CPU, '(for processors: driver 580.65.06, but there is no /dev/nvidiactl)'),
+    ('390.157', True, False, gpus.CPU, '(for processors: driver 390.157 is too old for every wheel: '),
 ])
 def test_pytorch_that_fits_the_driver(tmp_path, monkeypatch, capsys, driver, device, cpu, name, words):
     monkeypatch.setattr(os, 'uname', lambda: os.uname_result(('Linux', 'me', '6', '1', 'x86_64')))
@@ -192,7 +192,7 @@ def test_gpus_of_amd(tmp_path, capsys):
     node = tmp_path / 'sys/class/kfd/kfd/topology/nodes/1/properties'
     node.parent.mkdir(parents=True)
     node.write_text('simd_count 304\n')
-    assert quickstart.choose(False, str(tmp_path)) == quickstart.CPU
+    assert quickstart.choose(False, str(tmp_path)) == gpus.CPU
     assert re.search(r'for these GPUs, by README.md: eb PyTorch-.*-rocm-.*\.eb', capsys.readouterr().out)
 
 

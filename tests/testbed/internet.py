@@ -6,13 +6,21 @@ So lock files, easyconfigs and defaults of pip, uv and EasyBuild stay as they ar
 import http.server
 import os
 import ssl
+import sys
 import threading
 import urllib.parse
+
+from easybuild.framework.easyconfig.templates import TEMPLATE_CONSTANTS
+
+from slingtorch import lockfile
 
 from . import run
 from .wheels import sha256
 
-HOSTS = ('pypi.org', 'pypi.python.org', 'download.pytorch.org')
+# where pip, EasyBuild and PyTorch's lock files look by themselves
+INDEX = lockfile.default_index(sys.executable)
+SOURCES = TEMPLATE_CONSTANTS['PYPI_SOURCE'][0].partition('/%(')[0]
+HOSTS = tuple(urllib.parse.urlsplit(address).hostname for address in (INDEX, SOURCES)) + ('download.pytorch.org',)
 
 
 class Internet:

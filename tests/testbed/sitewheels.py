@@ -193,9 +193,9 @@ class Shipped:
             self.wheels = [self.wheel(*pin, linux=True) for pin in pins]
         for wheel in self.wheels:
             of_pytorch = '+' in wheel.name or wheel.name.startswith(tuple(LINUX))
-            self.internet.add_wheel(index if of_pytorch else 'https://pypi.org/simple', wheel)
+            self.internet.add_wheel(index if of_pytorch else internet.INDEX, wheel)
         mpi4py = derecho.ToySources(path / 'toys').write_extension('mpi4py', '4.1.2')
-        address = 'https://pypi.python.org/packages/source/m/mpi4py/' + mpi4py.name
+        address = f'{internet.SOURCES}/m/mpi4py/{mpi4py.name}'
         self.internet.pages[address] = mpi4py.read_bytes()
         checksum, = re.findall(r"'mpi4py', .*?'checksums': \['(\w+)'\]", text, re.S)
         text = text.replace(checksum, wheels.sha256(mpi4py))

@@ -738,6 +738,12 @@ def test_a_container_without_its_gpus(job):
         assert 'sees no GPU of the 4' in only(job.run()[2], 'gpus', 'yellow')[0]
 
 
+def test_number_of_gpus_that_is_none(job):
+    job.files.update(gpu_files(4))
+    job.env['SLURM_GPUS_ON_NODE'] = '(null)'
+    assert not red(job.run()[2])
+
+
 @pytest.mark.parametrize('listed, sees, level', [
     ('GPU-1111', ['GPU-1111'], ''), ('MIG-a,MIG-b', ['MIG-a'], ''), ('void', [], 'yellow'),
     ('NoDevFiles', [], 'yellow'), ('9', [], 'red'),
