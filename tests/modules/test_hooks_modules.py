@@ -124,7 +124,7 @@ def test_the_lock_of_a_killed_run(lmod, tmp_path):
     [lock] = (eb.prefix / 'software/.locks').iterdir()
     path = write_easyconfig(tmp_path)
     done = eb(path, check=False)
-    assert done.returncode != 0 and 'rmdir %s. To wait' % lock in ' '.join((done.stdout + done.stderr).split())
+    assert done.returncode != 0 and "rmdir '%s'. To wait" % lock in ' '.join((done.stdout + done.stderr).split())
     lock.rmdir()
     eb(path)
     assert (eb.modulepath / 'PyTorch/9.9.lua').exists()
