@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-EasyBuild support for slingmpi, MPI for a PyTorch without it (torch-mpi/ of the bundle), implemented as an easyblock.
+EasyBuild support for slingmpi, MPI for a PyTorch without it (slingmpi/ of the bundle), implemented as an easyblock.
 """
 import json
 import os
@@ -25,7 +25,7 @@ from slingtorch.install.process import (
 from slingtorch.job.machine import MPI_LIBRARY
 
 # found through EasyBuild's paths: it lies beside their directories of the bundle
-PROJECT = '../torch-mpi/pyproject.toml'
+PROJECT = '../slingmpi/pyproject.toml'
 # in an installation of the Singularity easyblock
 OF_IMAGE, IN_CONTAINER = 'container.conf', 'bin/in-container'
 BINDPATHS = ['SINGULARITY_BINDPATH', 'APPTAINER_BINDPATH']
@@ -121,7 +121,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         block = self.master if self.is_extension else self
         path = block.obtain_file(PROJECT, no_download=True, warning_only=True)
         if not path:
-            raise EasyBuildError("The sources of slingmpi were not found: torch-mpi/ lies beside the directory "
+            raise EasyBuildError("The sources of slingmpi were not found: slingmpi/ lies beside the directory "
                                  "runscripts/ of the bundle, which must be on EasyBuild's source path. Activate the "
                                  "bundle with 'eval \"$(slingtorch env)\"'")
         version = re.search('^version = "(.*)"', read_file(path), re.M).group(1)
@@ -141,7 +141,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     def configure_step(self):
         """Look at PyTorch and MPI, and copy the sources to where they are built."""
         if self.dry_run:
-            self.dry_run_msg("  * torch-mpi/ of the bundle will be built by pip with MPI's compiler %s, for the "
+            self.dry_run_msg("  * slingmpi/ of the bundle will be built by pip with MPI's compiler %s, for the "
                              "PyTorch of %s", self.cfg['mpicxx'], self.pytorch or "the dependency called PyTorch")
             return
         sources = self.find_sources()
@@ -152,7 +152,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
             env.setvar(name, compiler)
         env.setvar('MAX_JOBS', str(self.cfg.parallel))
         env.setvar('LDFLAGS', ' '.join([os.environ.get('LDFLAGS', '')] + flags).strip())
-        target = os.path.join(self.builddir, 'torch-mpi')
+        target = os.path.join(self.builddir, 'slingmpi')
         copy_dir(sources, target, ignore=lambda _, names: [
             name for name in names if name == 'build' or name.endswith(('.egg-info', '.so'))])
         change_dir(target)

@@ -99,7 +99,7 @@ def test_installed_and_loaded(machine):
     done = run([machine.pytorch / 'bin/python', '-s', '-c', code], env=env, cwd='/')
     assert done.stdout.split() == [str(library_of(root).parent / '__init__.py'), '[True]']
     # the checkout has nothing of the build
-    assert not list((ROOT / 'torch-mpi/slingmpi').glob('_backend*'))
+    assert not list((ROOT / 'slingmpi/slingmpi').glob('_backend*'))
 
 
 def test_ways_of_eb(machine):
@@ -109,7 +109,7 @@ def test_ways_of_eb(machine):
     before, text = library.stat().st_mtime_ns, module.read_text()
     machine.install(LOCAL, MPICH, '--fetch')
     # without --try-amend, which EasyBuild 5.4 cannot have in a dry run
-    assert "torch-mpi/ of the bundle will be built by pip with MPI's compiler mpicxx, for" in said(
+    assert "slingmpi/ of the bundle will be built by pip with MPI's compiler mpicxx, for" in said(
         machine.install(LOCAL, '--extended-dry-run'))
     machine.install(LOCAL, MPICH, '--sanity-check-only')
     module.unlink()
@@ -219,12 +219,12 @@ def test_no_bundle(machine):
     copy = machine.path / 'alone' / path.name
     copy.parent.mkdir()
     shutil.copy(path, copy)
-    refused(machine, 'torch-mpi/ lies beside the directory runscripts/', 'slingtorch env', name=copy,
+    refused(machine, 'slingmpi/ lies beside the directory runscripts/', 'slingtorch env', name=copy,
             env={'EASYBUILD_SOURCEPATH': machine.path / 'sources', 'EASYBUILD_ROBOT_PATHS': machine.path / 'alone'})
 
 
 def test_versions_are_the_bundles():
-    version, = re.findall('^version = "(.*)"', (ROOT / 'torch-mpi/pyproject.toml').read_text(), re.M)
+    version, = re.findall('^version = "(.*)"', (ROOT / 'slingmpi/pyproject.toml').read_text(), re.M)
     for path in (ROOT / 'easyconfigs').rglob('slingmpi-*.eb'):
         assert f"version = '{version}'" in path.read_text(), path
         name, version_of, suffix = re.search(r"\('(PyTorch)', '(.*)', '(.*)'\)", path.read_text()).groups()

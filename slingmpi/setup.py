@@ -13,7 +13,7 @@ try:
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ImportError as err:
     sys.exit(f'slingmpi is built for the PyTorch of this Python, and there is none ({err}). '
-             'Install it first, then: pip install --no-build-isolation ./torch-mpi')
+             'Install it first, then: pip install --no-build-isolation ./slingmpi')
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = [int(part) for part in torch.__version__.split('+')[0].split('.')[:2]]
