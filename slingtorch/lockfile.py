@@ -4,7 +4,7 @@ The lock file of an easyconfig of PythonVenv, written and read: for `eb`, which 
 for 'slingtorch lock'.
 
 With uv: it resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone,
-and takes the hashes of all files from the pages of the indexes. Without uv: pip downloads for the Python and the
+and takes the hash of the wheel for each from the pages of the indexes. Without uv: pip downloads for the Python and the
 machine at hand, and the hashes are of what came.
 """
 import ast
@@ -237,7 +237,7 @@ def download_sizes(uv: str, names: Any, python_version: str, settings: Settings)
 
 
 def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target, settings: Settings, say: Say) -> Any:
-    """All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
+    """All packages that these need, as uv chooses them, with the hash of the wheel for the target: list of Package.
 
     An index of pip's settings that does not answer is taken out of them; one of the easyconfig is a RuntimeError.
     """
@@ -245,11 +245,9 @@ def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target,
         done = uv_compile(uv, target, settings, index_urls, '--no-annotate', '--emit-index-annotation',
                           '--generate-hashes', '-', text='\n'.join(wanted) + '\n')
         if done.returncode == 0:
-            pylock = ''
-            if any('--hash=' not in entry for entry in entries_of_uv(done.stdout)):
-                # only in that format does uv give those of a flat page (seen with uv 0.13.9)
-                pylock = uv_compile(uv, target, settings, index_urls, '--format', 'pylock.toml', '-',
-                                    text='\n'.join(wanted) + '\n').stdout
+            # in that format uv names the file that it would install, also of a flat page (seen with uv 0.13.9)
+            pylock = uv_compile(uv, target, settings, index_urls, '--format', 'pylock.toml', '-',
+                                text='\n'.join(wanted) + '\n').stdout
             return packages_of_uv(done.stdout, pylock, index_urls, settings.get('find-links', '').split())
         # with all its lines: uv wraps none
         url = re.search(r'Failed to fetch: `?(\S+?)`?$', done.stderr, re.M)
@@ -287,7 +285,7 @@ def wheel_version(address: str) -> Any:
 def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) -> Any:
     """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere.
 
-    :param pylock: the same in the form of PEP 751, where a hash was missing
+    :param pylock: the same in the form of PEP 751
     :param pages: --find-links of pip's settings
     """
     packages, indexes = [], set()
@@ -300,9 +298,9 @@ def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) 
                                "locked" % entry.splitlines()[0])
         name = found.group(1)  # type: ignore
         index = (re.findall(r'# from (\S+)', entry) or [''])[0]
-        hashes = re.findall(r'--hash=sha256:(\w+)', entry) or [digest for part in pylock.split('[[packages]]')
-                                                               if 'name = "%s"' % normalised(name) in part
-                                                               for digest in re.findall(r'sha256 = "(\w+)"', part)]
+        # uv computes those that an index does not give, and has them in its text alone
+        hashes = [digest for part in pylock.split('[[packages]]') if 'name = "%s"' % normalised(name) in part
+                  for digest in re.findall(r'sha256 = "(\w+)"', part)] or re.findall(r'--hash=sha256:(\w+)', entry)
         if not hashes:
             raise RuntimeError("The index gives no sha256 for %s %s (%s)" % (name, version, index))
         if not address and index in [hide_login(page) for page in pages]:
