@@ -6,6 +6,7 @@ run of the same user. `rm -r` removes it.
 """
 import argparse
 import configparser
+import contextlib
 import fcntl
 import glob
 import json
@@ -26,7 +27,7 @@ BASH = ['bash', '--noprofile', '--norc', '-c']
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'training', 'ddp_training.py')
 # what the example's batches of 48 images divide by
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
-TRAINING_LIMIT = 600    # seconds; it takes about five
+LIMIT = 600     # seconds of training, which takes about five
 # MB that are downloaded, and MB of disk that a whole prefix takes while it is made
 SIZES = {'cpu': (255, 3000), 'cuda-12': (4000, 15500), 'cuda-13': (2900, 12000)}
 MARK = '.slingtorch-quickstart'
@@ -42,13 +43,9 @@ ACTIVATE = """\
 test "$?tcsh" = 1 && echo "activate: this file is for bash. Type 'bash', then do the same in that shell" && exit 1
 # this configuration alone: neither the shell's EASYBUILD_* variables nor configuration files elsewhere
 unset ${{!EASYBUILD_@}} ${{!SLINGTORCH_@}}
-export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg EASYBUILD_IGNORECONFIGFILES=$(
-    IFS=: dirs=${{XDG_CONFIG_DIRS:-/etc/xdg}}:/etc
-    files=("${{XDG_CONFIG_HOME:-${{HOME-}}/.config}}/easybuild/config.cfg")
-    for dir in $dirs; do files+=("$dir"/easybuild.d/*.cfg); done
-    IFS=,
-    echo "${{files[*]}}"
-)
+export EASYBUILD_CONFIGFILES={prefix}/easybuild.cfg EASYBUILD_IGNORECONFIGFILES=$(IFS=:
+    printf %s, ${{XDG_CONFIG_HOME:-${{HOME-}}/.config}}/easybuild/config.cfg &&
+        for dir in ${{XDG_CONFIG_DIRS:-/etc/xdg}} /etc; do printf %s, "$dir"/easybuild.d/*.cfg; done)
 case :$PATH: in *:{prefix}/venv/bin:*) ;; *) export PATH={prefix}/venv/bin:$PATH ;; esac
 . {init}
 path=$({prefix}/venv/bin/slingtorch env --quiet) && eval "$path" || {{ unset path; return 1; }}
@@ -101,12 +98,10 @@ def claim(path: str) -> Tuple[str, int]:
     return prefix, lock
 
 
-def write_file(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a file: whole, or not at all."""
-    with open(path + '.new', 'w') as handle:
+def write_file(path: str, text: str) -> None:
+    """Write a file."""
+    with open(path, 'w') as handle:
         handle.write(text)
-    os.chmod(path + '.new', mode)
-    os.replace(path + '.new', path)
 
 
 def run(command: List[str], env: Env, lock: int, log: Optional[str] = None, limit: Optional[float] = None) -> int:
@@ -123,11 +118,9 @@ def run(command: List[str], env: Env, lock: int, log: Optional[str] = None, limi
             return process.wait(timeout=limit)
         except BaseException:
             for number in (signal.SIGTERM, signal.SIGKILL):
-                try:
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(process.pid, number)
                     process.wait(timeout=20)
-                except (ProcessLookupError, subprocess.TimeoutExpired):
-                    pass
             raise
 
 
@@ -139,12 +132,6 @@ def ask(python: str, code: str, env: Optional[Env] = None) -> Tuple[str, str]:
         return '' if done.returncode else done.stdout.strip(), done.stderr
     except (OSError, subprocess.TimeoutExpired) as err:
         return '', str(err)
-
-
-def last_lines(path: str, count: int = 6) -> str:
-    """The end of a log, short enough for a screen."""
-    with open(path, errors='replace') as handle:
-        return '\n'.join(line[:300] for line in handle.read().strip().splitlines()[-count:])
 
 
 def pip_environment(python: str) -> Dict[str, str]:
@@ -171,18 +158,19 @@ def set_up_tools(prefix: str, env: Env, lock: int) -> None:
         return
     shutil.rmtree(venv, ignore_errors=True)
     print("installing with pip: " + ' '.join(wanted))
-    if run([sys.executable, '-m', 'venv', venv], env, lock, log):
-        raise QuickstartError("%s -m venv failed:" % sys.executable, last_lines(log))
-    env = dict(env, **pip_environment(python))
     pip = [python, '-m', 'pip', 'install', '--disable-pip-version-check', '--no-input', '--progress-bar', 'off',
            '--retries', '2', '--timeout', '15']
     # EasyBuild comes as source: with these there, pip needs no environment of its own for each package
-    for step in (['--no-compile', 'setuptools', 'wheel'], ['--no-build-isolation'] + wanted):
-        if run(pip + step, env, lock, log):
-            raise QuickstartError("pip could not install EasyBuild:", last_lines(log, 4),
-                                  "all that pip said: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
+    for step in ([sys.executable, '-m', 'venv', venv], pip + ['--no-compile', 'setuptools', 'wheel'],
+                 pip + ['--no-build-isolation'] + wanted):
+        if run(step, dict(env, **pip_environment(python)) if step[0] == python else env, lock, log):
+            with open(log, errors='replace') as handle:
+                said = [line[:300] for line in handle.read().strip().splitlines()[-4:]]
+            raise QuickstartError("EasyBuild could not be installed; %s said:" % ' '.join(step[:3]), *said,
+                                  "all of it: %s. For a mirror or a proxy: PIP_INDEX_URL, PIP_PROXY" % log)
     write_file(glob.glob(venv + '/lib/python3*/site-packages')[0] + '/slingtorch-checkout.pth', BUNDLE + '\n')
-    write_file(venv + '/bin/slingtorch', '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % python, 0o755)
+    write_file(venv + '/bin/slingtorch', '#!/bin/sh\nexec %s -m slingtorch "$@"\n' % python)
+    os.chmod(venv + '/bin/slingtorch', 0o755)
     write_file(mark, made_of)
 
 
@@ -272,29 +260,28 @@ def ranks_for(python: str, env: Env, asked: Optional[int]) -> int:
 def train(prefix: str, module: str, init: str, ranks: int, env: Env, lock: int) -> None:
     """Load the module and train; a QuickstartError if what the training wrote of itself is not what it must be."""
     result = os.path.join(prefix, 'quickstart.json')
-    if os.path.exists(result):
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(result)
     script = '. "$1" && module load "$2" && exec mpiexec -n "$3" conda-python-distributed "$4" --json "$5"'
     print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
     try:
-        status = run(BASH + [script, 'bash', init, module, str(ranks), EXAMPLE, result], env, lock,
-                     limit=TRAINING_LIMIT)
-        wrong = "training failed with status %d" % status if status else ''
+        status = run(BASH + [script, 'bash', init, module, str(ranks), EXAMPLE, result], env, lock, limit=LIMIT)
+        wrong = "training failed with status %d" % status
         if not status:
             with open(result) as handle:
                 trained = json.load(handle)
-            devices = sorted({host['device'].partition(':')[0] for host in trained['hosts']})
-            right = [ranks, 'gloo', ['cpu']] if '-local-cpu' in module else [ranks, 'nccl', ['cuda']]
-            if [trained['world_size'], trained['backend'], devices] != right or trained['accuracy'] < 0.9:
-                wrong = "training ended with accuracy %.4f on %d ranks, on %s with %s" % (
-                    trained['accuracy'], trained['world_size'], ' '.join(devices), trained['backend'])
+            kinds = ' '.join(sorted({host['device'].partition(':')[0] for host in trained['hosts']}))
+            found = trained['world_size'], kinds, trained['backend']
+            if found == (ranks, *(('cpu', 'gloo') if '-local-cpu' in module else ('cuda', 'nccl'))) and \
+                    trained['accuracy'] > 0.9:
+                return
+            wrong = "training ended with accuracy %.4f on %d ranks, on %s with %s" % (trained['accuracy'], *found)
     except subprocess.TimeoutExpired:
-        wrong = "training had not ended after %d minutes" % (TRAINING_LIMIT // 60)
+        wrong = "training had not ended after %d minutes" % (LIMIT // 60)
     except (OSError, ValueError, KeyError) as err:
         wrong = "training ended without a result in %s: %s" % (result, err)
-    if wrong:
-        raise QuickstartError(wrong, "the messages above say why",
-                              "if the installation is damaged: rm -r %s, then run quickstart again" % prefix)
+    raise QuickstartError(wrong, "the messages above say why",
+                          "if the installation is damaged: rm -r %s, then run quickstart again" % prefix)
 
 
 def quickstart(args: argparse.Namespace, root: str = '/') -> None:

@@ -82,7 +82,7 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
 
 def check_name(name: str, environ: Env) -> None:
     """Raise a SiteFileError if a site cannot have this name, or another one has it."""
-    if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name) or name.endswith(sites.OLD_METADATA):
+    if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name):
         raise SiteFileError("A site cannot be called '%s': use up to 64 letters, digits, '_', '.' and '-', and begin "
                             "with a letter or digit." % one_line(name))
     path = sites.find_files(sites.SITE, environ).get(name)
