@@ -148,8 +148,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         """Check that there is one MPI to build with. Another one in $PATH gets a warning."""
         name, root = self.first_root(MPI_NAMES)
         if None in self.mpi_compilers:
-            raise EasyBuildError("No MPI to build PyTorch with: %s were not found in %s. Add the module of an MPI to the "
-                                 "dependencies (an external module needs name, version and prefix in the metadata "
+            raise EasyBuildError("No MPI to build PyTorch with: %s were not found in %s. Add the module of an MPI to "
+                                 "the dependencies (an external module needs name, version and prefix in the metadata "
                                  "file)", ' and '.join(MPI_COMPILERS), os.path.join(root, 'bin') if root else '$PATH')
         own = mpi_library(self.mpi_compilers[0])
         if not own:

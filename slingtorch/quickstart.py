@@ -153,7 +153,8 @@ def set_up_tools(prefix: str, env: Env, lock: int) -> None:
     wanted = [line for line in config['options']['install_requires'].splitlines() if line and line[0] != '#']
     wanted.append('mpich==5.0.2')
     venv, log = os.path.join(prefix, 'venv'), os.path.join(prefix, 'log', 'pip.log')
-    python, mark, made_of = venv + '/bin/python', venv + '/made-of', '\n'.join([sys.version, sys.base_prefix, BUNDLE] + wanted)
+    python, mark = venv + '/bin/python', venv + '/made-of'
+    made_of = '\n'.join([sys.version, sys.base_prefix, BUNDLE] + wanted)
     if ask(python, 'import easybuild.main; print(open(%r).read())' % mark, env)[0] == made_of:
         return
     shutil.rmtree(venv, ignore_errors=True)
