@@ -228,7 +228,7 @@ def install_pytorch(prefix: str, easyconfig: str, module: str, env: Env, lock: i
     installed = glob.glob('%s/easybuild/modules/all/%s*' % (prefix, module))
     code = 'import sys; print(sys.version, sys.base_prefix)'
     python = '%s/easybuild/software/%s/bin/python' % (prefix, module)
-    if installed and ask(python, code)[0] == '%s %s' % (sys.version, sys.base_prefix):
+    if installed and ask(python, code, env)[0] == '%s %s' % (sys.version, sys.base_prefix):
         print("%s is already installed" % module)
         return
     if os.geteuid() == 0:

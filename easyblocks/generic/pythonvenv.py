@@ -198,10 +198,10 @@ class PythonVenv(RunScripts):
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
         print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
         python, recipe = self.find_python(), recipe_of(self.cfg)
-        mkdir(self.wheel_dirs()[0], parents=True)
+        mkdir(os.path.dirname(path), parents=True)
         try:
             lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, tempfile.mkdtemp()),
-                 lambda: self.wheel_dirs()[0], self.log.info)
+                 self.log.info)
         except RuntimeError as err:
             raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
         text = read_file(path)
