@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""docs/from-one-gpu-to-many.md shows the real differences of the training programs, and they are small."""
+"""docs/training.md shows the real differences of the training programs, and they are small."""
 import re
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from testbed import ROOT, run
 
 PROGRAMS = ROOT / 'examples/training'
-PAGE = (ROOT / 'docs/from-one-gpu-to-many.md').read_text()
+PAGE = (ROOT / 'docs/training.md').read_text()
 BASE = 'base_training.py'
 
 
