@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/reframe.md.
+ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/activation.md.
 
 They know no system. Partitions and environments with the feature `slingtorch` take part; the rest is in `extras`.
 """

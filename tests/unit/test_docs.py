@@ -37,7 +37,7 @@ def test_readme_is_the_first_page(site):
     text = (site / 'index.html').read_text()
     assert 'href="first-hour/"' in text and 'href="docs/' not in text
     # the hooks leave what is written as code alone
-    assert '<a href="testing/">docs/testing.md</a>' in text
+    assert '<a href="testing/">docs/architecture.md</a>' in text
 
 
 def test_systems_are_those_of_the_site_files(site):
