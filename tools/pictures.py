@@ -52,15 +52,18 @@ def plot(title, labels, ticks, series):
     parts = [text(left, 22, title, font_weight='bold')]
     for value, word in ticks[0]:
         x = place(value, ticks[1][0][0])[0]
-        parts += [f'<path class="grid" d="M{x:.0f} {top}v{height}"/>', text(x, top + height + 18, word, text_anchor='middle')]
+        parts += [f'<path class="grid" d="M{x:.0f} {top}v{height}"/>',
+                  text(x, top + height + 18, word, text_anchor='middle')]
     for value, word in ticks[1]:
         y = place(ticks[0][0][0], value)[1]
         parts += [f'<path class="grid" d="M{left} {y:.0f}h{width}"/>', text(left - 6, y + 4, word, text_anchor='end')]
     parts += [text(left + width / 2, top + height + 40, labels[0], text_anchor='middle'),
-              text(0, 0, labels[1], text_anchor='middle', transform=f'translate(18 {top + height / 2:.0f}) rotate(-90)')]
+              text(0, 0, labels[1], text_anchor='middle',
+                   transform=f'translate(18 {top + height / 2:.0f}) rotate(-90)')]
     for number, (name, points) in enumerate(series.items()):
         colour, placed, y = COLOURS[number], [place(*point) for point in points], top + 12 + 22 * number
-        drawn = f'stroke="{colour}" stroke-width="2" fill="none"' + (' stroke-dasharray="5 4"' if name[-1] == '*' else '')
+        drawn = f'stroke="{colour}" stroke-width="2" fill="none"'
+        drawn += ' stroke-dasharray="5 4"' if name[-1] == '*' else ''
         parts += [f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in placed)}" {drawn}/>',
                   *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in placed),
                   f'<path d="M{left + width + 14} {y - 4}h22" {drawn}/>', text(left + width + 42, y, name.rstrip('*'))]
@@ -112,7 +115,7 @@ def ranks():
             left = x + 12 + 170 * (number % 2)
             parts += box(left, 128, 156, 'runscript', f'RANK={number}, WORLD_SIZE=4',
                          f'LOCAL_RANK={number % 2}', 'MASTER_ADDR=node 1', 'MASTER_PORT: by job, step')
-            parts += box(left, 248, 156, f'python, rank {number}', *(['keeps the store'] if number == 0 else ['asks the store']))
+            parts += box(left, 248, 156, f'python, rank {number}', 'asks the store' if number else 'keeps the store')
             parts += arrow(left + 78, 222, left + 78, 246) + arrow(375, 56, left + 78, 126)
             if number:
                 parts += ['<path class="arrow" d="M%d 294V%dH%d" fill="none" stroke-width="1.5"/>' % (
@@ -128,7 +131,8 @@ def ranks():
 def bench():
     """Bus bandwidth by size, from the output on the page."""
     series, pages = {}, ''.join(page.read_text() for page in (ROOT / 'docs').glob('*.md'))
-    for name, size, unit, bus in re.findall(r'^    gloo +(\w+) +(\d+) (KiB|MiB) +[\d.]+ ms +[\d.]+ +([\d.]+)', pages, re.M):
+    row = r'^    gloo +(\w+) +(\d+) (KiB|MiB) +[\d.]+ ms +[\d.]+ +([\d.]+)'
+    for name, size, unit, bus in re.findall(row, pages, re.M):
         series.setdefault(name, []).append((int(size) * UNITS[unit], float(bus)))
     return plot('bench: gloo, 4 ranks on two emulated nodes', ('size', 'bus bandwidth, GB/s'),
                 ([(32 << 10, '32 KiB'), (256 << 10, '256 KiB'), (2 << 20, '2 MiB'), (16 << 20, '16 MiB')],
@@ -137,8 +141,8 @@ def bench():
 
 def slingmpi():
     """GB/s of all_reduce by size, from the table on the page."""
-    lines = [[cell.strip() for cell in line.strip('|').split('|')]
-             for line in (ROOT / 'docs/slingmpi.md').read_text().splitlines() if re.match(r'\| (bytes|\d+ [KM]iB) \|', line)]
+    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in re.findall(
+        r'^\| (?:bytes|\d+ [KM]iB) \|.*', (ROOT / 'docs/slingmpi.md').read_text(), re.M)]
     sizes = [int(row[0].split()[0]) * UNITS[row[0].split()[1]] for row in lines[1:]]
     series = {name: [(size, size / float(row[number]) / 1e3) for size, row in zip(sizes, lines[1:])]
               for number, name in enumerate(lines[0]) if number and name != 'MPI_Iallreduce'}

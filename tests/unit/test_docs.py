@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The documentation as pages (mkdocs.yml): short, every link, heading and picture works, and search finds every page."""
+"""The documentation as pages (mkdocs.yml): short, links, headings and pictures work, and search finds every page."""
 import importlib.util
 import json
 import re
