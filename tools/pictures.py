@@ -5,9 +5,9 @@ Draws docs/images/*.svg: two diagrams, and plots of the figures that stand on th
 
     tools/pictures.py            after a change of a figure or of this program; a test compares
 """
-import importlib.util
 import math
 import re
+import runpy
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -87,7 +87,7 @@ def arrow(x, y, x2, y2):
 
 def architecture():
     """Install and job: what knows what."""
-    parts = [text(10, 22, 'install: once', font_weight='bold'), text(102, 232, 'job: every rank', font_weight='bold')]
+    parts = [text(10, 22, 'install: once', font_weight='bold'), text(102, 232, 'job: each time', font_weight='bold')]
     install = [('easyconfig', 'knows what:', 'versions, sources,', 'sha256, roles'),
                ('parse hook', 'knows where:', 'adds the values and', 'modules of the site'),
                ('easyblock', 'knows how:', 'fetches, builds,', 'checks'),
@@ -153,13 +153,11 @@ def slingmpi():
 
 def staging():
     """The model of staging, and published figures."""
-    spec = importlib.util.spec_from_file_location('staging', ROOT / 'benchmarks/staging.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    benchmark = runpy.run_path(str(ROOT / 'benchmarks/staging.py'))
     nodes = [1 << power for power in range(1, 13)]
-    series = {f'model, {size} GB at {speed} GB/s': [(n, module.model(n, size * 1e9, speed * 1e9)) for n in nodes]
+    series = {f'model, {size} GB at {speed} GB/s': [(n, benchmark['model'](n, size * 1e9, speed * 1e9)) for n in nodes]
               for size, speed in ((8, 1), (0.3, 1), (0.3, 0.2))}
-    series.update({f'{name}*': sorted(points.items()) for name, points in module.PUBLISHED.items()})
+    series.update({f'{name}*': sorted(points.items()) for name, points in benchmark['PUBLISHED'].items()})
     return plot('Time until the environment is on all nodes', ('nodes', 'seconds'),
                 ([(n, str(n)) for n in (2, 8, 64, 256, 1024, 4096)], [(n, str(n)) for n in (1, 10, 100, 1000)]), series)
 
