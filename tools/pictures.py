@@ -118,9 +118,9 @@ def ranks():
             parts += box(left, 248, 156, f'python, rank {number}', 'asks the store' if number else 'keeps the store')
             parts += arrow(left + 78, 222, left + 78, 246) + arrow(375, 56, left + 78, 126)
             if number:
-                parts += ['<path class="arrow" d="M%d 294V%dH%d" fill="none" stroke-width="1.5"/>' % (
-                    left + 78, 350 + 12 * number, 80 + 12 * number), *arrow(80 + 12 * number, 350 + 12 * number,
-                                                                         80 + 12 * number, 296)]
+                x, y = 80 + 12 * number, 350 + 12 * number
+                parts += [f'<path class="arrow" d="M{left + 78} 294V{y}H{x}" fill="none" stroke-width="1.5"/>',
+                          *arrow(x, y, x, 296)]
     parts += box(190, 8, 370, 'srun, mpiexec, flux run, torchrun', "each rank's number, in variables of the launcher")
     parts += [text(130, 410 + 18 * number, line) for number, line in enumerate((
         'All ranks meet at the store, at MASTER_ADDR:MASTER_PORT.',
