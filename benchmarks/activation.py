@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""What it costs to activate an extended environment (docs/extending.md), against a plain one in the same run.
+"""What it costs to activate an extended environment (docs/environments.md), against a plain one in the same run.
 
     module load PyTorch/2.13.0-local-cpu
     benchmarks/activation.py --json activation.json

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What staging an environment costs and saves (docs/staging.md). Needs a PyTorch that was installed with
+What staging an environment costs and saves (docs/runscripts.md). Needs a PyTorch that was installed with
 'environment_image = True', strace, squashfuse, and for (b) and (c) root and the tests' emulated Slurm nodes:
 
     PYTHONPATH=tests benchmarks/staging.py --environment $EBROOTPYTORCH --json staging.json

@@ -284,7 +284,7 @@ class BandwidthCheck(Bench):
         self.reference = {self.current_partition.fullname: references}
         if not references:
             self.say("no reference figure of site %s is for what was measured (%d x %d ranks): nothing says whether "
-                     "it is fast enough. See docs/bench.md" % ((self.site or '(none named)',) + self.size()))
+                     "it is fast enough. See docs/check.md" % ((self.site or '(none named)',) + self.size()))
 
     @staticmethod
     def figure(key):
