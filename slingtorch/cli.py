@@ -579,7 +579,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     making = command('new', run_new, "write an easyconfig for a project of your own", """
         Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
-        builds the project's own packages to wheels beside them (docs/extending.md).""")
+        builds the project's own packages to wheels beside them (docs/environments.md).""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")

@@ -98,7 +98,7 @@ class PythonVenv(RunScripts):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/runscripts.md)"],
             'extra_packages': [[], "More packages than python_packages: a user's own"],
             'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'"],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "

@@ -30,7 +30,7 @@ GENERATION_VARIABLE = 'SLINGTORCH_SITE_GENERATION'
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
 # The first EasyBuild that has what our easyblocks call: PythonPackage.set_ulimit came in 5.4.0 (before, source builds
-# and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch). Tried: docs/testing.md
+# and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch): docs/architecture.md
 OLDEST_EASYBUILD = '5.4.1'
 
 # ends of the names of files: a site, and values that several sites share

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 Sample configuration of ReFrame: the two emulated nodes of the tests, of site `local`. Copy the lines marked with an
-arrow into your own (docs/reframe.md). It takes the modules of MODULEPATH.
+arrow into your own (docs/activation.md). It takes the modules of MODULEPATH.
 """
 site_configuration = {
     'systems': [{

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/reframe.md.
+ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/activation.md.
 
 They know no system. Partitions and environments with the feature `slingtorch` take part; the rest is in `extras`.
 """
@@ -214,7 +214,7 @@ class BandwidthCheck(Slingtorch):
         if not references:
             # nobody reads the output of a check that passed
             self.logger.warning("%s: no reference figure of site %s is for what was measured (%d x %d ranks): nothing "
-                                "says whether it is fast enough. See docs/bench.md" % (
+                                "says whether it is fast enough. See docs/check.md" % (
                                     (self.name, self.site or '(none named)') + self.size()))
 
     @staticmethod
