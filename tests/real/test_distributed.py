@@ -219,9 +219,8 @@ LAUNCHERS = pytest.mark.parametrize('name', ['mpich', 'openmpi', 'torchrun'])
 
 @LAUNCHERS
 def test_launcher_on_one_node(request, name, pytorch, distributed, one_rank, tmp_path):
-    testbed.run(
-        launch(request, name, 3, distributed, *training(tmp_path / 'results.json')), env=pytorch.env, timeout=240
-    )
+    testbed.run(launch(request, name, 3, distributed, *training(tmp_path / 'results.json')), env=pytorch.env,
+                timeout=240)
     same(tmp_path / 'results.json', one_rank, 3)
 
 
@@ -255,12 +254,9 @@ def sleepers(directory):
 def kill_rank_1(process, directory, ranks):
     """Kill rank 1 when all have started; the job must end soon, with an error, and leave no process."""
     with ended(process):
-        slurm_.wait(
-            lambda: all((directory / f'pid{rank}').exists() for rank in range(ranks)),
-            60,
-            'not all ranks start',
-            lambda: process.poll() is None or pytest.fail(''.join(process.communicate()), pytrace=False),
-        )
+        slurm_.wait(lambda: all((directory / f'pid{rank}').exists() for rank in range(ranks)), 60,
+                    'not all ranks start',
+                    lambda: process.poll() is None or pytest.fail(''.join(process.communicate()), pytrace=False))
         pids = [int((directory / f'pid{rank}').read_text()) for rank in range(ranks)]
         start = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
@@ -286,23 +282,15 @@ def test_killed_rank_ends_the_job_under_srun(slurm, pytorch, distributed, tmp_pa
 @LAUNCHERS
 def test_killed_rank_ends_the_job_under_launcher(request, name, pytorch, distributed, tmp_path):
     command = launch(request, name, 4, distributed, *sleepers(tmp_path))
-    job = subprocess.Popen(
-        list(map(str, command)),
-        env=pytorch.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    job = subprocess.Popen(list(map(str, command)), env=pytorch.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, start_new_session=True)
     kill_rank_1(job, tmp_path, 4)
 
 
 def test_batch_script_without_srun_is_an_error(slurm, pytorch, distributed):
     """One rank that believes it is the whole job would waste the other nodes in silence."""
-    batch = slurm.sbatch(
-        f'#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n"{distributed}" -c "print(1)"\n', env=pytorch.env
-    )
+    batch = slurm.sbatch(f'#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n"{distributed}" -c "print(1)"\n',
+                         env=pytorch.env)
     assert batch.returncode != 0
     assert 'srun' in batch.output and 'conda-python-distributed' in batch.output
 

@@ -177,8 +177,8 @@ def warm_up():
     from importlib.machinery import SourceFileLoader
     from easybuild.tools.toolchain.utilities import search_toolchain
     search_toolchain('')
-    for name in ('easyblocks.pytorch', 'easyblocks.generic.tarball', 'tools.package.package_naming_scheme.easybuild_pns',
-                 'tools.module_naming_scheme.hierarchical_mns', 'tools.repository.filerepo', 'tools.job.slurm'):
+    for name in ('easyblocks.pytorch', 'easyblocks.generic.tarball', 'tools.job.slurm', 'tools.repository.filerepo',
+                 'tools.module_naming_scheme.hierarchical_mns', 'tools.package.package_naming_scheme.easybuild_pns'):
         import_module('easybuild.' + name)
     inspect.getouterframes(inspect.currentframe())      # for each error; fills inspect's caches
 
