@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from testbed import ROOT, modulestools, quickvenv, run, wheels
+from testbed import ROOT, quickvenv, run, wheels
 from testbed.easybuild import BIN, EasyBuild
 
 UV = str(BIN / 'uv')
@@ -774,8 +774,3 @@ def test_only_our_own_variables_without_site_values(tiny, lmod, tmp_path):
     eb('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
     text = (eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
     assert 'FI_CXI' not in text and 'hsn' not in text
-
-
-def test_modulestools_are_both_tried():
-    """Guards the parametrisation above: the two tools are different programs with different syntaxes."""
-    assert {modulestools.lmod().syntax, modulestools.envmodules().syntax} == {'Lua', 'Tcl'}

