@@ -234,7 +234,7 @@ def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
 
 # --- eb that locks by itself
 
-def test_one_command_without_a_lock_file(tiny, eb_env, program):
+def test_one_command_without_a_lock_file(tiny, eb_env):
     """`eb` locks in the source path, says once what, installs; the next installation is the same."""
     store = eb_env.prefix / 'sources/p/PyTorch'
     done = eb_env(tiny.easyconfig, env=tiny.pip_env)
@@ -364,10 +364,9 @@ def flat_page(tiny, with_hash):
             thread.join()
 
 
-@pytest.mark.parametrize('with_hash', [True, False])
-def test_wheels_of_a_flat_page_and_of_an_address(tiny, program, eb_env, with_hash):
+def test_wheels_of_a_flat_page_and_of_an_address(tiny, program, eb_env):
     """Elsewhere pip is not configured for that page, and the lock file names it."""
-    with flat_page(tiny, with_hash) as address:
+    with flat_page(tiny, with_hash=program == 'pip') as address:
         link = f'{address}/{tiny.wheels[1].name}'
         tiny.write(packages=f"['alpha==1.0', 'beta @ {link}#sha256={wheels.sha256(tiny.wheels[1])}']")
         tiny.lock()
@@ -436,9 +435,10 @@ def test_index_that_pip_does_not_trust(tiny):
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
-def test_malformed_address_of_a_proxy(tiny, program):
+@pytest.mark.parametrize('proxy', ['http://', 'htp://proxy.example:3128'])
+def test_malformed_address_of_a_proxy(tiny, proxy):
     tiny.write(options="index_urls = ['https://packages.example/whl']")
-    tiny.pip_env.update(https_proxy='http://', no_proxy='')
+    tiny.pip_env.update(https_proxy=proxy, no_proxy='')
     done = tiny.lock(check=False)
     assert done.returncode == 1 and 'must have the form http://HOST:PORT' in said(done) and 'Traceback' not in said(done)
     assert not tiny.lock_file.exists()

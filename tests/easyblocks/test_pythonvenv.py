@@ -359,12 +359,10 @@ def same_length_and_time(path):
 
 CHANGES = [
     (lambda site: same_length_and_time(site.alpha), '/site-packages/alpha.py'),
-    (lambda site: (site.alpha.parent / 'beta.py').unlink(), '/site-packages/beta.py'),
     (lambda site: (site.alpha.parent / 'stray.py').write_text(''), '/site-packages/stray.py'),
     (lambda site: [path.unlink() for path in site.alpha.parent.glob('__pycache__/alpha.*')], '__pycache__/alpha.'),
     (lambda site: (site.root / 'bin/activate').unlink(), 'bin/activate'),
     (lambda site: os.truncate(site.root / 'made-from.json', 1000), 'another Python, and 5 more'),
-    (lambda site: (site.root / 'made-from.json').write_text('{}'), 'another Python, and 5 more'),
     (lambda site: (site.root / 'made-from.json').write_text('1'), 'another Python, and 5 more'),
     (lambda site: site.write(lock=wheels.lock_text(site.wheels) + '# another\n'), 'another lock file'),
     (lambda site: site.write(options=f"python_command = '{quickvenv.python3('/usr/bin/python3')}/python3'"), 'another Python'),
@@ -447,11 +445,10 @@ def changed(content):
 
 def test_index_that_answers_with_another_file(tiny, eb_env, installer):
     with index_server(tiny, changed) as (address, asked):
-        env = {**installer, 'PIP_INDEX_URL': address}
-        for options in [[], ['--fetch']]:
-            done = eb_env(*options, tiny.easyconfig, env=env, check=False)
-            assert done.returncode == 42 and 'do not install it' in output(done), output(done)
-            assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
+        options = ['--fetch'] if installer['SLINGTORCH_UV'] else []
+        done = eb_env(*options, tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address}, check=False)
+        assert done.returncode == 42 and 'do not install it' in output(done), output(done)
+        assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
     assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
     assert [path for path in asked if path.endswith('.whl')]
 
@@ -532,10 +529,9 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
         sorted(wheel.name for wheel in tiny.wheels)
 
 
-@pytest.mark.parametrize('proxy', ['http://', 'proxy.example:port', 'htp://proxy.example:3128'])
-def test_malformed_address_of_a_proxy(tiny, eb_env, proxy):
+def test_malformed_address_of_a_proxy(tiny, eb_env):
     env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'https://packages.example/simple',
-           'https_proxy': proxy, 'no_proxy': '', 'PIP_NO_INDEX': None}
+           'https_proxy': 'proxy.example:port', 'no_proxy': '', 'PIP_NO_INDEX': None}
     done = eb_env(tiny.easyconfig, env=env, check=False)
     assert done.returncode != 0 and 'Traceback' not in output(done)
     said = ' '.join(done.stderr.split())
@@ -643,17 +639,18 @@ def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
-def test_full_disk_while_downloading(tiny, eb_env, tmp_path, installer):
+def test_full_disk_while_downloading(tiny, eb_env, tmp_path):
     tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
     tiny.write()
+    direct = {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1'}
     with small_disk(tmp_path / 'small', '30m') as disk, index_server(tiny) as (address, _):
         path = f'{disk}:{ROOT}/runscripts'
-        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**installer, 'PIP_INDEX_URL': address}, check=False)
+        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**direct, 'PIP_INDEX_URL': address}, check=False)
         assert done.returncode != 0 and f'Downloading the packages of {tiny.lock_file} failed (to {disk}' in output(done)
         assert 'Free some space' in output(done), output(done)
         assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
     with index_server(tiny) as (address, _):
-        eb_env(tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address})
+        eb_env(tiny.easyconfig, env={**direct, 'PIP_INDEX_URL': address})
 
 
 def start_installation(tiny, eb_env, *options, root=None):
