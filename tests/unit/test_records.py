@@ -17,14 +17,7 @@ from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
-KEYS = {
-    'environment': 'process rank host nodes error not-printed wrong', 'layout': '', 'nodefile': 'first',
-    'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
-    'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
-}
-OTHERS = {'pals', 'flux', 'libnccl', 'cray-mpich', 'variables', 'faults'}     # kinds with other forms, and tests of their own
-ALWAYS = ['machine', 'url', 'published', 'cut']
-SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
+KINDS = ('environment', 'layout', 'nodefile', 'mpich-display', 'nccl', 'job', 'fi_info', 'interfaces', 'sinfo', 'rocm-smi', 'modules')
 FAULTS, RULES = explain.read_faults(), explain.read_rules()
 
 
@@ -42,7 +35,7 @@ class Record:
         return dict(found + re.findall(r'(?m): set ([A-Z]\w*) to (.*)$', self.text))
 
 
-ALL = [Record(path) for kind in KEYS for path in sorted((RECORDS / kind).glob('*.txt'))]
+ALL = [Record(path) for kind in KINDS for path in sorted((RECORDS / kind).glob('*.txt'))]
 
 
 def each(*kinds, key=None):
