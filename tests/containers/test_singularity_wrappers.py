@@ -235,12 +235,12 @@ def test_exit_status(small):
 
 def test_signals_reach_the_command(small):
     code = 'import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print("ready", flush=True); ' \
-           'time.sleep(60)'
+           'time.sleep(600)'
     process = subprocess.Popen([small.root / 'bin/python', '-c', code], env=small.env, stdout=subprocess.PIPE,
                                text=True)
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 42
+    assert process.wait(timeout=240) == 42
 
 
 def test_no_recursion_inside(small):

@@ -660,7 +660,7 @@ def start_installation(tiny, eb_env, *options, root=None):
     shutil.rmtree(many, ignore_errors=True)     # of the one that was killed
     process = subprocess.Popen([str(BIN / 'eb'), str(tiny.easyconfig), *options], env=env, cwd=eb_env.prefix, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not many.exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, 'eb did not get to the install step'

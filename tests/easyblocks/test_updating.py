@@ -128,7 +128,7 @@ def test_copies_are_kept_for_long(installed):
     assert (installed.container / 'runscripts').resolve() != earlier
 
 
-@pytest.mark.parametrize('where', ['in-container', 'runscripts', '1.0.lua'])
+@pytest.mark.parametrize('where', ['container.conf', 'runscripts', '1.0.lua'])
 def test_killed_in_the_middle(installed, tmp_path, lmod, where):
     """Runscripts, module and each command are the old or the new one, and the same command goes on."""
     (tmp_path / 'sitecustomize.py').write_text(KILL)

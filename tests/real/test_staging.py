@@ -112,7 +112,7 @@ def test_renewed_while_staged_jobs_start_and_run(slurm, lmod, tmp_path):
            f'--sourcepath={tmp_path}:{bundle}')
         assert (own.runscripts / 'get-master').read_text().endswith('# a fix\n')
         word.write('go on\n')
-    out, err = job.communicate(timeout=120)
+    out, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
     assert sorted(line.split()[0] for line in out.splitlines()) == list('0123') and out.count('/env True') == 4
     staging.program('sbcast', 'exec /usr/bin/sbcast "$@"')
@@ -199,7 +199,7 @@ def test_signals_reach_python_and_its_end_is_the_ranks(alone, number):
     process = alone.popen(handler)
     assert process.stdout.readline() == 'running\n'
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == (-number, f'got {int(number)}\n')
     assert alone.left() == []
 
@@ -211,7 +211,7 @@ def test_killed_first_rank(alone):
     process.kill()
     os.kill(python, signal.SIGKILL)
     process.communicate()
-    wait(lambda: alone.left() == [], 60, 'the watcher does not clean up')
+    wait(lambda: alone.left() == [], 240, 'the watcher does not clean up')
 
 
 def test_what_a_killed_start_left_is_removed_by_the_next(alone, image_env):
@@ -297,7 +297,7 @@ def pbs_nodes(alone, count, env=()):
                **dict(env)}
         processes.append(subprocess.Popen([START, '--stage', '-c', SHOW], env=own, text=True, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE))
-    said = [process.communicate(timeout=120) for process in processes]
+    said = [process.communicate(timeout=240) for process in processes]
     return [subprocess.CompletedProcess(process.args, process.returncode, *words)
             for process, words in zip(processes, said)]
 
@@ -415,6 +415,6 @@ def test_killed_job_leaves_nothing(staging, when, number):
         assert process.stdout.readline() == 'running\n'
     jobs = run(['squeue', '-h', '-o', '%i'], env=staging.slurm.env).stdout.split()
     run(['scancel', *([] if number == 'TERM' else ['--signal=KILL']), *jobs], env=staging.slurm.env)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode != 0
-    wait(staging.nothing_is_left, 60, f'the nodes are not clean: {[staging.left(node) for node in NODES]}')
+    wait(staging.nothing_is_left, 240, f'the nodes are not clean: {[staging.left(node) for node in NODES]}')

@@ -115,10 +115,13 @@ def test_forked_eb_is_eb(lmod, tmp_path):
 
 
 def test_forked_eb_that_does_not_end_is_killed(eb_env, tmp_path):
-    path = toy(tmp_path, f'echo $$ > {tmp_path}/pid; sleep 600')
-    with pytest.raises(subprocess.TimeoutExpired):
-        eb_env(path, timeout=10)
-    slurm_.wait(lambda: not alive((tmp_path / 'pid').read_text().strip()), 10, 'what it started runs on')
+    path = toy(tmp_path, f'echo $$ > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/pid; sleep 600')
+    for seconds in (10, 60, 360):   # until it has come as far as its program
+        with pytest.raises(subprocess.TimeoutExpired):
+            eb_env(path, '--ignore-locks', timeout=seconds)
+        if (tmp_path / 'pid').exists():
+            break
+    slurm_.wait(lambda: not alive((tmp_path / 'pid').read_text().strip()), 120, 'what it started runs on')
 
 
 def alive(pid):

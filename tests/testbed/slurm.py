@@ -237,7 +237,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self.daemon('munged', '--foreground', '--force', f'--socket={self.dir}/munge.socket',
                     f'--key-file={self.dir}/munge.key', f'--pid-file={self.dir}/munged.pid',
                     f'--log-file={self.dir}/munged.log', f'--seed-file={self.dir}/munge.seed')
-        wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
+        wait(lambda: (self.dir / 'munge.socket').exists(), 240, 'munged makes no socket', self.check_daemons)
         self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
         for node in self.nodes:
             own = self.dir / f'local.{node}'
@@ -286,7 +286,7 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             done = run(self.command('sinfo', '-h', '-N', '-o', '%T'), env=self.env, check=False)
             return done.stdout.split() == ['idle'] * len(self.nodes)
 
-        wait(idle, 60, 'the nodes do not become idle', self.check_daemons)
+        wait(idle, 240, 'the nodes do not become idle', self.check_daemons)
 
     def stop(self):
         """End jobs, then daemons, then remove the directory."""

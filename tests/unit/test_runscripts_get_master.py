@@ -17,7 +17,7 @@ GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-m
 
 def get_master(*args, env=(), program=GET_MASTER):
     return subprocess.run([str(program), *args], env={"PATH": "/usr/bin:/bin", **dict(env)}, capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=300)
 
 
 def first(*args, **more):
