@@ -18,6 +18,7 @@ from testbed.easybuild import BIN
 
 PYTHON = '%d.%d' % sys.version_info[:2]
 MACHINE = os.uname().machine
+UV = str(BIN / 'uv')
 
 
 class Locked:
@@ -90,7 +91,7 @@ def tiny(tmp_path):
 @pytest.fixture(params=['uv', 'pip'])
 def program(tiny, request):
     """Which of both chooses the packages."""
-    tiny.pip_env['SLINGTORCH_UV'] = str(BIN / 'uv') if request.param == 'uv' else ''
+    tiny.pip_env['SLINGTORCH_UV'] = UV if request.param == 'uv' else ''
     return request.param
 
 
@@ -154,7 +155,7 @@ wheel_platform = ['manylinux_2_28_x86_64', 'manylinux_2_28_aarch64']""")
     assert "\nbeta==1.4 ; python_version == '3.10' \\\n" in text
     assert f"\nbeta==1.5 ; python_version == '{PYTHON}' \\\n" in text and '\ntorch==2.0+rocm1 \\\n' in text
     assert "\nalpha==1.0 ; platform_machine == 'aarch64' \\\n" in text
-    for uv in (str(BIN / 'uv'), ''):
+    for uv in (UV, ''):
         eb_env(tiny.easyconfig, '--force', env={**tiny.pip_env, 'SLINGTORCH_UV': uv})
         there = {path.name for path in eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/*')}
         assert {'torch.py', 'beta.py'} < there and ('alpha.py' in there) == (MACHINE == 'aarch64')
@@ -260,7 +261,8 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
     assert done.returncode != 0 and 'does not pin alpha==1.0, beta: remove the lock file' in said(done)
     made.unlink()
-    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env))
+    env = {**tiny.pip_env, 'SLINGTORCH_UV': ''}    # and pip does it too
+    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--rebuild', env=env))
 
 
 def test_fetch_locks_and_the_next_eb_needs_no_index(tiny, eb_env):
@@ -288,7 +290,7 @@ def test_locking_that_fails_says_why(tiny, eb_env, program):
 def test_index_that_answers_eb_with_another_file(tiny, eb_env):
     """The hash is that of the index's page, and the file is refused."""
     wheels.make_wheel(tiny.files, 'beta', '1.5', files={'beta.py': 'raise SystemExit("evil")\n'})
-    tiny.pip_env['SLINGTORCH_UV'] = str(BIN / 'uv')
+    tiny.pip_env['SLINGTORCH_UV'] = UV
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     assert done.returncode != 0 and 'DO NOT MATCH THE HASHES' in said(done)
     assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
@@ -399,7 +401,7 @@ def test_index_of_the_centre_where_the_user_has_pip_install_to_the_home_director
     for name, text in [('centre', f'index-url = {tiny.address}'), ('own', 'user = true' if where == 'file' else '')]:
         (tiny.dir / name / 'pip').mkdir(parents=True)
         (tiny.dir / name / 'pip/pip.conf').write_text(f'[global]\n{text}\n')
-    tiny.pip_env.update(SLINGTORCH_UV=str(BIN / 'uv'), XDG_CONFIG_DIRS=str(tiny.dir / 'centre'), PIP_INDEX_URL=None,
+    tiny.pip_env.update(SLINGTORCH_UV=UV, XDG_CONFIG_DIRS=str(tiny.dir / 'centre'), PIP_INDEX_URL=None,
                         XDG_CONFIG_HOME=str(tiny.dir / 'own'), PIP_CONFIG_FILE=None, https_proxy='http://127.0.0.1:9',
                         PIP_USER='1' if where == 'variable' else None, no_proxy='')
     tiny.lock()
@@ -435,10 +437,10 @@ def test_index_that_pip_does_not_trust(tiny):
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
-@pytest.mark.parametrize('proxy', ['http://', 'htp://proxy.example:3128'])
-def test_malformed_address_of_a_proxy(tiny, proxy):
+@pytest.mark.parametrize('proxy, uv', [('http://', UV), ('http://', ''), ('htp://proxy.example:3128', UV)])
+def test_malformed_address_of_a_proxy(tiny, proxy, uv):
     tiny.write(options="index_urls = ['https://packages.example/whl']")
-    tiny.pip_env.update(https_proxy=proxy, no_proxy='')
+    tiny.pip_env.update(https_proxy=proxy, no_proxy='', SLINGTORCH_UV=uv)
     done = tiny.lock(check=False)
     assert done.returncode == 1 and 'must have the form http://HOST:PORT' in said(done) and 'Traceback' not in said(done)
     assert not tiny.lock_file.exists()
