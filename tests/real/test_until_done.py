@@ -5,11 +5,12 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
 import testbed
-from testbed import NODES, ROOT, debianroot, launchers, slurm as slurm_
+from testbed import NODES, ROOT, debianroot, launchers, run, slurm as slurm_
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -75,17 +76,29 @@ class Job:
 
     def state(self):
         """State, and in another word the exit status."""
+        return self.shown(r'JobState=(\S+)'), self.shown(r'ExitCode=(\d+):')
+
+    def steps(self):
+        """Processes of slurmstepd, on all nodes."""
+        return run(['pgrep', '-f', rf'slurmstepd: \[{self.id}\.'], check=False).stdout.split()
+
+    def shown(self, pattern):
         text = self.cluster.run('scontrol', '--oneliner', 'show', 'job', self.id).stdout
-        return re.search(r' JobState=(\S+)', text).group(1), re.search(r' ExitCode=(\d+):', text).group(1)
+        return re.search(f' {pattern}', text).group(1)
 
     def wait(self, condition, problem):
-        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here until nothing is left."""
+        """A requeued job waits for two minutes (AuthInfo=cred_expire in slurm.conf's manual), here for two seconds.
+
+        Not less: slurmd refuses a credential of the second in which the last start ended. And a step that is left on a
+        node which was down removes the socket of the next step, which has its number.
+        """
         def now():
-            states = self.cluster.run('sinfo', '-h', '-N', '-o', '%T').stdout.split()
-            if any(state.startswith('down') for state in states):
+            if 'down' in self.cluster.run('sinfo', '-h', '-N', '-o', '%T').stdout:
                 self.cluster.run('scontrol', 'update', f'NodeName={self.cluster.nodes[1]}', 'State=RESUME', check=False)
-            elif all(state.startswith('idle') for state in states) and self.state()[0] == 'PENDING':
-                self.cluster.run('scontrol', 'update', f'JobId={self.id}', 'StartTime=now', check=False)
+            elif self.state()[0] == 'PENDING' and not self.steps():
+                start = self.shown(r'StartTime=(\S+)')
+                if start != 'Unknown' and time.mktime(time.strptime(start, '%Y-%m-%dT%H:%M:%S')) > time.time() + 10:
+                    self.cluster.run('scontrol', 'update', f'JobId={self.id}', 'StartTime=now+2', check=False)
             return condition()
         try:
             wait(now, 240, problem)
@@ -99,8 +112,7 @@ class Job:
         self.wait(lambda: self.restarts() > before, 'Slurm does not requeue it')
 
     def restarts(self):
-        text = self.cluster.run('scontrol', '--oneliner', 'show', 'job', self.id).stdout
-        return int(re.search(r' Restarts=(\d+)', text).group(1))
+        return int(self.shown(r'Restarts=(\d+)'))
 
     def wait_at(self, epoch, ranks=2):
         self.wait(lambda: len(list(self.dir.glob(f'at-{epoch}-*'))) == ranks, f'epoch {epoch} is not there')
