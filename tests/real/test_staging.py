@@ -88,7 +88,7 @@ def test_once_per_job_and_gone_afterwards(staging):
     assert len(calls) == 2 and all(call.startswith('0 ') for call in calls)  # the image, and the word that it is there
     assert str(staging.image_env.image) in calls[0]
     assert done.stderr.count('\n') == 1 and f'staged {staging.image_env.image} to {local}/' in done.stderr
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')     # the watcher may end after the step
 
 
 def test_renewed_while_staged_jobs_start_and_run(slurm, lmod, tmp_path):
@@ -186,7 +186,7 @@ def test_status_input_and_arguments_are_pythons(alone):
     process = alone.popen(code, stdin=subprocess.PIPE)
     out, _ = process.communicate('words')
     assert (process.returncode, out) == (7, 'words\n')
-    assert alone.left() == []
+    wait(lambda: alone.left() == [], 240, 'the node is not clean')
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -201,7 +201,7 @@ def test_signals_reach_python_and_its_end_is_the_ranks(alone, number):
     process.send_signal(number)
     out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == (-number, f'got {int(number)}\n')
-    assert alone.left() == []
+    wait(lambda: alone.left() == [], 240, 'the node is not clean')
 
 
 def test_killed_first_rank(alone):
@@ -337,7 +337,7 @@ def test_one_node_that_cannot_take_it(staging, options, words):
         said = [line for line in done.stderr.splitlines() if 'not staged' in line]
         assert len(said) == 1 and f'node {NODES[1]}: not staged: ' in said[0] and words in said[0]
         assert f'uses the shared copy {staging.image_env.root}' in said[0]
-        assert not any('stage-' in path for path in staging.left(NODES[0]))
+        wait(lambda: not any('stage-' in path for path in staging.left(NODES[0])), 240, 'the other node is not clean')
 
 
 def test_damaged_image(staging):
@@ -352,7 +352,7 @@ def test_damaged_image(staging):
     for node in NODES:
         [line] = [line for line in done.stderr.splitlines() if f'node {node}: not staged: ' in line]
         assert 'is not the one that was installed (sha256 ' in line and 'eb --rebuild' in line
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def without(staging, *names):
@@ -371,7 +371,7 @@ def test_no_fuse(staging):
     assert_staged(done, (True, True))
     for node in NODES:
         assert done.stderr.count(f'node {node}: cannot mount the image (no squashfuse') == 1
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def test_neither_fuse_nor_unsquashfs(staging):
@@ -379,7 +379,7 @@ def test_neither_fuse_nor_unsquashfs(staging):
     assert_staged(done, (False, False))
     for node in NODES:
         assert done.stderr.count(f'node {node}: not staged: the image can be neither mounted') == 1
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def test_storage_from_which_nothing_may_be_started(staging):
