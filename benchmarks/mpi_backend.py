@@ -4,7 +4,6 @@
 
     MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --json slingmpi.json
     MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --overlap
-    python benchmarks/mpi_backend.py --plot slingmpi.png slingmpi.json
 
 us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest tenth of the rounds has it: what else
 runs on the machine interrupts the others. The columns are:
@@ -192,26 +191,6 @@ def overlap(names, rounds):
     return rows
 
 
-def plot(file, results):
-    """GB/s by size, as a picture."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    result = json.loads(pathlib.Path(results).read_text())
-    figure, axes = pyplot.subplots(figsize=(6.4, 4))
-    for name in result['columns']:
-        if name.split()[0] not in ('none', 'MPI_I'):
-            axes.plot([row['bytes'] for row in result['rows']],
-                      [row['bytes'] / row[name] / 1e3 for row in result['rows']], marker='o', markersize=3, label=name)
-    axes.set(xscale='log', yscale='log', xlabel='bytes', ylabel='GB/s (bytes / time)',
-             title=f'all_reduce on {result["ranks"]} ranks of one machine, {result["mpi"]}')
-    axes.set_xscale('log', base=2)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=90)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE')
@@ -220,11 +199,7 @@ def main():
     parser.add_argument('--backends', default='gloo', help="others, by comma (default: gloo, and mpi where it is)")
     parser.add_argument('--module', help="registers a backend when it is imported")
     parser.add_argument('--sizes', help="bytes, by comma")
-    parser.add_argument('--plot', metavar='PNG', help="draw the results in this file, and end")
-    parser.add_argument('results', nargs='?')
     args = parser.parse_args()
-    if args.plot:
-        return plot(args.plot, args.results)
     import torch
     import torch.distributed as dist
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What staging an environment costs and saves (docs/staging.md). Needs a PyTorch that was installed with
+What staging an environment costs and saves (docs/runscripts.md). Needs a PyTorch that was installed with
 'environment_image = True', strace, squashfuse, and for (b) and (c) root and the tests' emulated Slurm nodes:
 
     PYTHONPATH=tests benchmarks/staging.py --environment $EBROOTPYTORCH --json staging.json
-    benchmarks/staging.py --model docs/images/staging.svg            only the drawing of (d)
+    benchmarks/staging.py                                            only (d), which tools/pictures.py draws
 
 (a) metadata calls of `import torch` to where environment, interpreter and runscripts are installed, per rank: the plain
     environment against the staged one. Goal: at most 50 staged.
@@ -37,7 +37,7 @@ GOALS = {'calls': 50, 'staging': 1.3, 'start': 1.0}
 
 # bytes/s and seconds; what the curves are drawn with
 MODEL = {'bandwidth': 1.0e9, 'fanout': 8, 'block': 8e6, 'latency': 1e-3, 'sha256': 0.5e9, 'mount': 0.1}
-# seconds by nodes; sources in docs/verification.md
+# seconds by nodes; whose they are: docs/verification.md
 PUBLISHED = {
     'ezpz, tarball of 8 GB': {8: 70, 256: 133, 1024: 255, 4096: 751},
     'Aurora, imports from Lustre': {64: 78, 2048: 120},
@@ -135,56 +135,13 @@ def model(nodes, size, bandwidth=MODEL['bandwidth'], fanout=MODEL['fanout']):
     return math.ceil(size / MODEL['block']) * per_block + size / MODEL['sha256'] + MODEL['mount']
 
 
-def draw(path):
-    """Write the model's curves and the published figures as SVG, without any package."""
-    left, top, width, height = 60, 20, 560, 340
-    nodes = [1 << power for power in range(1, 13)]
-    curves = {'model, 8 GB at 1 GB/s': [(n, model(n, 8e9)) for n in nodes],
-              'model, 0.3 GB at 1 GB/s': [(n, model(n, 0.3e9)) for n in nodes],
-              'model, 0.3 GB at 0.2 GB/s': [(n, model(n, 0.3e9, 0.2e9)) for n in nodes]}
-    curves.update({name: sorted(points.items()) for name, points in PUBLISHED.items()})
-    low, high = 1, 2000
-
-    def place(count, seconds):
-        return (left + width * math.log2(count) / 12.3,
-                top + height * (1 - math.log10(max(seconds, low) / low) / math.log10(high / low)))
-
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 230}" height="{top + height + 50}" '
-             'font-family="sans-serif" font-size="12">', '<!-- SPDX-License-Identifier: GPL-2.0-only -->',
-             '<rect width="100%" height="100%" fill="white"/>']
-    for count in (2, 8, 64, 256, 1024, 4096):
-        x, y = place(count, low)
-        parts.append(f'<path d="M{x:.0f} {y:.0f}V{top}" stroke="#ddd"/><text x="{x:.0f}" y="{y + 18:.0f}" '
-                     f'text-anchor="middle">{count}</text>')
-    for seconds in (1, 10, 100, 1000):
-        y = place(1, seconds)[1]
-        parts.append(f'<path d="M{left} {y:.0f}h{width}" stroke="#ddd"/><text x="{left - 6}" y="{y + 4:.0f}" '
-                     f'text-anchor="end">{seconds}</text>')
-    parts.append(f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">nodes</text>'
-                 f'<text x="14" y="{top + height / 2}" transform="rotate(-90 14 {top + height / 2})" '
-                 'text-anchor="middle">seconds</text>')
-    colours = ['#1f77b4', '#2ca02c', '#98df8a', '#d62728', '#7f7f7f', '#9467bd', '#ff7f0e', '#8c564b']
-    for number, (name, points) in enumerate(curves.items()):
-        colour, placed = colours[number], [place(*point) for point in points]
-        line = ' '.join(f'{x:.1f},{y:.1f}' for x, y in placed)
-        dashes = '' if name.startswith('model') else ' stroke-dasharray="5 4"'
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
-        if not name.startswith('model'):
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in placed]
-        parts.append(f'<text x="{left + width + 14}" y="{top + 16 + 20 * number}" fill="{colour}">{name}</text>')
-    pathlib.Path(path).write_text('\n'.join(parts + ['</svg>']) + '\n')
-
-
 def main():
-    """Measure, print tables, write JSON and the drawing; status 1 if a goal is missed."""
+    """Measure, print tables, write JSON; status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--environment', type=pathlib.Path, metavar='DIR', help='an installation with an image')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--json', metavar='FILE')
-    parser.add_argument('--model', metavar='FILE', help='draw the model (SVG)')
     options = parser.parse_args()
-    if options.model:
-        draw(options.model)
     if not options.environment:
         print('%8s %14s %14s %18s' % ('nodes', '8 GB, 1 GB/s', '0.3 GB, 1 GB/s', '0.3 GB, 0.2 GB/s'))
         for nodes in (2, 8, 64, 256, 1024, 4096):

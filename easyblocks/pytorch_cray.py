@@ -27,6 +27,8 @@ from slingtorch.job.machine import Machine
 
 # software that is an MPI, as EasyBuild or the metadata of external modules name it
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
+# for C and C++, in bin/ of the dependency that is an MPI, else in $PATH
+MPI_COMPILERS = ['mpicc', 'mpicxx']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 # GiB that one compilation may take
@@ -55,8 +57,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             extra_vars = parent.extra_options(extra_vars)
         extra_vars = with_parameters(extra_vars, {
             'ccache': [None, "Compile through ccache, to resume: True, False, or None: if there is one in $PATH"],
-            'mpi_compilers': [['mpicc', 'mpicxx'], "MPI's compilers for C and C++: names in the directory bin/ of the "
-                                                   "dependency that is an MPI, else in $PATH; or full paths"],
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
             'only_site': [None, "Name of the one site that this easyconfig is for"],
             'version_label': [None, "What follows '+' in the version that PyTorch itself gives; None: only_site, with "
@@ -99,10 +99,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def check_parameters(self):
         """Check the values of easyconfig parameters that only have an effect later."""
-        compilers = self.cfg['mpi_compilers']
-        if len(compilers) != 2:
-            raise EasyBuildError("mpi_compilers is %r: it must name those for C and C++, such as ['mpicc', 'mpicxx']",
-                                 compilers)
         cuda = self.dependency(['CUDA'])
         oldest = next((limit for since, limit in OLDEST_CUDA
                        if LooseVersion(self.version) >= LooseVersion(since)), None)
@@ -145,18 +141,16 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def find_mpi_compilers(self):
         """Full paths of MPI's compilers; None in place of one that is not there."""
         root = self.first_root(MPI_NAMES)[1]
-        paths = [os.path.join(root, 'bin', name) if root else name for name in self.cfg['mpi_compilers']]
+        paths = [os.path.join(root, 'bin', name) if root else name for name in MPI_COMPILERS]
         return [which(path, on_error=IGNORE) for path in paths]
 
     def check_mpi(self):
         """Check that there is one MPI to build with. Another one in $PATH gets a warning."""
         name, root = self.first_root(MPI_NAMES)
-        wanted = self.cfg['mpi_compilers']
         if None in self.mpi_compilers:
-            raise EasyBuildError("No MPI to build PyTorch with: %s %s not found in %s. Add the module of an MPI to the "
-                                 "dependencies (an external module needs name, version and prefix in the metadata "
-                                 "file), or name its compilers with mpi_compilers", ' and '.join(wanted),
-                                 'were' if len(wanted) > 1 else 'was', os.path.join(root, 'bin') if root else '$PATH')
+            raise EasyBuildError("No MPI to build PyTorch with: %s were not found in %s. Add the module of an MPI to "
+                                 "the dependencies (an external module needs name, version and prefix in the metadata "
+                                 "file)", ' and '.join(MPI_COMPILERS), os.path.join(root, 'bin') if root else '$PATH')
         own = mpi_library(self.mpi_compilers[0])
         if not own:
             raise EasyBuildError("It cannot be told which MPI %s links: it makes no library from a call of MPI_Init, "
@@ -173,8 +167,8 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                 others[library] = path
         found = ', '.join('%s (%s)' % (path, library) for library, path in sorted(others.items()))
         if others and not name:
-            raise EasyBuildError("Two MPIs are in $PATH: %s (%s) and %s. Unload one, or say which with the parameter "
-                                 "mpi_compilers or a dependency", self.mpi_compilers[0], own, found)
+            raise EasyBuildError("Two MPIs are in $PATH: %s (%s) and %s. Unload one, or make the right one a "
+                                 "dependency", self.mpi_compilers[0], own, found)
         if others:
             print_warning("Another MPI is in $PATH: %s. PyTorch is built with that of %s", found, name, log=self.log)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
@@ -195,7 +189,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     def configure_step(self):
         """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
         if self.dry_run:
-            self.dry_run_msg("  * MPI's compilers: %s of the dependency that is an MPI", self.cfg['mpi_compilers'])
+            self.dry_run_msg("  * MPI's compilers: %s of the dependency that is an MPI", MPI_COMPILERS)
             self.dry_run_msg("  * GPU Transport Layer: %s", self.cfg['mpi_gtl'] or 'none')
             self.dry_run_msg("  * options of the easyconfig: %s", ' '.join(self.cfg['custom_opts']) or 'none')
             self.dry_run_msg("  Options that depend on the modules cannot be told without loading them")

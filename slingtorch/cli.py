@@ -484,8 +484,7 @@ def run_sites(args: argparse.Namespace) -> int:
 
 def run_lock(args: argparse.Namespace) -> int:
     """slingtorch lock"""
-    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()),
-              lambda: easybuild_configuration().options.sourcepath.split(':')[0], note, args.python)
+    lock.lock(lock.find_easyconfig(args.easyconfig, bundle_root()), note, args.python)
     return 0
 
 
@@ -573,16 +572,14 @@ def make_parser() -> argparse.ArgumentParser:
 
     locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
         Lets uv choose the packages that the easyconfig wants, for the Pythons and platforms that it names, and writes
-        versions and hashes to the lock file beside the easyconfig. Without uv pip does so for the Python and the
-        machine at hand, and downloads the packages to EasyBuild's source path. $SLINGTORCH_UV names another uv; empty:
-        none.""")
+        versions and hashes to the lock file beside the easyconfig. $SLINGTORCH_UV names another uv.""")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
     locking.add_argument('--python', metavar='PYTHON',
-                         help="Python whose pip is asked for indexes, and to choose without uv; default: this one")
+                         help="Python whose pip is asked for indexes; default: this one")
 
     making = command('new', run_new, "write an easyconfig for a project of your own", """
         Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
-        builds the project's own packages to wheels beside them (docs/extending.md).""")
+        builds the project's own packages to wheels beside them (docs/environments.md).""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")

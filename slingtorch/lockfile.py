@@ -3,9 +3,8 @@
 The lock file of an easyconfig of PythonVenv, written and read: for `eb`, which makes one where there is none yet, and
 for 'slingtorch lock'.
 
-With uv: it resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone,
-and takes the hashes of all files from the pages of the indexes. Without uv: pip downloads for the Python and the
-machine at hand, and the hashes are of what came.
+uv resolves for each Python and platform that the easyconfig names, whatever runs this, from metadata alone, and takes
+the hash of the wheel for each from the pages of the indexes.
 """
 import ast
 import collections
@@ -15,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.parse
 import urllib.request
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -23,9 +21,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 PLATFORM_REGEX = re.compile(r'^manylinux_2_(\d+)_(x86_64|aarch64)$')
 # newest glibc of the platforms that uv can be told (uv help pip compile, --python-platform)
 UV_GLIBCS = [17, 28] + list(range(31, 41))
-# what pip prints with -vv for a page that it does without; that a package is not on an index (404; 403 on PyTorch's) is
-# how it is with several indexes
-FAILED_PAGE_REGEX = re.compile(r'Could not fetch URL (\S+): (?!40[34] )(.*) - skipping')
 PROXY_REGEX = re.compile(r'^((https?|socks\w+)://([^/@]+@)?)?[^/:@]+(:\d+)?/?$')
 INDEX_FORM = re.compile(r'^(https?|file)://\S+$')
 # variables of uv that say how it works; those that say what it takes are pip's to say (uv_settings())
@@ -39,16 +34,15 @@ NOT_FOUND = (
     "No index has it for this Python and platform: compare version, python_versions and wheel_platform of the "
     "easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, besides "
     "index_urls).")
-# what pip or uv prints, and what to do then
+# what uv prints, and what to do then
 PROXY_PROBLEM = (
     'InvalidProxyURL|Proxy URL had|Failed to parse: |SOCKS support|[Ii]nvalid proxy',
     "The address of a proxy is not one that can be used: $https_proxy, $http_proxy and $all_proxy ('env | grep -i "
     "proxy' shows them) must have the form http://HOST:PORT. Correct them, or unset them where no proxy is needed.")
 REMEDIES = [
-    ('HASHES|Hash mismatch', "An index has answered with another file than its own page announces. Nothing was "
+    ('Hash mismatch', "An index has answered with another file than its own page announces. Nothing was "
      "written. Try again; if it stays so, do not install that file, and tell those who run the index."),
     PROXY_PROBLEM,
-    ('No matching distribution', NOT_FOUND),
     # uv says 'No solution found' of these as well
     ('conflicting dependencies|are incompatible',
      "The packages do not fit together: change python_packages or extra_packages of the easyconfig."),
@@ -118,6 +112,15 @@ def find_uv() -> Optional[str]:
                        stderr=subprocess.DEVNULL, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return uv
+
+
+def need_uv() -> str:
+    """Path of uv; RuntimeError without one."""
+    uv = find_uv()
+    if not uv:
+        raise RuntimeError("This needs uv, which comes with slingtorch on Python 3.8 or newer: %s -m pip install uv, "
+                           "or export SLINGTORCH_UV=/path/to/uv" % sys.executable)
     return uv
 
 
@@ -237,7 +240,7 @@ def download_sizes(uv: str, names: Any, python_version: str, settings: Settings)
 
 
 def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target, settings: Settings, say: Say) -> Any:
-    """All packages that these need, as uv chooses them, with the hashes of all their files: list of Package.
+    """All packages that these need, as uv chooses them, with the hash of the wheel for the target: list of Package.
 
     An index of pip's settings that does not answer is taken out of them; one of the easyconfig is a RuntimeError.
     """
@@ -245,11 +248,9 @@ def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target,
         done = uv_compile(uv, target, settings, index_urls, '--no-annotate', '--emit-index-annotation',
                           '--generate-hashes', '-', text='\n'.join(wanted) + '\n')
         if done.returncode == 0:
-            pylock = ''
-            if any('--hash=' not in entry for entry in entries_of_uv(done.stdout)):
-                # only in that format does uv give those of a flat page (seen with uv 0.13.9)
-                pylock = uv_compile(uv, target, settings, index_urls, '--format', 'pylock.toml', '-',
-                                    text='\n'.join(wanted) + '\n').stdout
+            # in that format uv names the file that it would install, also of a flat page (seen with uv 0.13.9)
+            pylock = uv_compile(uv, target, settings, index_urls, '--format', 'pylock.toml', '-',
+                                text='\n'.join(wanted) + '\n').stdout
             return packages_of_uv(done.stdout, pylock, index_urls, settings.get('find-links', '').split())
         # with all its lines: uv wraps none
         url = re.search(r'Failed to fetch: `?(\S+?)`?$', done.stderr, re.M)
@@ -287,7 +288,7 @@ def wheel_version(address: str) -> Any:
 def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) -> Any:
     """List of Package in what 'uv pip compile' wrote; RuntimeError if one has no hash, or is from elsewhere.
 
-    :param pylock: the same in the form of PEP 751, where a hash was missing
+    :param pylock: the same in the form of PEP 751
     :param pages: --find-links of pip's settings
     """
     packages, indexes = [], set()
@@ -300,9 +301,9 @@ def packages_of_uv(output: str, pylock: str, index_urls: List[str], pages: Any) 
                                "locked" % entry.splitlines()[0])
         name = found.group(1)  # type: ignore
         index = (re.findall(r'# from (\S+)', entry) or [''])[0]
-        hashes = re.findall(r'--hash=sha256:(\w+)', entry) or [digest for part in pylock.split('[[packages]]')
-                                                               if 'name = "%s"' % normalised(name) in part
-                                                               for digest in re.findall(r'sha256 = "(\w+)"', part)]
+        # uv computes those that an index does not give, and has them in its text alone
+        hashes = [digest for part in pylock.split('[[packages]]') if 'name = "%s"' % normalised(name) in part
+                  for digest in re.findall(r'sha256 = "(\w+)"', part)] or re.findall(r'--hash=sha256:(\w+)', entry)
         if not hashes:
             raise RuntimeError("The index gives no sha256 for %s %s (%s)" % (name, version, index))
         if not address and index in [hide_login(page) for page in pages]:
@@ -324,43 +325,6 @@ def check_indexes_used(index_urls: List[str], used: Any) -> None:
         if address not in used:
             raise RuntimeError("None of these packages was found on the package index %s: is its address right? "
                                "Nothing was written. Take it out of index_urls if it is not needed" % address)
-
-
-def resolve_with_pip(python: str, wanted: Any, index_urls: List[str], target: Target, store: Any) -> Any:
-    """Package list as pip chooses for the Python and machine at hand, downloaded to store; RuntimeError if it fails."""
-    with tempfile.TemporaryDirectory(dir=store) as work_dir:
-        command = [python, '-s', '-m', 'pip', 'download', '-vv', '--only-binary', ':all:', '--no-input', '--retries',
-                   '1', '--disable-pip-version-check', '--progress-bar', 'off', '--dest', work_dir]
-        command += [word for address in index_urls for word in ('--extra-index-url', address)]
-        done = subprocess.run(command + wanted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              stdin=subprocess.DEVNULL, universal_newlines=True)
-        # pip goes on without such an index, and might take a package of the same name from elsewhere
-        for url, reason in FAILED_PAGE_REGEX.findall(done.stdout):
-            if url.startswith(tuple(index_urls)):
-                raise no_answer(url, reason.strip())
-        if done.returncode:
-            # with -vv a traceback follows
-            text = done.stdout.partition('Exception information:')[0]
-            # of a traceback its last line is enough
-            lines = re.sub(r'(?s)\nTraceback .*?\n(?=\w+\.)', '\n', text).strip().splitlines()
-            first = next((number for number, line in enumerate(lines) if line.startswith('ERROR')), -12)
-            raise RuntimeError("pip (of %s) failed for Python %s on %s:\n%s\n%s" % (
-                python, target.python, target.platform, '\n'.join(lines[first:]),
-                problem_of(done.stdout, REMEDIES)[1]))
-        check_indexes_used(index_urls, [address for address in index_urls if re.search(
-            r'\(from %s/' % re.escape(address.rstrip('/')), done.stdout)])
-        packages = []
-        for file_name in sorted(os.listdir(work_dir)):
-            # PEP 427
-            name, version = file_name.split('-')[:2]
-            path = os.path.join(work_dir, file_name)
-            links = [text.partition('@')[2].partition('#')[0].strip() for text in wanted
-                     if os.path.basename(urllib.parse.unquote(text.partition('#')[0])) == file_name]
-            links += re.findall(r'Found link \S*/%s\S* \(from (?!\S+/%s/\))(\S+)\)' % (
-                re.escape(urllib.parse.quote(file_name)), re.escape(normalised(name))), done.stdout)
-            packages.append(Package(normalised(name), version, (sha256(path),), hide_login((links + [''])[0])))
-            os.replace(path, os.path.join(store, file_name))
-        return packages
 
 
 def sha256(path: str) -> str:
@@ -428,21 +392,6 @@ def machine_at_hand() -> Any:
     return libc or 'another C library', int(minor.group(1)) if minor else None, os.uname().machine
 
 
-def target_at_hand(python: str, recipe: Recipe, file_name: str) -> Target:
-    """For which Python and platform pip resolves; RuntimeError if that is none that the easyconfig names."""
-    version = subprocess.run([python, '-c', 'import sys; print("%s.%s" % sys.version_info[:2])'],
-                             stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
-    libc, minor, machine = machine_at_hand()
-    machines = [PLATFORM_REGEX.match(platform).group(2) for platform in recipe['platforms']]  # type: ignore
-    if version not in recipe['python_versions'] or machine not in machines or not minor:
-        raise RuntimeError("%s is for Python %s on %s, and this is Python %s (%s) on %s with %s. Without uv only what "
-                           "is at hand can be locked: install uv (%s -m pip install uv), or name another Python with "
-                           "--python"
-                           % (file_name, ', '.join(recipe['python_versions']), ', '.join(recipe['platforms']), version,
-                              python, machine, libc, sys.executable))
-    return Target(version, 'manylinux_2_%s_%s' % (minor, machine))
-
-
 def replace_file(path: str, text: str) -> None:
     """Write a file beside it first: a full disk leaves what was there."""
     try:
@@ -458,13 +407,12 @@ def replace_file(path: str, text: str) -> None:
             os.remove(path + '.new')
 
 
-def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any, say: Say) -> None:
+def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, say: Say) -> None:
     """Write a lock file; RuntimeError if the packages cannot be had.
 
     :param recipe: what the easyconfig says: see check_recipe(). Also, besides pip's configuration, links (for
         --find-links) and more_urls (indexes that may fail to answer)
-    :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
-    :param store: gives the directory for downloaded wheels
+    :param python: the Python whose pip is asked for its configuration
     """
     check_recipe(recipe, file_name)
     settings = pip_settings(python)
@@ -481,17 +429,11 @@ def lock(recipe: Recipe, file_name: str, lock_file: str, python: str, store: Any
             raise RuntimeError("pip leaves out the package index on %s, since its address begins with http: and not "
                                "with https:. Nothing was written. Name its https address, or allow that host in pip's "
                                "configuration (pip config set global.trusted-host %s)" % (host.group(1), host.group(1)))
-    uv, found = find_uv(), collections.OrderedDict()
-    if uv:
-        for platform in recipe['platforms']:
-            for version in recipe['python_versions']:
-                target = Target(version, platform)
-                say("uv chooses packages for Python %s on %s" % target)
-                found[target] = resolve_with_uv(uv, recipe['wanted'], recipe['index_urls'], target, settings, say)
-    else:
-        target, directory = target_at_hand(python, recipe, file_name), store()
-        os.makedirs(directory, exist_ok=True)
-        say("pip chooses packages for Python %s on %s, and downloads them to %s" % (target + (directory,)))
-        found[target] = resolve_with_pip(python, recipe['wanted'], recipe['index_urls'], target, directory)
+    uv, found = need_uv(), collections.OrderedDict()
+    for platform in recipe['platforms']:
+        for version in recipe['python_versions']:
+            target = Target(version, platform)
+            say("uv chooses packages for Python %s on %s" % target)
+            found[target] = resolve_with_uv(uv, recipe['wanted'], recipe['index_urls'], target, settings, say)
     replace_file(lock_file, lock_text(file_name, recipe, found))
     say("%s: %d packages" % (lock_file, len({package[:2] for chosen in found.values() for package in chosen})))

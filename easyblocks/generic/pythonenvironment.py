@@ -40,7 +40,7 @@ class PythonEnvironment(EasyBlock):
         return with_parameters(EasyBlock.extra_options(extra_vars), {
             'python_packages': [[], "Packages of the Python environment, as pip or conda takes them"],
             'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/runscripts.md)"],
         })
 
     def __init__(self, *args, **kwargs):

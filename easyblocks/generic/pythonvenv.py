@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """EasyBuild support for virtual environments made from a lock file with hashes, implemented as an easyblock."""
 import glob
-import json
 import os
 import re
 import shlex
@@ -11,13 +10,11 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 
-from easybuild.easyblocks.generic.runscripts import COPIES_DIR, RUNSCRIPTS_DIR, RunScripts, wants_checksums_only
+from easybuild.easyblocks.generic.runscripts import RunScripts, wants_checksums_only
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit, print_msg, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import (
-    compute_checksum, convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file)
+from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
@@ -45,11 +42,6 @@ LARGE_FILE = 50e6
 # elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
 # $PIP_CONFIG_FILE names.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
-
-# what an installation was made from, and the sha256 of each of its files; written last
-MADE_FROM = 'made-from.json'
-# directories that are made anew, or EasyBuild's
-NOT_MADE = ('easybuild', RUNSCRIPTS_DIR, COPIES_DIR)
 
 # Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
 NOT_COMPILED = '/tests?/'
@@ -97,8 +89,6 @@ class PythonVenv(RunScripts):
 
     Where there is no lock file yet, the fetch step makes one in the source path ('slingtorch lock').
 
-    An installation that was made from the same, and of which no file was changed, is kept when it is done again.
-
     The Python is the one of the dependencies' modules, else the first 'python_command' in $PATH.
 
     Only wheels are installed: a source distribution runs foreign code at install time that no hash covers.
@@ -108,7 +98,7 @@ class PythonVenv(RunScripts):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/staging.md)"],
+            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/runscripts.md)"],
             'extra_packages': [[], "More packages than python_packages: a user's own"],
             'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'"],
             'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
@@ -126,7 +116,6 @@ class PythonVenv(RunScripts):
         """Initialise: paths are known once the lock file has been fetched."""
         super().__init__(*args, **kwargs)
         self.lock_file = None
-        self.made_from, self.is_kept = None, False
         # extensions are built from source into the environment
         self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
         # nothing in an environment is there to be compiled or linked against
@@ -156,81 +145,11 @@ class PythonVenv(RunScripts):
         elif not wants_checksums_only(skip_checksums):
             # pip picks wheels for the Python that it runs with
             with modules_loaded(self, self.module_names()):
-                python = self.find_python()
-                self.made_from = self.describe_recipe(python)
-                self.is_kept = self.cfg['stop'] != FETCH_STEP and self.is_as_made()
-                if not self.is_kept:
-                    self.download_wheels(python)
+                self.download_wheels(self.find_python())
 
     def module_names(self):
         """Modules of the dependencies."""
         return [dep['full_mod_name'] for dep in self.cfg.dependencies()]
-
-    def describe_recipe(self, python):
-        """What the environment is made from: from the same come the same files."""
-        command = '%s -c "import sys; print(sys.version, sys.base_prefix)"' % shlex.quote(python)
-        return {
-            'another Python': run_shell_cmd(command, hidden=True).output.strip(),
-            'another lock file': compute_checksum(self.lock_file, 'sha256'),
-            'another release of the easyblock': compute_checksum(__file__, 'sha256'),
-            'another place or name': '%s %s' % (self.installdir, self.prompt()),
-            'other dependencies': self.module_names(),
-            'other parameters': [self.cfg['environment_image'], self.cfg['system_site_packages']],
-        }
-
-    def is_as_made(self):
-        """Whether an installation is there that was made from the same, without a file that is changed, missing or new.
-
-        The hashes are those of the files at the end of the installation, and not of RECORD in the packages, which lacks
-        what Python compiled and what 'python -m venv' made; sizes do not tell a changed byte.
-        """
-        path = os.path.join(self.installdir, MADE_FROM)
-        if build_option('force') or not os.path.isfile(path):
-            return False
-        try:
-            before = dict(json.loads(read_file(path)))
-            files = dict(before['files'])
-        except (KeyError, TypeError, ValueError):
-            before, files = {}, {}    # the disk was full, or it was edited
-        differing = [what for what in self.made_from if before.get(what) != self.made_from[what]]
-        if not differing:
-            found = self.contents()
-            # Python compiles what it imports; files of users that no Python imports do no harm
-            differing = sorted(name for name in set(files) | set(found) if files.get(name) != found.get(name) and (
-                name in files or name.startswith('lib') and '__pycache__' not in name))
-        outcome = "stay: made from the same, and all %d files are as they were (--force makes them anew)" % len(files)
-        if differing:
-            more = ", and %d more" % (len(differing) - 1) if differing[1:] else ''
-            outcome = "are made anew: %s%s" % (differing[0], more)
-        print_msg("the packages in %s %s", self.installdir, outcome, log=self.log, silent=self.silent)
-        return not differing
-
-    def contents(self):
-        """sha256 of each file of the environment, and where each symbolic link leads: {path: text}."""
-        paths = []
-        for top, subdirs, names in os.walk(self.installdir):
-            if top == self.installdir:
-                subdirs[:] = [name for name in subdirs if name not in NOT_MADE]
-            paths += [os.path.relpath(os.path.join(top, name), self.installdir)
-                      for name in names + [name for name in subdirs if os.path.islink(os.path.join(top, name))]]
-        paths = sorted(set(paths) - set(self.scripts()) - {MADE_FROM})
-
-        def describe(path):
-            path = os.path.join(self.installdir, path)
-            return '-> ' + os.readlink(path) if os.path.islink(path) else compute_checksum(path, 'sha256')
-
-        with ThreadPoolExecutor(self.cfg.parallel) as pool:
-            return dict(zip(paths, pool.map(describe, paths)))
-
-    @property
-    def renews(self):
-        """Also what is kept has its module until the new one takes its place: a failure takes nothing away."""
-        return self.is_kept or super().renews
-
-    def make_installdir(self, *args, **kwargs):
-        """Leave an installation that is kept as it is."""
-        self.cfg['keeppreviousinstall'] = self.cfg['keeppreviousinstall'] or self.is_kept
-        super().make_installdir(*args, **kwargs)
 
     def prompt(self):
         """What a shell shows in which the environment is activated."""
@@ -279,10 +198,10 @@ class PythonVenv(RunScripts):
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
         print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
         python, recipe = self.find_python(), recipe_of(self.cfg)
-        mkdir(self.wheel_dirs()[0], parents=True)
+        mkdir(os.path.dirname(path), parents=True)
         try:
             lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, tempfile.mkdtemp()),
-                 lambda: self.wheel_dirs()[0], self.log.info)
+                 self.log.info)
         except RuntimeError as err:
             raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
         text = read_file(path)
@@ -554,8 +473,6 @@ class PythonVenv(RunScripts):
 
     def install_step(self):
         """Make the environment and install into it, without network; leave nothing behind when that fails."""
-        if self.is_kept:
-            return
         options = ['--prompt', shlex.quote(self.prompt())]
         if self.cfg['system_site_packages']:
             options.append('--system-site-packages')
@@ -591,8 +508,6 @@ class PythonVenv(RunScripts):
             copy_file(self.lock_file, os.path.join(self.installdir, 'packages.lock'))
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
-            made = json.dumps(dict(self.made_from, files=self.contents()))
-            write_file(os.path.join(self.installdir, MADE_FROM), made)
         except BaseException as err:
             # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
             remove_dir(self.installdir)

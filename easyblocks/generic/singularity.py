@@ -518,7 +518,7 @@ class Singularity(RunScripts):
     # --- the module
 
     def make_module_extra(self, *args, **kwargs):
-        """Set the variables of the container (docs/containers.md has the list)."""
+        """Set the variables of the container (docs/easyconfigs.md has the list)."""
         txt = super().make_module_extra(*args, **kwargs)
         record = os.path.join(self.installdir, 'image.json')
         if os.path.exists(record):

@@ -45,7 +45,7 @@ def give_up(message):
 
 
 def leave(status=0):
-    """End while the model lives, without torch's destructors: docs/from-one-gpu-to-many.md, The end of a program."""
+    """End while the model lives, without torch's destructors: docs/training.md, The end of a program."""
     sys.stdout.flush()
     os._exit(status)
 

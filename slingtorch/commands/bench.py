@@ -44,7 +44,7 @@ def judge(record: dict, site: Any) -> tuple:
     if not site.references:
         return ["site %s: no reference figures are known, so nothing says whether this is good. Yours would be the "
                 "first: send the JSON file with the date and the number of nodes to the project, or add a section "
-                "[reference LABEL] to %s (docs/bench.md)" % (site.name, site.path)], None
+                "[reference LABEL] to %s (docs/check.md)" % (site.name, site.path)], None
     rows, lines, well = index(record), [], None
     for reference in site.references:
         what = "%s, %s of %s on %s x %s ranks" % (reference.backend, reference.operation, reference.size,

@@ -60,13 +60,12 @@ def read_easyconfig(path: str) -> dict:
     return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
 
 
-def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], python: Optional[str] = None) -> None:
+def lock(path: str, say: Callable[[str], None], python: Optional[str] = None) -> None:
     """
     Write the lock file of an easyconfig, beside it, and its checksum into that; RuntimeError if it cannot be written,
     or the packages be had.
 
-    :param source_path: gives EasyBuild's first source path, where downloaded wheels go
-    :param python: the Python whose pip is asked for its configuration, and to resolve where there is no uv
+    :param python: the Python whose pip is asked for its configuration
     """
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']
@@ -74,8 +73,7 @@ def lock(path: str, source_path: Callable[[], str], say: Callable[[str], None], 
         raise RuntimeError("The lock file belongs beside the easyconfig, and %s cannot be written. Copy the easyconfig "
                            "to a directory of yours and name that: slingtorch lock ./%s; eb ./%s"
                            % (os.path.dirname(lock_file), file_name, file_name))
-    lockfile.lock(recipe, file_name, lock_file, python or sys.executable,
-                  lambda: lockfile.wheel_dir(source_path(), recipe['name']), say)
+    lockfile.lock(recipe, file_name, lock_file, python or sys.executable, say)
     text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
     if text is None:
         say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))

@@ -255,9 +255,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         raise RuntimeError("'%s' is no name for a module: use letters, digits, '_', '.', '+' and '-'. --directory says "
                            "where the files go" % args.name)
     args.directory = os.path.abspath(args.directory)
-    uv, on = lockfile.find_uv(), read_on(args.on, root, site)
-    if not uv:
-        raise RuntimeError("slingtorch new needs uv: %s -m pip install uv" % sys.executable)
+    uv, on = lockfile.need_uv(), read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
     settings = lockfile.pip_settings(python)
     wanted, marker = read_project(uv, os.path.abspath(args.source), args.extra, settings)
@@ -293,8 +291,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
         locked = os.path.join(room, stem + '.lock')
         try:
-            lockfile.lock(recipe, stem + '.eb', locked, python, lambda: room,
-                          lambda text: say(text.replace(room, args.directory)))
+            lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, args.directory)))
         except RuntimeError as err:
             raise conflict(err, wanted, on)
         with open(locked) as stream:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch report: versions, site, module, variables of the network and files that are named, in one text file
-(docs/report.md). What a file holds is shown before it is taken: which of it is a secret, no program knows.
+(docs/explain.md). What a file holds is shown before it is taken: which of it is a secret, no program knows.
 """
 import argparse
 import os
@@ -132,7 +132,7 @@ def add_parser(commands: 'argparse._SubParsersAction', site_text: Callable[[], s
     parser = commands.add_parser('report', help="pack what a bug report needs",
                                  description="Writes versions, the site and its values, the loaded module of PyTorch, "
                                              "the variables of the network and the files that you name into one text "
-                                             "file that only you can read: docs/report.md.")
+                                             "file that only you can read: docs/explain.md.")
     parser.add_argument('paths', nargs='*', metavar='PATH',
                         help="a log, a job script, check's JSON: each is shown, and you are asked whether to take it")
     parser.add_argument('--output', metavar='FILE', default=DEFAULT_NAME,

@@ -119,7 +119,7 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
             else:
                 others.append('%s %s' % (sites.NAMES_OF_GPUS.get(site.gpu, ''), version))
     if not fitting:
-        return "the site's file names none for %s %s%s: docs/ofi-plugin.md says how to build one" % (
+        return "the site's file names none for %s %s%s: docs/easyconfigs.md says how to build one" % (
             sites.NAMES_OF_GPUS[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
     generation = next((name for name in fitting if 'default' in site.generations[name]), fitting[0])
     text = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')

@@ -27,7 +27,7 @@ REGISTRY_PROBLEMS = [
      "image. Compare address and digest with what the publisher says; images can be deleted"),
     (r'no such host|connection re(fused|set)|timeout|timed out|unreachable|dial tcp|tls|certificate|\b50\d\b',
      "the registry does not answer. Compute nodes often have no network: run 'eb --fetch' on a login node first, or "
-     "set $https_proxy; docs/containers.md of slingtorch says how to use a mirror, or no network at all"),
+     "set $https_proxy; docs/easyconfigs.md of slingtorch says how to use a mirror, or no network at all"),
 ]
 HOST_PROBLEMS = [
     (r'neither singularity nor apptainer', "no container runtime is here"),

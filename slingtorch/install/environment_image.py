@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A Python environment as one squashfs image, for nodes to have a copy of their own (docs/staging.md)."""
+"""A Python environment as one squashfs image, for nodes to have a copy of their own (docs/runscripts.md)."""
 import glob
 import os
 import re

@@ -191,7 +191,7 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
         apis, window = exported_apis(plugin), accepted_apis(nccl_version)
         if window and not any(window[0] <= api <= window[1] for api in apis):
             wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, and the plugin %s has %s: take another "
-                         "release of the plugin (docs/ofi-plugin.md has the table)"
+                         "release of the plugin (docs/easyconfigs.md has the table)"
                          % (name, nccl_version, window[0], window[1], plugin,
                             ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))

@@ -5,7 +5,7 @@ Bandwidth of PyTorch's collective operations in this job, by message size, with 
     srun -N2 --ntasks-per-node=4 conda-python-distributed --bench --json bench.json
 
 Every rank runs it; rank 0 prints the table and writes the file, which 'slingtorch bench' reads, judges and draws
-(docs/bench.md). Algorithm and bus bandwidth are those of nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so that
+(docs/check.md). Algorithm and bus bandwidth are those of nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so that
 figures of both can be compared. Time is that of the slowest rank, the median of all repetitions.
 
 It needs PyTorch and nothing else: also in a container. Python 3.8 or newer.

@@ -30,15 +30,13 @@ GENERATION_VARIABLE = 'SLINGTORCH_SITE_GENERATION'
 DETECTED_VARIABLE = 'SLINGTORCH_SITE_DETECTED'
 
 # The first EasyBuild that has what our easyblocks call: PythonPackage.set_ulimit came in 5.4.0 (before, source builds
-# and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch). Tried: docs/testing.md
+# and extensions end in a traceback), the build option orig_modules_tool in 5.4.1 (eb --fetch): docs/architecture.md
 OLDEST_EASYBUILD = '5.4.1'
 
 # ends of the names of files: a site, and values that several sites share
 SITE, SHARED = '.cfg', '.inc'
 # some editors write a byte order mark
 ENCODING = 'utf-8-sig'
-# what EasyBuild must know of a site's modules was in files of its own form, with this end, before there were roles
-OLD_METADATA = '_external_modules_metadata'
 
 # variables that must not be set by a module, whatever the site: patterns of names, and the reason
 FORBIDDEN = (
@@ -440,21 +438,8 @@ def read_shared(path: str, changed: int) -> Sections:
     return read_sections(path)
 
 
-def refuse_metadata(path: str) -> None:
-    """Raise the SiteError for a file that stood beside a site's until roles said the same, with the new lines."""
-    parser = read_broken(path)
-    lines = ['  ROLE = %s%s%s' % (module, ' is %s/%s' % (keys['name'], keys['version']) if 'version' in keys else '',
-                                  ' in %s' % keys['prefix'] if 'prefix' in keys else '')
-             for module, keys in ((module, dict(parser[module])) for module in parser.sections()) if 'name' in keys]
-    raise SiteError("%s is of an older form: it is not read any more. Write its modules into the site's own file, in a "
-                    "section [provides NAME], with their roles (docs/sites.md), and remove it:\n%s"
-                    % (path, '\n'.join(lines)))
-
-
 def read_site(name: str, path: str, environ: Env) -> Site:
     """The Site in a file, with what it includes: there a section of its own replaces one of the same name."""
-    if name.endswith(OLD_METADATA):
-        refuse_metadata(path)
     own = read_sections(path)
     if ('site', None, None) not in own:
         fail(path, 'site', "it is missing: add it with the keys %s" % ', '.join(SITE_KEYS))

@@ -5,7 +5,7 @@ from typing import Dict, Mapping, Optional, Tuple
 
 from slingtorch.job import machine
 from slingtorch.sites import probe
-from slingtorch.sites.probe import Gpus, Partitions, Place, Text, one_line
+from slingtorch.sites.probe import Gpus, Loaded, Partitions, Place, Text, one_line
 
 # what --robot installs where a machine has no module of it: easyconfigs of the bundle
 PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.21.1', 'CondaPython/3.12'
@@ -35,11 +35,13 @@ class Draft:
 
     :param evidence: {name of a probe: Text}, as gather() returns it
     :param known: name of a site that this machine is already
+    :param loads: what load_modules() returned
     """
 
     def __init__(self, name: str, evidence: Dict[str, Text], environ: Mapping[str, str], place: Place,
-                 known: Optional[str] = None) -> None:
+                 known: Optional[str] = None, loads: Mapping[str, Loaded] = {}) -> None:
         self.name, self.evidence, self.place, self.environ = name, evidence, place, environ
+        self.loads = loads
         self.text = {probe: found.text for probe, found in evidence.items()}
         self.sections: Dict[str, Dict[str, str]] = {}
         self.seen: Dict[str, str] = {}
@@ -113,7 +115,7 @@ class Draft:
         if not self.in_job:
             self.unseen['GPUs'] = "a login node does not show those of the compute nodes"
             return 'any', 'any'
-        self.seen['GPUs'] = "no GPUs; neither nvidia-smi, rocm-smi, amd-smi nor /sys/bus/pci shows one"
+        self.seen['GPUs'] = "no GPUs; neither nvidia-smi, rocm-smi nor /sys/bus/pci shows one"
         return 'none', '0'
 
     def network(self) -> str:
@@ -158,12 +160,10 @@ class Draft:
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
-        routes = [entry.get('dev') for entry in probe.read_json(self.text['routes'])]
-        best = max(fast or names, key=lambda name: (speeds[name], name in routes))
+        best = max(fast or names, key=lambda name: speeds[name])
         why = "of %s it is %s. It must have this name on every node" % (
             ', '.join(names), "the one of the fast network" if fast else
-            "the fastest" if len(set(speeds.values())) > 1 else
-            "the one with the default route" if best in routes else "the first")
+            "the fastest" if len(set(speeds.values())) > 1 else "the first")
         source = "/sys/class/net and ip address " + self.here
         # also beside NCCL: checkpoints and barriers of programs with GPUs use it
         self.add('env GLOO_SOCKET_IFNAME', value=best, source=source,
@@ -186,12 +186,11 @@ class Draft:
 
     def provides(self) -> None:
         """The machine's modules by their roles: those that load, and what is installed where there is none."""
-        loads = probe.read_loads(self.text.get('loads', ''))
         if self.site['network'] == 'any' and not self.in_job:
             self.unseen['modules by role'] = "which are needed follows from the network, and a compute node shows that"
             return
         roles: Dict[str, str] = {}
-        for role, found in loads.items():
+        for role, found in self.loads.items():
             name = 'gpu' if role in ('cuda', 'rocm') else role
             if role in ('cuda', 'rocm') and role != self.site['gpu']:
                 continue
@@ -226,7 +225,7 @@ class Draft:
         for role in {'gpu', *(role for role, _, _ in probe.ROLE_MODULES)}.intersection(self.unseen):
             self.unseen[role] += '' if self.in_job else ". A login node may lack what compute nodes have"
         if roles:
-            gpu = loads.get(self.site['gpu'])
+            gpu = self.loads.get(self.site['gpu'])
             version = gpu.module.rpartition('/')[2] if gpu and 'gpu' in roles else ''
             self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (self.site['gpu'], version)) if version
                                     else 'modules'),

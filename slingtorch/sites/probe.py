@@ -22,11 +22,9 @@ COMMANDS = {
     'slurm': ['scontrol', 'show', 'config'],
     'pbs': ['qstat', '--version'],
     'addresses': ['ip', '-j', 'address'],
-    'routes': ['ip', '-j', 'route', 'show', 'default'],
     'fi_info': ['fi_info'],
     'nvidia-smi': ['nvidia-smi', '-L'],
     'rocm-smi': ['rocm-smi', '--showid'],
-    'amd-smi': ['amd-smi', 'list'],
 }
 # what 'module avail' says is on standard error, and shell code on standard output
 MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
@@ -60,8 +58,7 @@ TREES = {
 GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
              ('cuda', r'nvidia|tesla|[avphlt]\d+|g[hb]\d00|b\d00|k80|rtx|\dg\.\d+gb'))
 # lines that stand for a GPU in the output of a command
-GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'),
-             ('amd-smi', 'rocm', r'^GPU: (\d+)'))
+GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'))
 VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
 
 # what starts one task on a node of a job, without scheduler nothing
@@ -131,7 +128,6 @@ def gather(environ: Env) -> Dict[str, Text]:
         results = {name: pool.submit(run, command, environ, LIMIT) for name, command in commands.items()}
         evidence = {name: tree(*arguments) for name, arguments in TREES.items()}
         evidence.update((name, result.result()) for name, result in results.items())
-    evidence['loads'] = load_modules(choose_modules(evidence, environ), environ)
     with open('/proc/mounts', errors='replace') as stream:
         evidence['mounts'] = Text(stream.read(), None)
     return evidence
@@ -286,20 +282,20 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
     return chosen
 
 
-def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Text:
+def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Dict[str, Loaded]:
     """
-    Load modules, each after those before it: Text of lines 'role, module, why, prefix, problem' with tabs between.
+    Load modules, each after those before it: {role: Loaded}.
 
     The prefix is a variable that the module sets, or else a path that it puts into a list such as PATH.
     """
     loader = next((command for variable, command in LOADERS if environ.get(variable)), None)
     if not loader or not chosen:
-        return Text('', "there is no modules tool in this shell" if chosen else "no module has a name that is known")
+        return {}
     script = 'env -0; for module in "$@"; do eval "$(%s "$module" 2>/dev/null)"; printf "\\n"; env -0; done' % loader
     done = run(['bash', '-c', script, 'bash'] + [module for _, module, _, _ in chosen], environ, LIMIT)
     states = [dict(entry.split('=', 1) for entry in state.split('\0') if '=' in entry)
               for state in re.split('(?<=\0)\n', done.text)]
-    lines = []
+    loads = {}
     for (role, module, why, below), before, after in zip(chosen, states, states[1:]):
         new = {name: value for name, value in after.items() if before.get(name) != value}
         there = module in after.get('LOADEDMODULES', '').split(':')
@@ -307,8 +303,8 @@ def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Text:
         if module in before.get('LOADEDMODULES', '').split(':'):
             # by login, or by the compiler's: all that is set is looked at
             new, before = after, {}
-        lines.append('\t'.join([role, module, why, prefix_in(new, before, below) if there else '', problem]) + '\n')
-    return Text(''.join(lines), done.problem)
+        loads[role] = Loaded(module, why, one_line(prefix_in(new, before, below)) if there else '', problem)
+    return loads
 
 
 def prefix_in(new: Env, before: Env, below: str) -> str:
@@ -322,12 +318,3 @@ def prefix_in(new: Env, before: Env, below: str) -> str:
     tops = [os.path.dirname(path.rstrip('/')) for path in paths if os.path.basename(path.rstrip('/')) in (
         'bin', 'lib', 'lib64', 'include')]
     return next((top for top in tops if top not in ('/', '/usr') and os.path.exists(os.path.join(top, below))), '')
-
-
-def read_loads(text: str) -> Dict[str, Loaded]:
-    """What load_modules() printed, by role."""
-    found = {}
-    for fields in (line.split('\t') for line in text.splitlines()):
-        if len(fields) == 5:
-            found[fields[0]] = Loaded(*map(one_line, fields[1:]))
-    return found

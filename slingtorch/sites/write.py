@@ -11,12 +11,12 @@ import shutil
 import socket
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slingtorch import sites
 from slingtorch.sites.draft import Draft
-from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, SiteFileError, Text, find_place, find_scheduler, gather,
-                                    one_line)
+from slingtorch.sites.probe import (LAUNCHERS, LIMIT, Env, Loaded, SiteFileError, Text, choose_modules, find_place,
+                                    find_scheduler, gather, load_modules, one_line)
 
 UNSEEN = '#   not seen: '
 
@@ -82,7 +82,7 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
 
 def check_name(name: str, environ: Env) -> None:
     """Raise a SiteFileError if a site cannot have this name, or another one has it."""
-    if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name) or name.endswith(sites.OLD_METADATA):
+    if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name):
         raise SiteFileError("A site cannot be called '%s': use up to 64 letters, digits, '_', '.' and '-', and begin "
                             "with a letter or digit." % one_line(name))
     path = sites.find_files(sites.SITE, environ).get(name)
@@ -110,13 +110,8 @@ def own_directory(environ: Env) -> str:
     return path
 
 
-def write(path: str, text: str, environ: Env, replace: bool = False) -> str:
-    """
-    Write a site file that the bundle's own reader accepts.
-
-    :param replace: whether it takes the place of the one that is there; else that one stays, and this is beside it
-    :return: path of the file
-    """
+def write(path: str, text: str, name: str, environ: Env) -> None:
+    """Write a site file that the bundle's own reader accepts."""
     temporary = ''
     try:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
@@ -124,16 +119,9 @@ def write(path: str, text: str, environ: Env, replace: bool = False) -> str:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        sites.read_site(os.path.basename(path)[:-len(sites.SITE)], temporary, environ)
+        sites.read_site(name, temporary, environ)
         os.chmod(temporary, 0o644)
-        target, number = path, 0
-        while not replace and os.path.lexists(target):
-            if pathlib.Path(target).read_text(encoding='utf-8', errors='replace') == text:
-                return target
-            number += 1
-            target = '%s.new%s' % (path, number if number > 1 else '')
-        os.replace(temporary, os.path.realpath(target))
-        return target
+        os.replace(temporary, os.path.realpath(path))
     except OSError as err:
         raise SiteFileError("%s could not be written: %s" % (path, err.strerror))
     finally:
@@ -142,8 +130,9 @@ def write(path: str, text: str, environ: Env, replace: bool = False) -> str:
 
 
 def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
-            evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None) -> int:
-    """slingtorch site new. Recorded evidence stands for that of this machine."""
+            evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None,
+            loads: Optional[Mapping[str, Loaded]] = None) -> int:
+    """slingtorch site new. Recorded evidence, and what modules were loaded, stand for those of this machine."""
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
     check_name(name, environ)
     if environ.get('SLURM_PROCID', '0') != '0':
@@ -157,6 +146,7 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
     if evidence is None:
         print("Looking at this machine, for %d s at most." % LIMIT, flush=True)
         evidence = gather(environ)
+        loads = load_modules(choose_modules(evidence, environ), environ)
     place = find_place(evidence, environ, host)
     if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
         raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: %s "
@@ -164,23 +154,25 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
                             % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
     in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
     known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
-    draft = Draft(name, evidence, environ, place, known[0] if known else None)
+    draft = Draft(name, evidence, environ, place, known[0] if known else None, loads or {})
     print("This is %s, a %s.\n%s" % (place.host, place.kind, ''.join(line[1:] for line in remarks(draft))), end='')
 
     if args.complete:
         text, added, kept = merge(old, sites.read_sections(path), draft)
         if added:
-            write(path, text, environ, replace=True)
+            write(path, text, name, environ)
         print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s says all of it already." % path)
         print(''.join("Kept as it is in the file: %s\n" % line for line in kept), end='')
     else:
         text = compose(name, draft)
-        written = write(path, text, environ) if text != old else None
-        if written and written != path:
-            print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, written, n=1)))
-            print("The file that was there stays. The new one is %s: take from it what you want." % written)
+        target = path + '.new' * there
+        if text != old:
+            write(target, text, name, environ)
+        if there and text != old:
+            print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, target, n=1)))
+            print("The file that was there stays. The new one is %s: take from it what you want." % target)
         else:
-            print("Written: %s" % written if written else "%s says the same already." % path)
+            print("%s says the same already." % path if there else "Written: %s" % target)
     # outside an activated environment the shell does not find it
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""EasyBuild's own PythonPackage and PythonBundle on the module of an environment (docs/extending.md)."""
+"""EasyBuild's own PythonPackage and PythonBundle on the module of an environment (docs/environments.md)."""
 import re
 
 import pytest

@@ -153,7 +153,7 @@ def test_other_mpis_of_the_user(site, tmp_path):
     env = {'PATH': f'{site.path}/second:{site.path}/first:{site.eb.env["PATH"]}'}
     said = site.fails(drop=['mpi', 'mpi_gtl'], env=env)
     assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
-    assert 'libmpich.so' in said and 'mpi_compilers' in said
+    assert 'libmpich.so' in said and 'make the right one a dependency' in said
     shutil.copy(site.mpich / 'lib/libmpi_gnu_91.so.12', tmp_path)
     answer = site.configure(env={**env, 'LD_LIBRARY_PATH': str(tmp_path)})
     assert answer['error'] is None and f'MPI_C_COMPILER "{site.mpich}/bin/mpicc"' in answer['preset']
@@ -179,13 +179,6 @@ def test_compiler_links_nothing(own_site):
 def test_no_mpi(own_site):
     (own_site.mpich / 'bin/mpicxx').unlink()
     assert f'mpicc and mpicxx were not found in {own_site.mpich}/bin' in own_site.fails()
-
-
-def test_mpi_named_by_its_compilers(site):
-    """As on Debian, where several MPIs are in one directory."""
-    answer = site.configure("mpi_compilers = ['mpicc.mpich', 'mpicxx.mpich']", drop=['mpi', 'mpi_gtl'])
-    assert answer['error'] is None and 'MPI_C_COMPILER "/usr/bin/mpicc.mpich"' in answer['preset']
-    assert '-rpath,/usr/lib' not in answer['environ']['LDFLAGS']
 
 
 def test_cudnn_of_another_cuda(own_site):
@@ -269,14 +262,6 @@ def test_upstream_form_of_the_check(own_site):
     flags = own_site.works(replace=WITHOUT_PATCH)[1]['CXXFLAGS'].split()
     header = run([own_site.mpich / 'bin/mpicc', '-E', '-dM', '-include', 'mpi.h', '-x', 'c', '/dev/null']).stdout
     assert ('-DMPIX_GPU_SUPPORT_CUDA=1' in flags) == ('MPIX_GPU_SUPPORT_CUDA' not in header)
-
-
-@pytest.mark.parametrize('line, said', [
-    ("mpi_compilers = ['mpicc']", "mpi_compilers is ['mpicc']: it must name those for C and C++"),
-    ("mpi_compilers = 'mpicc'", "mpi_compilers is 'mpicc': it must be a list of strings"),
-])
-def test_parameters(site, line, said):
-    assert said in ' '.join(site.fails(line, drop=[line.split()[0]]).split())
 
 
 @pytest.fixture(scope='module')

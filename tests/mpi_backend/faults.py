@@ -283,4 +283,8 @@ def beside(MPI):
 
 
 if __name__ == '__main__':
+    if 'SAID' in os.environ:
+        file = os.open(os.path.join(os.environ['SAID'], str(os.getpid())), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
     globals()[sys.argv[1]]()

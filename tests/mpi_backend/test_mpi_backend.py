@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -64,8 +65,14 @@ class Built:
                 'PYTHONPATH': str(HERE), **variables}
 
     def ranks(self, number, *command, check=True, timeout=240, **variables):
-        return self.launcher.run(number, self.python, *command, env=self.environ(**variables), check=check,
-                                 timeout=timeout)
+        if check:
+            return self.launcher.run(number, self.python, *command, env=self.environ(**variables), timeout=timeout)
+        # a launcher that is told to abort the ranks drops what they wrote last
+        with tempfile.TemporaryDirectory() as said:
+            done = self.launcher.run(number, self.python, *command, env=self.environ(SAID=said, **variables), check=False,
+                                     timeout=timeout)
+            done.stderr += ''.join(path.read_text() for path in sorted(pathlib.Path(said).iterdir()))
+        return done
 
 
 def environment(directory, *paths):

@@ -20,10 +20,10 @@ NEWEST, OLDER = 'PyTorch-2.15.0-cuda-13.2.eb', 'PyTorch-2.10.0-cuda-12.8.eb'
 
 
 def claim(path):
-    """The mark of a prefix that nobody uses afterwards."""
-    _, mark, lock = quickstart.claim(str(path))
+    """A prefix that nobody uses afterwards."""
+    prefix, lock = quickstart.claim(str(path))
     os.close(lock)
-    return mark
+    return prefix
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def fake_command(directory, name, text):
 def test_new_empty_and_own_directories_are_taken(tmp_path):
     (tmp_path / 'empty').mkdir()
     for name in ('empty', 'new/deep', 'new/deep'):
-        assert claim(tmp_path / name) == {'prefix': str(tmp_path / name)}
+        assert claim(tmp_path / name) == str(tmp_path / name)
 
 
 @pytest.mark.parametrize('spoil, words', [
@@ -53,10 +53,9 @@ def test_new_empty_and_own_directories_are_taken(tmp_path):
     (lambda path: path.chmod(0o777), 'others may write to it'),
     (lambda path: path.chmod(0o1777), 'others may write to it'),
     (lambda path: os.chown(path, 65534, 65534), 'belongs to another user'),
-    (lambda path: (path / quickstart.MARK).write_text('[' * 100), 'is damaged'),
-    (lambda path: (path / quickstart.MARK).write_text('{"prefix": "/elsewhere"}'), 'was moved: .*made for /elsewhere'),
+    (lambda path: (path / quickstart.MARK).write_text('/elsewhere'), 'was moved: .*made for /elsewhere'),
     (lambda path: (path / quickstart.MARK).mkdir(), 'cannot be the prefix: Is a directory'),
-], ids=['file', 'mode', 'sticky', 'owner', 'damaged', 'moved', 'directory'])
+], ids=['file', 'mode', 'sticky', 'owner', 'moved', 'directory'])
 def test_directory_that_is_not_its_own(tmp_path, spoil, words):
     path = tmp_path / 'prefix'
     path.mkdir()
@@ -86,18 +85,13 @@ def test_home_is_refused(tmp_path, monkeypatch):
 
 def test_what_it_started_keeps_the_lock(tmp_path):
     """quickstart alone is killed: its pip or eb goes on, and a second run must not build beside it."""
-    lock = quickstart.claim(str(tmp_path / 'p'))[2]
+    lock = quickstart.claim(str(tmp_path / 'p'))[1]
     with subprocess.Popen(['sleep', '60'], pass_fds=[lock]) as child:
         os.close(lock)
         with pytest.raises(quickstart.QuickstartError, match='another quickstart, or what it started'):
             claim(tmp_path / 'p')
         child.kill()
     claim(tmp_path / 'p')
-
-
-def test_wrong_python_leaves_no_directory(tmp_path, capsys):
-    assert quickstart.main(['--prefix', str(tmp_path / 'p'), '--python', 'true']) == 1
-    assert "true is no Python that starts" in capsys.readouterr().err and not (tmp_path / 'p').exists()
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
@@ -116,48 +110,6 @@ def test_interrupt_ends_what_was_started(tmp_path, number):
     # who ended and waits for its parent is still listed
     state = pathlib.Path('/proc/%s/stat' % (tmp_path / 'pid').read_text().strip())
     assert not state.exists() or state.read_text().rsplit(')', 1)[1].split()[0] in 'ZX'
-
-
-# --- Python, a modules tool, packages
-
-def test_find_python(tmp_path):
-    old = fake_command(tmp_path, 'old', """echo '{"version": "3.6", "interpreter": "/x"}'""")
-    with pytest.raises(quickstart.QuickstartError, match='for Python 3.11, 3.12, 3.13, 3.14, and %s is 3.6' % old):
-        quickstart.find_python(str(old))
-    with pytest.raises(quickstart.QuickstartError, match='is no Python that starts'):
-        quickstart.find_python('')      # of a variable that is not set: nothing is installed for it
-    # what a wrapper prints is not the Python's answer
-    banner = fake_command(tmp_path, 'banner', 'echo "Welcome {"; exec %s "$@"' % sys.executable)
-    assert quickstart.find_python(str(banner))['version'] == '%d.%d' % sys.version_info[:2]
-
-
-def test_find_modules_tool(tmp_path):
-    assert quickstart.find_modules_tool({}, str(tmp_path)) is None
-    for file, tool in (('usr/share/modules/init/bash', 'EnvironmentModules'), ('usr/share/lmod/8.7/libexec/lmod', 'Lmod')):
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).touch()
-        assert quickstart.find_modules_tool({}, str(tmp_path))[0] == tool
-
-
-def test_packages_nobody_may_install(tmp_path, monkeypatch, lock):
-    monkeypatch.setenv('PATH', str(tmp_path))
-    monkeypatch.setattr(os, 'geteuid', lambda: 1000)
-    with pytest.raises(quickstart.QuickstartError, match='packages of the distribution are missing: lmod') as err:
-        quickstart.install_packages(['lmod'], lock, str(tmp_path / 'log'))
-    assert 'no package manager is known' in err.value.args[1]
-    fake_command(tmp_path, 'zypper', 'exit 1')
-    with pytest.raises(quickstart.QuickstartError) as err:
-        quickstart.install_packages(['lmod'], lock, str(tmp_path / 'log'))
-    assert "sudo sh -c 'zypper --non-interactive install lua-lmod'" in err.value.args[2]
-
-
-def test_packages_that_fail(tmp_path, monkeypatch, lock):
-    fake_command(tmp_path, 'apt-get', 'echo "E: no $1 today"; [ "$1" = update ]')
-    monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
-    monkeypatch.setattr(os, 'geteuid', lambda: 0)
-    with pytest.raises(quickstart.QuickstartError, match='failed:') as err:
-        quickstart.install_packages(['lmod'], lock, str(tmp_path / 'log'))
-    assert 'E: no install today' in err.value.args[1]
 
 
 # --- which PyTorch
@@ -208,13 +160,13 @@ def test_disk_is_looked_at_first(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize('asked, ranks', [(None, 4), (2, 2)])
 def test_one_rank_on_each_gpu(tmp_path, asked, ranks):
     (tmp_path / 'bin').mkdir()
-    fake_command(tmp_path / 'bin', 'python', 'echo 5')
-    assert quickstart.ranks_for(str(tmp_path), {}, asked) == ranks
+    python = str(fake_command(tmp_path / 'bin', 'python', 'echo 5'))
+    assert quickstart.ranks_for(python, {}, asked) == ranks
     with pytest.raises(quickstart.QuickstartError, match='there are 5 GPUs for 6 ranks'):
-        quickstart.ranks_for(str(tmp_path), {}, 6)
-    fake_command(tmp_path / 'bin', 'python', 'echo 0')
+        quickstart.ranks_for(python, {}, 6)
+    fake_command(tmp_path / 'bin', 'python', 'echo False')
     with pytest.raises(quickstart.QuickstartError, match='finds no GPU that it can use'):
-        quickstart.ranks_for(str(tmp_path), {}, asked)
+        quickstart.ranks_for(python, {}, asked)
 
 
 RESULT = {'world_size': 2, 'backend': 'nccl', 'accuracy': 0.97, 'hosts': [{'device': 'cuda:0'}, {'device': 'cuda:1'}]}
@@ -235,7 +187,7 @@ def test_training_that_was_something_else(tmp_path, monkeypatch, lock, changed, 
             (tmp_path / 'quickstart.json').write_text(json.dumps(dict(RESULT, **changed)))
         return 0
     monkeypatch.setattr(quickstart, 'run', run)
-    arguments = (str(tmp_path), str(tmp_path / 'easybuild/software/PyTorch/2.15.0-cuda-13.2'), ('', '', ''), 2, {}, lock)
+    arguments = (str(tmp_path), 'PyTorch/2.15.0-cuda-13.2', '', 2, {}, lock)
     if wrong is None:
         quickstart.train(*arguments)
     else:
@@ -256,34 +208,33 @@ def wheelhouse(tmp_path_factory):
     return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
 
-def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkeypatch, capsys, lock):
+@pytest.fixture
+def this_python(monkeypatch):
+    monkeypatch.setattr(sys, 'executable', str(quickvenv.python3() / 'python3'))
+
+
+def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkeypatch, capsys, lock, this_python):
     for name, value in wheelhouse.items():
         monkeypatch.setenv(name, value)
-    python = dict(quickstart.describe_python(sys.executable), path=str(quickvenv.python3() / 'python3'))
-    mark = claim(tmp_path / 'p')
-    made = []
+    prefix, made = claim(tmp_path / 'p'), []
     for spoil in ('', 'nothing', 'lib/python3*/site-packages/easybuild/main.py', 'bin/python', 'its Python'):
         if spoil == 'its Python':
-            mark['venv'][0] = '/another/python'
+            monkeypatch.setattr(sys, 'version', 'another')
         elif '/' in spoil:
             next((tmp_path / 'p/venv').glob(spoil)).unlink()
-        quickstart.set_up_tools(str(tmp_path / 'p'), mark, python, clean_environ(), lock)
+        quickstart.set_up_tools(prefix, clean_environ(), lock)
         made.append('installing with pip' in capsys.readouterr().out)
         assert 'slingtorch ' in subprocess.check_output([tmp_path / 'p/venv/bin/slingtorch', '--version'], text=True)
     assert made == [True, False, True, True, True]
-    assert mark == claim(tmp_path / 'p')
 
 
-def test_index_out_of_reach(tmp_path, monkeypatch, lock):
-    monkeypatch.setenv('PIP_INDEX_URL', 'http://127.0.0.1:9/simple')
-    monkeypatch.setenv('PIP_CONFIG_FILE', os.devnull)
+def test_index_out_of_reach(tmp_path, monkeypatch, lock, this_python):
+    for name, value in (('INDEX_URL', 'http://127.0.0.1:9/simple'), ('CONFIG_FILE', os.devnull), ('RETRIES', '0')):
+        monkeypatch.setenv('PIP_' + name, value)
     monkeypatch.delenv('PIP_FIND_LINKS', raising=False)
-    monkeypatch.setenv('PIP_RETRIES', '0')
-    python = dict(quickstart.describe_python(sys.executable), path=str(quickvenv.python3() / 'python3'))
-    mark = claim(tmp_path / 'p')
-    with pytest.raises(quickstart.QuickstartError, match='pip could not install EasyBuild') as err:
-        quickstart.set_up_tools(str(tmp_path / 'p'), mark, python, clean_environ(), lock)
-    assert 'PIP_INDEX_URL' in err.value.args[2] and 'venv' not in mark
+    with pytest.raises(quickstart.QuickstartError, match='EasyBuild could not be installed; .* -m pip said:') as err:
+        quickstart.set_up_tools(claim(tmp_path / 'p'), clean_environ(), lock)
+    assert 'PIP_INDEX_URL' in err.value.args[-1] and not (tmp_path / 'p/venv/made-of').exists()
 
 
 def test_pip_keeps_the_network_and_nothing_else(tmp_path, monkeypatch):
@@ -312,7 +263,7 @@ def prefix(tmp_path, lmod):
     (path / 'venv/bin').mkdir(parents=True)
     for name in ('slingtorch', 'eb'):
         (path / 'venv/bin' / name).symlink_to(shutil.which(name))
-    quickstart.write_configuration(str(path), ('Lmod', lmod.init.partition(' ')[2], 'Lua'))
+    quickstart.write_configuration(str(path), 'Lmod %s Lua' % lmod.init.partition(' ')[2])
     return path
 
 

@@ -54,7 +54,7 @@ def test_from_clone_to_training_and_again(tmp_path):
     accuracy = float(re.search(r'accuracy (0\.\d+) on 360 test images, 2 ranks', text).group(1))
     assert accuracy > 0.95
     assert re.search(r'rank  node .*\n +0  .*\n +1  ', text)
-    assert len(re.findall(r'^ +\d+\.\d s  \S', text, re.M)) == 4, text
+    assert len(re.findall(r'^ +\d+\.\d s  \S', text, re.M)) == 3, text
     for said in ('$EASYBUILD_HOOKS', '$EASYBUILD_INSTALLPATH_SOFTWARE', '$EASYBUILD_PREFIX', '$SLINGTORCH_SITE'):
         assert said in text
     if os.geteuid() == 0:
@@ -97,10 +97,10 @@ if rank == 0:
 """
 
 
-def test_machine_with_gpus(tmp_path):
+def test_machine_with_gpus(tmp_path, lmod):
     """Driver 550 and three GPUs, of files; wheels with CUDA 12.8 and the training are stand-ins. All else is real."""
     checkout, prefix = copy_of_checkout(tmp_path / 'checkout'), tmp_path / 'prefix'
-    os.close(quickstart.claim(str(prefix))[2])
+    os.close(quickstart.claim(str(prefix))[1])
     # where an earlier run has downloaded them to: an index would give the real ones
     wheels.stand_in(checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
                     prefix / 'easybuild/sources/p/PyTorch/wheels', gpus=3)
@@ -111,7 +111,8 @@ def test_machine_with_gpus(tmp_path):
         (tmp_path / 'root' / name).write_text(text)
     env = environment(tmp_path / 'home')
     script = 'import sys; from slingtorch import quickstart; sys.exit(quickstart.main(sys.argv[2:], root=sys.argv[1]))'
-    command = [sys.executable, '-c', script, tmp_path / 'root', '--prefix', prefix]
+    command = [sys.executable, '-c', script, tmp_path / 'root', '--prefix', prefix,
+               '--modules', f'Lmod {lmod.init.split()[1]} Lua']
     text = run(command, env=env, timeout=600, cwd=checkout).stdout
     assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text
     assert 'It downloads 4.0 GB, and takes up to 15.5 GB of disk' in text
@@ -161,7 +162,8 @@ def test_however_it_is_started(tmp_path, how):
         (tmp_path / 'a link').symlink_to('checkout/quickstart')
     env = {**clean_environ(), 'CDPATH': str(tmp_path / 'CD'), 'PYTHONHOME': '/nonexistent'}
     done = run([*how, 'one', 'two words'], cwd=cwd, env=env)
-    assert done.stdout == f"{checkout}/slingtorch/quickstart.py ['one', 'two words']\n"
+    assert re.fullmatch(r"%s/slingtorch/quickstart.py \['--modules', 'Lmod .*/init/bash Lua', 'one', 'two words'\]\n"
+                        % re.escape(str(checkout)), done.stdout)
 
 
 def test_the_file_alone(tmp_path):
@@ -170,20 +172,54 @@ def test_the_file_alone(tmp_path):
     assert done.returncode == 1 and f'{tmp_path} is not a readable checkout' in done.stderr
 
 
-def test_no_python_and_no_right_to_install_it(tmp_path):
-    """What the start needs is there, and nothing else."""
-    for name in ('readlink', 'dirname', 'id', 'bash', 'apt-get', 'sh'):
-        (tmp_path / name).symlink_to(shutil.which(name) or '/bin/true')
-    (tmp_path / 'id').unlink()
-    (tmp_path / 'id').write_text('#!/bin/sh\necho 1000\n')
-    (tmp_path / 'id').chmod(0o755)
-    script = re.sub('/usr/(bin/python3|share/lmod|share/modules)', '/nonexistent', (ROOT / 'quickstart').read_text())
+@pytest.fixture
+def bare(tmp_path):
+    """A checkout of quickstart alone, run by an ordinary user with what its start needs in the PATH, and no modules."""
+    (tmp_path / 'bin').mkdir()
+    for name in ('readlink', 'dirname', 'id', 'bash', 'env', 'sh', 'tail', 'sed', 'echo'):
+        (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
+    script = re.sub('/usr/(bin/python3|share/lmod|share/modules|share/Modules)', '/nonexistent',
+                    (ROOT / 'quickstart').read_text())
     (tmp_path / 'slingtorch').mkdir()
     (tmp_path / 'slingtorch/quickstart.py').touch()
     (tmp_path / 'quickstart').write_text(script)
-    done = run(['bash', tmp_path / 'quickstart'], env={'PATH': str(tmp_path)}, check=False)
-    assert done.returncode == 1
-    assert re.search(r"sudo sh -c 'apt-get update && apt-get install .*python3 python3-venv lmod'", done.stderr), done.stderr
+
+    def start(*words, **commands):
+        for name, text in commands.items():
+            path = tmp_path / 'bin' / name.replace('_', '-')
+            path.unlink(missing_ok=True)
+            path.write_text(f'#!/bin/sh\n{text}\n')
+            path.chmod(0o755)
+        done = run(['bash', tmp_path / 'quickstart', *words], env={'PATH': str(tmp_path / 'bin')}, check=False)
+        assert done.returncode == 1
+        return done.stderr
+    return start
+
+
+@pytest.mark.parametrize('manager, command', [
+    ('apt_get', 'apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv lmod'),
+    ('dnf', 'dnf install --assumeyes python3 Lmod'), ('zypper', 'zypper --non-interactive install python3 lua-lmod')])
+def test_nothing_there_and_no_right_to_install_it(bare, manager, command):
+    assert f"sudo sh -c '{command}'" in bare(id='echo 1000', **{manager: 'exit 1'})
+
+
+def test_nothing_there_and_it_cannot_be_installed(bare):
+    assert 'no package manager is known' in bare(id='echo 0')
+    said = bare(id='echo 0', apt_get='echo "E: no $1 today"; [ "$1" = update ]')
+    assert "failed:\nquickstart: E: no update today\nE: no install today" in said
+    # it was installed, and is not found
+    assert 'still missing after the installation: python3 python3-venv lmod' in bare(apt_get='true')
+
+
+def test_python_that_pytorch_is_not_for(bare):
+    """Also for one that is named, whatever its wrapper prints; nothing is installed then."""
+    old = 'echo "Welcome {"; echo 3.9'
+    assert 'for Python 3.11 to 3.14, and python3 is 3.9' in bare(python3=old)
+    assert 'for Python 3.11 to 3.14, and python3 is 3.9\n' in bare('--python=python3', python3_12='echo 3.12')
+    assert 'and true is no Python that starts' in bare('--python', 'true')
+    # Debian keeps venv in a package
+    said = bare(python3='case $3 in *version_info*) echo 3.12 ;; *) exit 1; esac', id='echo 1000', apt_get='')
+    assert '--no-install-recommends python3.12-venv lmod' in said
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The PyTorch that a user has (docs/own-pytorch.md), with the wheel of slingtorch in it or beside it, on two nodes."""
+"""The PyTorch that a user has (docs/environments.md), with the wheel of slingtorch in it or beside it, on two nodes."""
 import shlex
 import sys
 

@@ -103,7 +103,7 @@ def test_unknown_partition_and_constraint(slurm):
 def test_job_of_easybuild(slurm, eb_env, tmp_path):
     """The lines of docs/systems/slurm.md, with another easyconfig."""
     page = (ROOT / 'docs/systems/slurm.md').read_text()
-    line = re.search(r'^    (SBATCH_PARTITION=.* eb --job .*)\.eb$', page, re.M).group(1)
+    line = re.search(r'^    (SBATCH_PARTITION=.* eb --job .*\\\n.*)\.eb$', page, re.M).group(1).replace('\\\n', '')
     files = stagedenv.write_easyconfig(tmp_path, image=False)
     command = shlex.split(line.replace('PARTITION ', 'gpu ').rpartition(' ')[0])
     done = run(['env', *command, files.easyconfig], env={key: value for key, value in {**eb_env.env, **files.pip_env, 'SLURM_CONF':

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
 Sample configuration of ReFrame: the two emulated nodes of the tests, of site `local`. Copy the lines marked with an
-arrow into your own (docs/reframe.md). It takes the modules of MODULEPATH.
+arrow into your own (docs/activation.md). It takes the modules of MODULEPATH.
 """
 site_configuration = {
     'systems': [{
@@ -14,7 +14,7 @@ site_configuration = {
             'launcher': 'srun',
             'access': ['--partition=gpu'],
             'environs': ['pytorch', 'pytorch_container'],
-            'features': ['slingtorch'],                                                     # <-- and slingtorch_plugin
+            'features': ['slingtorch'],                                                     # <--
             'extras': {'slingtorch': {'site': 'local', 'nodes': 2, 'ranks_per_node': 2}},   # <--
             # where the ranks are as many as the GPUs, in place of ranks_per_node:
             #   'devices': [{'type': 'gpu', 'num_devices': 8}],
@@ -29,7 +29,6 @@ site_configuration = {
             'name': 'pytorch',
             'modules': ['PyTorch/2.13.0-local-cpu'],
             'features': ['slingtorch'],                                                     # <--
-            'extras': {'slingtorch': {'sets': {'SLINGTORCH_MODULE_PYTORCH': 'PyTorch/2.13.0-local-cpu'}}},
         },
         {
             'name': 'pytorch_container',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""docs/launchers.md: its programs and its lines of srun, as they stand there, on two nodes, with the real frameworks.
+"""docs/training.md: its programs and its lines of srun, as they stand there, on two nodes, with the real frameworks.
 
 A stage of its own: downloads and starts of the frameworks take long. They are installed once for each list.
 """
@@ -13,7 +13,7 @@ import testbed
 from testbed import ROOT, parse_env0, run
 
 FRAMEWORKS = ('accelerate==1.15.0', 'lightning==2.6.6', 'transformers==5.23.0')
-PAGE = (ROOT / 'docs/launchers.md').read_text()
+PAGE = (ROOT / 'docs/training.md').read_text()
 
 
 @pytest.fixture(scope='module')

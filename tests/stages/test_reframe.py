@@ -70,9 +70,9 @@ def test_green(checked):
 
 def test_green_in_container(checked):
     """What is measured and looked at is no other there than without: left out, for the time."""
-    done, wrong = checked(SAMPLE, '-p', 'pytorch_container', '-n', 'ModuleCheck|ContainerCheck|TrainingCheck')
+    done, wrong = checked(SAMPLE, '-p', 'pytorch_container', '-n', 'ModuleCheck|TrainingCheck')
     assert done.returncode == 0
-    names = ('ModuleCheck', 'ContainerCheck', 'OneRank', 'TrainingCheck')
+    names = ('ModuleCheck', 'OneRank', 'TrainingCheck')
     assert wrong == {('pytorch_container', name): None for name in names}
 
 
@@ -143,20 +143,12 @@ elif [[ " $* " == *"/lib/job check "* ]]; then
 fi
 exec "${{cut[@]}}" {python} "$@"
 """
-RUNTIME = """#!/bin/bash
-[[ $SLURMD_NODENAME != {node} ]] || {{ echo 'no container runs here' >&2; exit 1; }}
-exec {runtime} "$@"
-"""
 SETTINGS = """
 partition = site_configuration['systems'][0]['partitions'][0]
-partition['features'] += ['slingtorch_plugin']
 partition['extras']['slingtorch'] = {{'site': 'planted'}}
 partition['devices'] = [{{'type': 'gpu', 'num_devices': 2}}]
 partition['resources'] = [{{'name': '_rfm_gpu', 'options': ['--gpus-per-node={{num_gpus_per_node}}']}}]
-plain, container = site_configuration['environments']
-plain['env_vars'] = [['PATH', '{bin}:$PATH']]
-container['env_vars'] = [['PATH', '{bin}:$PATH']]
-container['features'] = ['slingtorch_container']
+site_configuration['environments'][0]['env_vars'] = [['PATH', '{bin}:$PATH']]
 """
 
 
@@ -164,54 +156,26 @@ def test_red(checked, installed_pytorch, tmp_path):
     testbed.only_root('unshares the network')
     scripts = tmp_path / 'bin'
     scripts.mkdir()
-    planted = {'python': PYTHON.format(node=testbed.NODES[1], python=installed_pytorch.python)}
-    for name in ('apptainer', 'singularity'):
-        planted[name] = RUNTIME.format(node=testbed.NODES[1], runtime=images.runtime() / name)
-    for name, text in planted.items():
-        (scripts / name).write_text(text)
-        (scripts / name).chmod(0o755)
+    (scripts / 'python').write_text(PYTHON.format(node=testbed.NODES[1], python=installed_pytorch.python))
+    (scripts / 'python').chmod(0o755)
     (tmp_path / 'alone.py').write_text(ALONE)
     (tmp_path / 'sites').mkdir()
     (tmp_path / 'sites/planted.cfg').write_text(SITE)
     settings = tmp_path / 'settings.py'
     settings.write_text(SAMPLE.read_text() + SETTINGS.format(bin=scripts))
 
-    done, wrong = checked(settings, '-S', f'TrainingCheck.program={tmp_path}/alone.py',
+    done, wrong = checked(settings, '-p', 'pytorch$', '-S', f'TrainingCheck.program={tmp_path}/alone.py',
                           SLINGTORCH_SITES_PATH=tmp_path / 'sites')
     assert done.returncode != 0
     for name, words in {
         'ModuleCheck': 'NCCL_CROSS_NIC is set on 0 of 2 nodes',
-        'ContainerCheck': 'check-container did not find one image on 2 nodes',
         'TrainingCheck': 'the last loss is ',
         'BandwidthCheck': 'gloo_all_reduce_32KiB',
-        'PluginCheck': 'NCCL was not measured',
         'JobCheck': "red: interface: GLOO_SOCKET_IFNAME=hsn0",
         'NodesCheck': f'Cordon: {testbed.NODES[1]}    fails: it did not answer',
     }.items():
-        environ = 'pytorch_container' if name == 'ContainerCheck' else 'pytorch'
-        assert words in wrong.pop((environ, name))
+        assert words in wrong.pop(('pytorch', name))
     assert wrong == {('pytorch', 'OneRank'): None}
     # as many ranks as the partition has GPUs, and these GPUs
     script = (tmp_path / 'stage/emulated/gpu/pytorch/BandwidthCheck/rfm_job.sh').read_text()
     assert '--ntasks-per-node=2' in script and '--gpus-per-node=2' in script
-
-
-def test_unknown_setting(checked, tmp_path):
-    settings = tmp_path / 'settings.py'
-    settings.write_text(SAMPLE.read_text().replace("'ranks_per_node'", "'ranks'"))
-    done, wrong = checked(settings, '-n', 'ModuleCheck', '-p', 'pytorch$')
-    assert done.returncode != 0
-    assert "'slingtorch' in extras has no ranks; it has nodes, ranks_per_node" in wrong['pytorch', 'ModuleCheck']
-
-
-def test_network_of_nccl(reframe):
-    """There is none here: what PluginCheck makes of a record."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(CHECKS.parent)!r})
-from slingtorch_checks import other_network
-for name in ('AWS Libfabric, provider cxi', 'Socket', 'not known'):
-    print(other_network({{'nccl': name + ' (NET/...)'}}, 'Libfabric.*cxi'))
-"""
-    assert run([reframe.with_name('python'), '-c', code]).stdout.splitlines() == [
-        '', *(f"NCCL uses {name} (NET/...), which does not match 'Libfabric.*cxi'" for name in ('Socket', 'not known'))]

@@ -158,6 +158,8 @@ def installed(easyconfig, tool, *options, env=None):
         use = open(prefix / '.use', 'w')
         fcntl.flock(use, fcntl.LOCK_SH)
         if not (prefix / 'modules/all' / f'{module}.lua').exists():
+            # of an `eb` that was killed: nobody else installs here
+            shutil.rmtree(prefix / 'software/.locks', ignore_errors=True)
             # wheels that were downloaded once are kept: sources are checked by sha256 in any case
             eb = EasyBuild(prefix, tool, fresh=True)
             eb(easyconfig, f'--sourcepath={DIR}/sources:{ROOT}/patches:{ROOT}/runscripts', *options, timeout=1800, env=env)

@@ -356,7 +356,7 @@ def test_what_the_table_alone_says_names_its_newest_release(newest, says):
 
 
 def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
-    monkeypatch.setenv('COLUMNS', '110')
+    monkeypatch.setenv('COLUMNS', '88')
     report = findings.Report(0)
     for entry in check_variables({'FI_CXI_RDV_PROTO': 'alt_read', 'NCCL_NET_GDR_LEVEL': 'PBH'}):
         report.add(*entry[:4])

@@ -361,32 +361,6 @@ def test_shared_values_of_the_user(site_dir):
         sites.load('mine', environ)
 
 
-def test_metadata_of_an_older_form(site_dir, tmp_path):
-    """A file that is not read any more is named, with the lines that say the same; other sites are as before."""
-    environ = site_dir(mine=SITE, mine_external_modules_metadata="""
-[cuda/12.9.0]
-name = CUDA
-version = 12.9.0
-prefix = CUDA_HOME
-[env/1]
-""")
-    faults = []
-    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
-    (path, fault), = faults
-    assert path == str(tmp_path / 'mine_external_modules_metadata.cfg')
-    assert fault.endswith('section [provides NAME], with their roles (docs/sites.md), and remove it:\n'
-                          '  ROLE = cuda/12.9.0 is CUDA/12.9.0 in CUDA_HOME')
-
-
-def test_metadata_that_is_broken(site_dir, tmp_path):
-    """It stops no other site, whatever is in it."""
-    environ = site_dir(mine=SITE, mine_external_modules_metadata='cuda/12.9.0')
-    (tmp_path / 'other_external_modules_metadata.cfg').write_bytes(b'[a]\nb=\xff')
-    faults = []
-    assert 'mine' in [site.name for site in sites.load_all(environ, faults)]
-    assert len(faults) == 2 and all('it is not read any more' in fault for _, fault in faults)
-
-
 def test_what_editors_leave(site_dir, tmp_path):
     """A byte order mark is no part of the text; hidden files, as Emacs' links and copies of editors, are no sites."""
     environ = site_dir(mine=SITE, mine__inc=ENV)
