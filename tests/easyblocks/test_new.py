@@ -117,6 +117,8 @@ def test_becomes_a_module(project, eb_env, lmod, source):
     path, pins = project.made(source, *[] if source == 'requirements.txt' else ['--extra', 'more'])
     assert pins == {'torch': '0.1', 'alpha': '1.5', 'beta': '1.0', 'pip': '26.3'}
     assert re.match(r'mine-\d{8}-tiny\.eb$', path.name)
+    if source != 'requirements.txt':
+        return      # eb installs all in the same way
     eb_env(path, env={**project.env, 'PIP_EXTRA_INDEX_URL': '', 'PIP_NO_INDEX': '0'})
     module = f'mine/{path.stem.partition("-")[2]}'
     loaded = lmod.load(module, modulepath=[eb_env.modulepath])

@@ -49,19 +49,15 @@ def test_options_of_the_build(installed):
     environ = installed.built['environ']
     cuda = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cuda/12.2.1')
     cudnn = installed.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.8.1.3-12')
-    expected = {
-        'USE_MPI': '1', 'USE_DISTRIBUTED': '1', 'USE_IBVERBS': '0', 'BUILD_TEST': '0',
-        'USE_CUDA': '1', 'TORCH_CUDA_ARCH_LIST': '8.0', 'USE_ROCM': '0',
-        'USE_CUDNN': '1', 'CUDNN_LIB_DIR': f'{cudnn}/lib', 'CUDNN_LIBRARY': f'{cudnn}/lib',
-        'CUDNN_INCLUDE_DIR': f'{cudnn}/include',
-        'USE_NCCL': '1', 'USE_SYSTEM_NCCL': '1', 'NCCL_ROOT': str(installed.nccl),
-        'NCCL_LIB_DIR': f'{installed.nccl}/lib', 'NCCL_INCLUDE_DIR': f'{installed.nccl}/include',
-        'BLAS': 'MKL', 'INTEL_MKL_DIR': environ['MKLROOT'], 'USE_STATIC_MKL': '1', 'USE_MKLDNN': '1',
-        'USE_CUSPARSELT': '1',
-        'PYTORCH_BUILD_VERSION': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27', 'PYTORCH_BUILD_NUMBER': '1',
-        'CMAKE_PREFIX_PATH': str(installed.root), 'CMAKE_BUILD_TYPE': 'Release',
-        'CFLAGS': '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull',
-    }
+    expected = {'USE_MPI': '1', 'USE_DISTRIBUTED': '1', 'USE_IBVERBS': '0', 'BUILD_TEST': '0', 'USE_CUDA': '1',
+                'TORCH_CUDA_ARCH_LIST': '8.0', 'USE_ROCM': '0', 'USE_CUDNN': '1', 'CUDNN_LIB_DIR': f'{cudnn}/lib',
+                'CUDNN_LIBRARY': f'{cudnn}/lib', 'CUDNN_INCLUDE_DIR': f'{cudnn}/include', 'USE_NCCL': '1',
+                'USE_SYSTEM_NCCL': '1', 'NCCL_ROOT': str(installed.nccl), 'NCCL_LIB_DIR': f'{installed.nccl}/lib',
+                'NCCL_INCLUDE_DIR': f'{installed.nccl}/include', 'BLAS': 'MKL', 'INTEL_MKL_DIR': environ['MKLROOT'],
+                'USE_STATIC_MKL': '1', 'USE_MKLDNN': '1', 'USE_CUSPARSELT': '1',
+                'PYTORCH_BUILD_VERSION': '2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27', 'PYTORCH_BUILD_NUMBER': '1',
+                'CMAKE_PREFIX_PATH': str(installed.root), 'CMAKE_BUILD_TYPE': 'Release',
+                'CFLAGS': '-Wno-maybe-uninitialized -Wno-uninitialized -Wno-nonnull'}
     assert {name: environ.get(name) for name in expected} == expected
     assert f'set(MPI_C_COMPILER "{installed.mpich}/bin/mpicc" CACHE FILEPATH "")' in installed.built['preset']
     assert f'set(MPI_CXX_COMPILER "{installed.mpich}/bin/mpicxx" CACHE FILEPATH "")' in installed.built['preset']
@@ -98,17 +94,10 @@ def test_module_gives_the_environment_of_derecho(installed, lmod):
     env = lmod.load(MODULE, modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
     own = 'MPICH|FI|NCCL|CUDA_VISIBLE|SLINGTORCH_[GM]|RUNSCRIPTS|CONDA_PREFIX|PYTHONNO|PYTHONPATH'
     assert {name: value for name, value in env.items() if re.match(own, name)} == {
-        'CONDA_PREFIX': str(installed.root),
-        'FI_CXI_DEFAULT_CQ_SIZE': '131072',
-        'FI_CXI_DISABLE_HOST_REGISTER': '1',
-        'FI_MR_CACHE_MONITOR': 'userfaultfd',
-        'MPICH_GPU_SUPPORT_ENABLED': '1',
-        'MPICH_OFI_NIC_POLICY': 'GPU',
-        'NCCL_CROSS_NIC': '1',
-        'NCCL_SOCKET_IFNAME': 'hsn',
-        'PYTHONNOUSERSITE': '1',
-        'RUNSCRIPTS': f'{installed.root}/runscripts',
-        'RUNSCRIPTSPYTORCH': f'{installed.root}/runscripts',
+        'CONDA_PREFIX': str(installed.root), 'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
+        'FI_MR_CACHE_MONITOR': 'userfaultfd', 'MPICH_GPU_SUPPORT_ENABLED': '1', 'MPICH_OFI_NIC_POLICY': 'GPU',
+        'NCCL_CROSS_NIC': '1', 'NCCL_SOCKET_IFNAME': 'hsn', 'PYTHONNOUSERSITE': '1',
+        'RUNSCRIPTS': f'{installed.root}/runscripts', 'RUNSCRIPTSPYTORCH': f'{installed.root}/runscripts',
         'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
     }
     loaded = env['LOADEDMODULES'].split(':')

@@ -72,7 +72,7 @@ class Site:
                                    env={**self.eb_.env, **self.env}, cwd=self.prefix, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    text=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not self.parts():
             if time.monotonic() > deadline or process.poll() is not None:
                 process.kill()

@@ -66,23 +66,13 @@ def test_options_of_horovod(installed):
     """Those of EPCC's document, without the two that do nothing, and NCCL shared."""
     environ, tree = built(installed)['environ'], installed.tree
     options = {name: value for name, value in environ.items() if name.startswith('HOROVOD_')}
-    expected = {
-        'HOROVOD_CMAKE': f'{tree.path}/cmake/bin/cmake',
-        'HOROVOD_CPU_OPERATIONS': 'MPI',
-        'HOROVOD_WITHOUT_MXNET': '1',
-        'HOROVOD_WITHOUT_TENSORFLOW': '1',
-        'HOROVOD_WITH_MPI': '1',
-        'HOROVOD_WITH_PYTORCH': '1',
-    }
+    expected = {'HOROVOD_CMAKE': f'{tree.path}/cmake/bin/cmake', 'HOROVOD_CPU_OPERATIONS': 'MPI',
+                'HOROVOD_WITHOUT_MXNET': '1', 'HOROVOD_WITHOUT_TENSORFLOW': '1', 'HOROVOD_WITH_MPI': '1',
+                'HOROVOD_WITH_PYTORCH': '1'}
     if 'gpu' in installed.name:
-        expected.update({
-            'HOROVOD_BUILD_CUDA_CC_LIST': '70',
-            'HOROVOD_CUDA_HOME': f'{tree.nvhpc}/cuda/12.4',
-            'HOROVOD_GPU': 'CUDA',
-            'HOROVOD_GPU_OPERATIONS': 'NCCL',
-            'HOROVOD_NCCL_HOME': f'{tree.nvhpc}/comm_libs/nccl',
-            'HOROVOD_NCCL_LINK': 'SHARED',
-        })
+        expected.update({'HOROVOD_BUILD_CUDA_CC_LIST': '70', 'HOROVOD_CUDA_HOME': f'{tree.nvhpc}/cuda/12.4',
+                         'HOROVOD_GPU': 'CUDA', 'HOROVOD_GPU_OPERATIONS': 'NCCL',
+                         'HOROVOD_NCCL_HOME': f'{tree.nvhpc}/comm_libs/nccl', 'HOROVOD_NCCL_LINK': 'SHARED'})
         stubs = environ['LD_LIBRARY_PATH'].split(':')[0]
         assert not os.path.exists(stubs) or os.path.basename(os.readlink(f'{stubs}/libcuda.so.1')) == 'libcuda.so'
     assert options == expected

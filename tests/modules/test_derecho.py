@@ -17,17 +17,10 @@ PYTORCH = sorted(path.name for path in (EASYCONFIGS / 'p/PyTorch').glob('*-derec
 LIBRARIES = ['NCCL-2.21.5-derecho-23.09.eb', 'NCCL-2.27.7-derecho-24.12.eb', 'NCCL-2.30.4-derecho-25.10.eb',
              'aws-ofi-nccl-1.6.0-derecho-23.09.eb', 'aws-ofi-nccl-1.21.1-derecho-24.12.eb',
              'aws-ofi-nccl-1.21.1-derecho-25.10.eb']
-RUN_TIME = {
-    'FI_CXI_DEFAULT_CQ_SIZE': '131072',
-    'FI_CXI_DISABLE_HOST_REGISTER': '1',
-    'FI_MR_CACHE_MONITOR': 'userfaultfd',
-    'MPICH_GPU_SUPPORT_ENABLED': '1',
-    'MPICH_OFI_NIC_POLICY': 'GPU',
-    'NCCL_CROSS_NIC': '1',
-    'NCCL_SOCKET_IFNAME': 'hsn',
-    'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
-    'TORCH_DIST_USE_NCCL2': '0',
-}
+RUN_TIME = {'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
+            'FI_MR_CACHE_MONITOR': 'userfaultfd', 'MPICH_GPU_SUPPORT_ENABLED': '1', 'MPICH_OFI_NIC_POLICY': 'GPU',
+            'NCCL_CROSS_NIC': '1', 'NCCL_SOCKET_IFNAME': 'hsn', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
+            'TORCH_DIST_USE_NCCL2': '0'}
 """What NCAR sets (benkirk/derecho-pytorch-mpi@1adc9e4 and later), with NCCL_NET left to the runscript."""
 
 

@@ -81,33 +81,6 @@ def test_module(tool_and_syntax, tmp_path):
     ]
 
 
-def test_module_only_gives_the_values_too(lmod, tmp_path):
-    eb = easybuild.EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
-    eb(write_easyconfig(tmp_path), '--module-only', '--force')
-    assert 'pushenv("HSA_FORCE_FINE_GRAIN_PCIE", "1")' in (eb.modulepath / 'PyTorch/9.9.lua').read_text()
-
-
-def test_dry_run_shows_the_values(lmod, tmp_path):
-    eb = easybuild.EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])
-    done = eb(write_easyconfig(tmp_path), '-x')
-    assert 'site lumi: PyTorch-9.9.eb' in done.stdout
-    assert 'pushenv("NCCL_SOCKET_IFNAME", "hsn")' in done.stdout
-
-
-def test_other_software_is_left_alone(lmod, tmp_path):
-    eb = easybuild.EasyBuild(tmp_path / 'eb', lmod, ['--site', 'derecho'])
-    done = eb(write_easyconfig(tmp_path, name='zlib'))
-    assert 'slingtorch' not in done.stdout + done.stderr
-    assert 'pushenv' not in (eb.modulepath / 'zlib/9.9.lua').read_text()
-
-
-def test_wrong_site_stops_eb(lmod, tmp_path):
-    eb = easybuild.EasyBuild(tmp_path / 'eb', lmod)
-    done = eb(write_easyconfig(tmp_path), env={'SLINGTORCH_SITE': 'nonsense'}, check=False)
-    assert done.returncode != 0
-    assert "There is no site 'nonsense'. The sites are: " in done.stdout + done.stderr
-
-
 # --- locks
 
 def test_the_lock_of_a_killed_run(lmod, tmp_path):

@@ -22,20 +22,10 @@ WANTED = dict(zip(EASYCONFIGS, [
 RANK = ('import os, sys, torch, mpi4py; sys.stdout.write("rank {} of {} {} {}\\n".format('
         'os.environ["RANK"], os.environ["WORLD_SIZE"], torch.__version__, torch.__file__))')
 # what OLCF's page of 2026-07 says (olcf/olcf-user-docs@2745903), with NCCL_NET left to the runscript
-FRONTIER = {
-    'FI_CXI_DEFAULT_CQ_SIZE': '131072',
-    'FI_CXI_DEFAULT_TX_SIZE': '2048',
-    'FI_CXI_DISABLE_HOST_REGISTER': '1',
-    'FI_CXI_RX_MATCH_MODE': 'hybrid',
-    'FI_MR_CACHE_MONITOR': 'kdreg2',
-    'HSA_FORCE_FINE_GRAIN_PCIE': '1',
-    'NCCL_CROSS_NIC': '1',
-    'NCCL_NET_GDR_LEVEL': 'PHB',
-    'NCCL_SOCKET_IFNAME': 'hsn0,hsn1,hsn2,hsn3',
-    'PYTHONNOUSERSITE': '1',
-    'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric',
-    'TORCH_DIST_USE_NCCL2': '0',
-}
+FRONTIER = {'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'FI_CXI_DEFAULT_TX_SIZE': '2048', 'FI_CXI_DISABLE_HOST_REGISTER': '1',
+            'FI_CXI_RX_MATCH_MODE': 'hybrid', 'FI_MR_CACHE_MONITOR': 'kdreg2', 'HSA_FORCE_FINE_GRAIN_PCIE': '1',
+            'NCCL_CROSS_NIC': '1', 'NCCL_NET_GDR_LEVEL': 'PHB', 'NCCL_SOCKET_IFNAME': 'hsn0,hsn1,hsn2,hsn3',
+            'PYTHONNOUSERSITE': '1', 'SLINGTORCH_MULTINODE_NCCL_NET': 'AWS Libfabric', 'TORCH_DIST_USE_NCCL2': '0'}
 
 
 def said(done):

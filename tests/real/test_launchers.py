@@ -4,17 +4,15 @@
 What the launchers export is theirs: nothing here writes a variable of Slurm, PALS or PMI.
 """
 
-import json
 import pathlib
 import sys
 
 import pytest
 
-from testbed import NODES as TWO_NODES, ROOT, debianroot, launchers, slurm as slurm_
+from testbed import ROOT, debianroot, launchers, slurm as slurm_
 
 pytestmark = pytest.mark.real
 
-TRAIN = pathlib.Path(__file__).with_name('light_training.py')
 RECORDS = ROOT / 'tests/records/pals'
 NODES_OF = {**{name: nodes for name, (_, nodes) in (*launchers.SRUN.items(), *launchers.WITH_GPUS.items())},
             **launchers.BATCHED,
@@ -104,47 +102,3 @@ def test_table_of_pals_is_the_recorded_one(seen, case):
     record = RECORDS / f'slurm-{"22.05.8" if seen.versions["slurm"] < "23.02" else "26.05.5"}-{case}.apinfo'
     tables = {rank.apinfo for rank in seen.ranks[f'PALS alone {case}']}
     assert tables == {record.read_bytes()}
-
-
-# --- a training has the same losses under all of them
-
-START = '"$RUNSCRIPTS/conda-python-distributed"'
-ALONE_START = "bash -c 'for name in ${!SLURM@}; do unset \"$name\"; done; exec \"$0\" \"$@\"' " + START
-TRAININGS = {
-    'srun': f'srun {START}',
-    'PALS alone': f'srun --mpi=cray_shasta {ALONE_START}',
-    'openmpi': f'mpirun.openmpi --allow-run-as-root --bind-to none --map-by ppr:1:node -n 2 {START}',
-    'mpich': f'mpiexec.hydra -n 2 -ppn 1 {START}',
-}
-
-
-@pytest.fixture(scope='module')
-def train(installed_pytorch, tmp_path_factory):
-    """A function that runs a training on two nodes of a cluster, and returns the losses."""
-    env = {**installed_pytorch.env, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
-           'SLINGTORCH_CACHE_ROOT': str(tmp_path_factory.mktemp('caches'))}
-
-    def function(cluster, start):
-        results = tmp_path_factory.mktemp('training') / 'results.json'
-        batch = cluster.sbatch(f'#!/bin/bash\n{start} "{TRAIN}" "{results}"\n', '-N2', '--ntasks-per-node=1', env=env)
-        assert batch.returncode == 0, batch.output
-        found = json.loads(results.read_text())
-        assert found['world_size'] == 2 and [host['rank'] for host in found['hosts']] == [0, 1]
-        assert [host['local_rank'] for host in found['hosts']] == [0, 0]
-        return found['losses']
-
-    return function
-
-
-@pytest.fixture(scope='module')
-def losses(train, slurm):
-    """Those of this machine's Slurm on its own two nodes."""
-    assert slurm.nodes == TWO_NODES
-    return train(slurm, TRAININGS['srun'])
-
-
-@pytest.mark.parametrize('nodes', launchers.debianroot.SUITES, indirect=True, scope='module')
-@pytest.mark.parametrize('launcher', TRAININGS)
-def test_losses_are_those_of_slurm_here(nodes, train, losses, launcher):
-    assert train(nodes, TRAININGS[launcher]) == pytest.approx(losses, rel=1e-4)
-    assert losses[-1] < losses[0]

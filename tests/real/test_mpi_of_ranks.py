@@ -43,10 +43,10 @@ def test_verdict_is_what_happens(request, tmp_path, script, launcher, mpi):
         if launcher in LIBRARIES:
             run = request.getfixturevalue(launcher).run
             env = {**testbed.clean_environ(), 'SLINGTORCH_CACHE_ROOT': str(tmp_path), **env}
-            return run(2, *command, env=env, check=False, timeout=60)
+            return run(2, *command, env=env, check=False, timeout=240)
         slurm = request.getfixturevalue('slurm')
         env = {**slurm.env, 'SLINGTORCH_CACHE_ROOT': str(tmp_path), **env}
-        return testbed.run(['srun', f'--mpi={launcher}', '-N2', '-n2', *command], env=env, check=False, timeout=60)
+        return testbed.run(['srun', f'--mpi={launcher}', '-N2', '-n2', *command], env=env, check=False, timeout=240)
 
     real, checked = start(), start(SLINGTORCH_MPI=mpi)
     works = real.stdout.count('size 2') == 2

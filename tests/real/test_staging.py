@@ -88,7 +88,7 @@ def test_once_per_job_and_gone_afterwards(staging):
     assert len(calls) == 2 and all(call.startswith('0 ') for call in calls)  # the image, and the word that it is there
     assert str(staging.image_env.image) in calls[0]
     assert done.stderr.count('\n') == 1 and f'staged {staging.image_env.image} to {local}/' in done.stderr
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')     # the watcher may end after the step
 
 
 def test_renewed_while_staged_jobs_start_and_run(slurm, lmod, tmp_path):
@@ -112,7 +112,7 @@ def test_renewed_while_staged_jobs_start_and_run(slurm, lmod, tmp_path):
            f'--sourcepath={tmp_path}:{bundle}')
         assert (own.runscripts / 'get-master').read_text().endswith('# a fix\n')
         word.write('go on\n')
-    out, err = job.communicate(timeout=120)
+    out, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
     assert sorted(line.split()[0] for line in out.splitlines()) == list('0123') and out.count('/env True') == 4
     staging.program('sbcast', 'exec /usr/bin/sbcast "$@"')
@@ -186,7 +186,7 @@ def test_status_input_and_arguments_are_pythons(alone):
     process = alone.popen(code, stdin=subprocess.PIPE)
     out, _ = process.communicate('words')
     assert (process.returncode, out) == (7, 'words\n')
-    assert alone.left() == []
+    wait(lambda: alone.left() == [], 240, 'the node is not clean')
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -199,9 +199,9 @@ def test_signals_reach_python_and_its_end_is_the_ranks(alone, number):
     process = alone.popen(handler)
     assert process.stdout.readline() == 'running\n'
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert (process.returncode, out) == (-number, f'got {int(number)}\n')
-    assert alone.left() == []
+    wait(lambda: alone.left() == [], 240, 'the node is not clean')
 
 
 def test_killed_first_rank(alone):
@@ -211,7 +211,7 @@ def test_killed_first_rank(alone):
     process.kill()
     os.kill(python, signal.SIGKILL)
     process.communicate()
-    wait(lambda: alone.left() == [], 60, 'the watcher does not clean up')
+    wait(lambda: alone.left() == [], 240, 'the watcher does not clean up')
 
 
 def test_what_a_killed_start_left_is_removed_by_the_next(alone, image_env):
@@ -297,7 +297,7 @@ def pbs_nodes(alone, count, env=()):
                **dict(env)}
         processes.append(subprocess.Popen([START, '--stage', '-c', SHOW], env=own, text=True, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE))
-    said = [process.communicate(timeout=120) for process in processes]
+    said = [process.communicate(timeout=240) for process in processes]
     return [subprocess.CompletedProcess(process.args, process.returncode, *words)
             for process, words in zip(processes, said)]
 
@@ -337,7 +337,7 @@ def test_one_node_that_cannot_take_it(staging, options, words):
         said = [line for line in done.stderr.splitlines() if 'not staged' in line]
         assert len(said) == 1 and f'node {NODES[1]}: not staged: ' in said[0] and words in said[0]
         assert f'uses the shared copy {staging.image_env.root}' in said[0]
-        assert not any('stage-' in path for path in staging.left(NODES[0]))
+        wait(lambda: not any('stage-' in path for path in staging.left(NODES[0])), 240, 'the other node is not clean')
 
 
 def test_damaged_image(staging):
@@ -352,7 +352,7 @@ def test_damaged_image(staging):
     for node in NODES:
         [line] = [line for line in done.stderr.splitlines() if f'node {node}: not staged: ' in line]
         assert 'is not the one that was installed (sha256 ' in line and 'eb --rebuild' in line
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def without(staging, *names):
@@ -371,7 +371,7 @@ def test_no_fuse(staging):
     assert_staged(done, (True, True))
     for node in NODES:
         assert done.stderr.count(f'node {node}: cannot mount the image (no squashfuse') == 1
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def test_neither_fuse_nor_unsquashfs(staging):
@@ -379,7 +379,7 @@ def test_neither_fuse_nor_unsquashfs(staging):
     assert_staged(done, (False, False))
     for node in NODES:
         assert done.stderr.count(f'node {node}: not staged: the image can be neither mounted') == 1
-    assert staging.nothing_is_left()
+    wait(staging.nothing_is_left, 240, 'the nodes are not clean')
 
 
 def test_storage_from_which_nothing_may_be_started(staging):
@@ -415,6 +415,6 @@ def test_killed_job_leaves_nothing(staging, when, number):
         assert process.stdout.readline() == 'running\n'
     jobs = run(['squeue', '-h', '-o', '%i'], env=staging.slurm.env).stdout.split()
     run(['scancel', *([] if number == 'TERM' else ['--signal=KILL']), *jobs], env=staging.slurm.env)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode != 0
-    wait(staging.nothing_is_left, 60, f'the nodes are not clean: {[staging.left(node) for node in NODES]}')
+    wait(staging.nothing_is_left, 240, f'the nodes are not clean: {[staging.left(node) for node in NODES]}')

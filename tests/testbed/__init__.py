@@ -26,44 +26,13 @@ DIR = pathlib.Path(os.environ.get('SLINGTORCH_TEST_DIR') or ROOT / '.testbed').r
 NODES = ('nid000001', 'nid000002')
 """Names of the emulated nodes; /etc/hosts resolves them to the loopback address."""
 
-FOREIGN = (
-    'EASYBUILD_',
-    'SLINGTORCH_',
-    'SLURM_',
-    'PMI_',
-    'PMIX_',
-    'OMPI_',
-    'HYDRA_',
-    'MPI_LOCAL',
-    'PALS_',
-    'PBS_',
-    'LMOD_',
-    '_ModuleTable',
-    'MODULE',
-    '__MOD',
-    'EBROOT',
-    'EBVERSION',
-    'EBDEVEL',
-    'NCCL_',
-    'FI_',
-    'MPICH_',
-    'APPTAINER',
-    'SINGULARITY',
-    'PYTEST_CURRENT_TEST',
-)
+FOREIGN = ('EASYBUILD_', 'SLINGTORCH_', 'SLURM_', 'PMI_', 'PMIX_', 'OMPI_', 'HYDRA_', 'MPI_LOCAL', 'PALS_', 'PBS_',
+           'LMOD_', '_ModuleTable', 'MODULE', '__MOD', 'EBROOT', 'EBVERSION', 'EBDEVEL', 'NCCL_', 'FI_', 'MPICH_',
+           'APPTAINER', 'SINGULARITY', 'PYTEST_CURRENT_TEST')
 """Starts of names of variables that would leak from the shell of the person who runs the tests."""
 
-RENDEZVOUS = (
-    'RANK',
-    'WORLD_SIZE',
-    'LOCAL_RANK',
-    'LOCAL_WORLD_SIZE',
-    'MASTER_ADDR',
-    'MASTER_PORT',
-    'LOADEDMODULES',
-    '_LMFILES_',
-    'PYTHONPATH',
-)
+RENDEZVOUS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'LOADEDMODULES',
+              '_LMFILES_', 'PYTHONPATH')
 
 
 def in_ci():
@@ -110,17 +79,9 @@ def run(command, env=None, timeout=120, check=True, cwd=None, input=None, stdin=
     :param check: a non-zero status is a failure of the test that shows both streams
     :param stdin: where there is no `input`, the descriptor that it reads
     """
-    done = subprocess.run(
-        [str(word) for word in command],
-        env=env,
-        timeout=timeout,
-        cwd=cwd,
-        input=input,
-        stdin=stdin if input is None else None,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    done = subprocess.run([str(word) for word in command], env=env, timeout=timeout, cwd=cwd, input=input,
+                          stdin=stdin if input is None else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
     return checked(done, check)
 
 

@@ -89,7 +89,4 @@ class Cirrus:
     @property
     def env(self):
         """Variables of a shell on Cirrus, to be put on top of those of testbed.easybuild.EasyBuild."""
-        return {
-            'MODULEPATH': str(self.modulepath),
-            'SLINGTORCH_SITES_PATH': str(self.sites),
-        }
+        return {'MODULEPATH': str(self.modulepath), 'SLINGTORCH_SITES_PATH': str(self.sites)}

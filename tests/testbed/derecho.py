@@ -61,32 +61,15 @@ import tarfile
 from . import ROOT, missing, quickvenv, run
 
 GENERATIONS = {
-    '23.09': {
-        'gcc': '12.2.0',
-        'cray-mpich': ('8.1.27', 'ofi/gnu/9.1'),
-        'ncarcompilers': '1.0.0',
-        'libfabric': ['1.15.2.0'],
-        'cuda': '12.2.1',
-        'cudnn': {'8.8.1.3-12': '12', '8.7.0.84-11.8': '11'},
-        'mkl': '2024.0.0',
-    },
-    '24.12': {
-        'gcc': '12.4.0',
-        'cray-mpich': ('8.1.29', 'ofi/gnu/12.3'),
-        'ncarcompilers': '1.0.0',
-        'libfabric': ['1.15.2.0', '1.22.0', '2.1.0'],
-        'cuda': '12.3.2',
-        'cudnn': {'8.9.7.29-12': '12', '9.2.0.82-12': '12'},
-        'mkl': '2025.0.1',
-    },
+    '23.09': {'gcc': '12.2.0', 'cray-mpich': ('8.1.27', 'ofi/gnu/9.1'), 'ncarcompilers': '1.0.0',
+              'libfabric': ['1.15.2.0'], 'cuda': '12.2.1', 'cudnn': {'8.8.1.3-12': '12', '8.7.0.84-11.8': '11'},
+              'mkl': '2024.0.0'},
+    '24.12': {'gcc': '12.4.0', 'cray-mpich': ('8.1.29', 'ofi/gnu/12.3'), 'ncarcompilers': '1.0.0',
+              'libfabric': ['1.15.2.0', '1.22.0', '2.1.0'], 'cuda': '12.3.2',
+              'cudnn': {'8.9.7.29-12': '12', '9.2.0.82-12': '12'}, 'mkl': '2025.0.1'},
     # which cuDNN and MKL there are is not known
-    '25.10': {
-        'gcc': '14.3.0',
-        'cray-mpich': ('8.1.32', 'ofi/gnu/12.3'),
-        'ncarcompilers': '1.1.0',
-        'libfabric': ['1.22.0'],
-        'cuda': '12.9.0',
-    },
+    '25.10': {'gcc': '14.3.0', 'cray-mpich': ('8.1.32', 'ofi/gnu/12.3'), 'ncarcompilers': '1.1.0',
+              'libfabric': ['1.22.0'], 'cuda': '12.9.0'},
 }
 """Versions by ncarenv; cuDNN's with the major version of CUDA that it is for."""
 
@@ -304,12 +287,8 @@ class Derecho:
     @property
     def env(self):
         """Variables of a shell on Derecho, to be put on top of those of testbed.easybuild.EasyBuild."""
-        return {
-            'MODULEPATH': str(self.modulepath),
-            'NCAR_HOST': 'derecho',
-            'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata),
-            'SLINGTORCH_SITES_PATH': str(self.sites),
-        }
+        return {'MODULEPATH': str(self.modulepath), 'NCAR_HOST': 'derecho',
+                'EASYBUILD_EXTERNAL_MODULES_METADATA': str(self.metadata), 'SLINGTORCH_SITES_PATH': str(self.sites)}
 
     def install(self, prefix, name, version, libraries):
         """

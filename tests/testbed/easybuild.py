@@ -47,15 +47,11 @@ class EasyBuild:
         self.fresh = fresh
         self.modulepath = self.prefix / 'modules/all'
         own_files = [f'{os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")}/easybuild/config.cfg']
-        base = {
-            **tool.env,
-            'PATH': f'{BIN}:{os.environ["PATH"]}' if fresh else f'{quickvenv.python3()}:{BIN}:{os.environ["PATH"]}',
-            'EASYBUILD_PREFIX': str(self.prefix),
-            'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
-            'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
-            'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR': '1',
-            'EASYBUILD_OUTPUT_STYLE': 'no_color',
-        }
+        base = {**tool.env,
+                'PATH': f'{BIN}:{os.environ["PATH"]}' if fresh else f'{quickvenv.python3()}:{BIN}:{os.environ["PATH"]}',
+                'EASYBUILD_PREFIX': str(self.prefix), 'EASYBUILD_TMPDIR': str(self.prefix / 'tmp'),
+                'EASYBUILD_IGNORECONFIGFILES': ','.join(path for path in own_files if os.path.exists(path)),
+                'EASYBUILD_DISABLE_SHOW_PROGRESS_BAR': '1', 'EASYBUILD_OUTPUT_STYLE': 'no_color'}
         if not base['EASYBUILD_IGNORECONFIGFILES']:
             del base['EASYBUILD_IGNORECONFIGFILES']
         if not fresh:

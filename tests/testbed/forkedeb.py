@@ -169,11 +169,41 @@ def answer(connection):
     os._exit(0)
 
 
+def warm_up():
+    """Load and compile once what every `eb` would by itself: a fifth of its processor time."""
+    import _imp
+    import inspect
+    from importlib import import_module
+    from importlib.machinery import SourceFileLoader
+    from easybuild.tools.toolchain.utilities import search_toolchain
+    search_toolchain('')
+    for name in ('easyblocks.pytorch', 'easyblocks.generic.tarball', 'tools.job.slurm', 'tools.repository.filerepo',
+                 'tools.module_naming_scheme.hierarchical_mns', 'tools.package.package_naming_scheme.easybuild_pns'):
+        import_module('easybuild.' + name)
+    inspect.getouterframes(inspect.currentframe())      # for each error; fills inspect's caches
+
+    # easyblocks are included from a new directory each time, in which there is no .pyc
+    root, compiled = pathlib.Path(__file__).resolve().parents[2], {}
+    for path in (root / 'easyblocks').rglob('*.py'):
+        compiled[path.read_bytes()] = compile(path.read_bytes(), path, 'exec', dont_inherit=True)
+    original = SourceFileLoader.source_to_code
+
+    def source_to_code(self, data, path, **more):
+        code = compiled.get(bytes(data))
+        if not code:
+            return original(self, data, path, **more)
+        _imp._fix_co_filename(code, path)
+        return code
+
+    SourceFileLoader.source_to_code = source_to_code
+
+
 def serve(path):
     """Answer each connection in a process of its own. Returns in a child that is to become `eb`: the request."""
     import select
     del sys.path[0]     # that of this file, where easybuild.py is another one
     import easybuild.main  # noqa: F401
+    warm_up()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()

@@ -79,8 +79,5 @@ class Frontier:
     @property
     def env(self):
         """Variables of a shell on Frontier, to be put on top of those of testbed.easybuild.EasyBuild."""
-        return {
-            'MODULEPATH': str(self.modulepath),
-            'LMOD_SYSTEM_NAME': 'frontier',
-            'SLINGTORCH_SITES_PATH': str(self.sites),
-        }
+        return {'MODULEPATH': str(self.modulepath), 'LMOD_SYSTEM_NAME': 'frontier',
+                'SLINGTORCH_SITES_PATH': str(self.sites)}

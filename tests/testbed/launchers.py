@@ -39,22 +39,16 @@ open(sys.argv[1] + '.json', 'w').write(json.dumps(seen))
 
 TWO = ('-N2', '--ntasks-per-node=2')
 BLOCK = (FIRST, FIRST, SECOND, SECOND)
-SRUN = {
-    'srun': (TWO, BLOCK),
-    '--mpi=cray_shasta': ((*TWO, '--mpi=cray_shasta'), BLOCK),
-    '--mpi=pmi2': ((*TWO, '--mpi=pmi2'), BLOCK),
-    '--mpi=pmix': ((*TWO, '--mpi=pmix'), BLOCK),
-    'srun --network': ((*TWO, '--network=disable_rdzv_get'), BLOCK),
-}
+SRUN = {'srun': (TWO, BLOCK), '--mpi=cray_shasta': ((*TWO, '--mpi=cray_shasta'), BLOCK),
+        '--mpi=pmi2': ((*TWO, '--mpi=pmi2'), BLOCK), '--mpi=pmix': ((*TWO, '--mpi=pmix'), BLOCK),
+        'srun --network': ((*TWO, '--network=disable_rdzv_get'), BLOCK)}
 """{name in the page: (options of srun, node of each rank)}."""
 
 # one after the other: each is to get the first GPUs of the nodes
-WITH_GPUS = {
-    '--gpus-per-node': ((*TWO, '--gpus-per-node=4'), BLOCK),
-    '--gpus-per-task': ((*TWO, '--gpus-per-task=1'), BLOCK),
-    '--gpu-bind': ((*TWO, '--gpus-per-node=4', '--gpu-bind=single:1'), BLOCK),
-    '--tres-per-task': ((*TWO, '--tres-per-task=gres/gpu:1'), BLOCK),
-}
+WITH_GPUS = {'--gpus-per-node': ((*TWO, '--gpus-per-node=4'), BLOCK),
+             '--gpus-per-task': ((*TWO, '--gpus-per-task=1'), BLOCK),
+             '--gpu-bind': ((*TWO, '--gpus-per-node=4', '--gpu-bind=single:1'), BLOCK),
+             '--tres-per-task': ((*TWO, '--tres-per-task=gres/gpu:1'), BLOCK)}
 
 PALS_ALONE = {
     'block': (('-N4', '--ntasks-per-node=2'), tuple(sorted(NODES * 2))),

@@ -51,12 +51,9 @@ class Site:
         self.node = self.directory / 'node'
         (self.node / 'proc/self').mkdir(parents=True)
         (self.node / 'proc/self/status').write_text(f'Cpus_allowed_list:\t{CORES}\n')
-        self.env = {
-            'EBU_USER_PREFIX': str(self.user_prefix),
-            'HOME': str(self.user_prefix.parent),
-            'PATH': f'{images.runtime()}:{clean_environ()["PATH"]}',
-            'SLINGTORCH_CPU_BIND_ROOT': str(self.node),
-        }
+        self.env = {'EBU_USER_PREFIX': str(self.user_prefix), 'HOME': str(self.user_prefix.parent),
+                    'PATH': f'{images.runtime()}:{clean_environ()["PATH"]}',
+                    'SLINGTORCH_CPU_BIND_ROOT': str(self.node)}
         self.write_modules()
 
     def copy_of_bundle(self):
@@ -78,17 +75,13 @@ class Site:
         """LUMI, partition/container, EasyBuild-user and wget, as small as can be."""
         user_modules = 'pathJoin(os.getenv("EBU_USER_PREFIX"), "modules/container")'
         self.write(f'init/LUMI/{STACK}', [
-            'setenv("LUMI_STACK_NAME", "LUMI")',
-            f'setenv("LUMI_STACK_VERSION", "{STACK}")',
-            f'prepend_path("MODULEPATH", {user_modules})',
-            f'prepend_path("MODULEPATH", "{self.modules}/partitions")',
+            'setenv("LUMI_STACK_NAME", "LUMI")', f'setenv("LUMI_STACK_VERSION", "{STACK}")',
+            f'prepend_path("MODULEPATH", {user_modules})', f'prepend_path("MODULEPATH", "{self.modules}/partitions")',
         ])
         self.write('init/wget/1.21', ['whatis("only to be loaded")'])
-        self.write('partitions/partition/container', [
-            'family("LUMI_partition")',
-            'setenv("LUMI_STACK_PARTITION", "container")',
-            f'prepend_path("MODULEPATH", "{self.modules}/container")',
-        ])
+        self.write('partitions/partition/container', ['family("LUMI_partition")',
+                                                      'setenv("LUMI_STACK_PARTITION", "container")',
+                                                      f'prepend_path("MODULEPATH", "{self.modules}/container")'])
         self.write('container/EasyBuild-user/5', [
             'family("EasyBuildConfig")',
             f'prepend_path("PATH", "{easybuild.BIN}")',
@@ -99,17 +92,13 @@ class Site:
         """LUMI's directories, and on top of them what `slingtorch env --site lumi` says."""
         prefix = self.user_prefix
         variables = {
-            'EASYBUILD_PREFIX': prefix,
-            'EASYBUILD_INSTALLPATH_SOFTWARE': prefix / 'SW/container',
-            'EASYBUILD_INSTALLPATH_MODULES': prefix / 'modules/container',
-            'EASYBUILD_SUFFIX_MODULES_PATH': '',
+            'EASYBUILD_PREFIX': prefix, 'EASYBUILD_INSTALLPATH_SOFTWARE': prefix / 'SW/container',
+            'EASYBUILD_INSTALLPATH_MODULES': prefix / 'modules/container', 'EASYBUILD_SUFFIX_MODULES_PATH': '',
             'EASYBUILD_REPOSITORYPATH': prefix / 'ebfiles_repo/container',
             'EASYBUILD_BUILDPATH': self.directory / 'run/easybuild/build',
             'EASYBUILD_TMPDIR': self.directory / 'run/easybuild/tmp',
-            'EASYBUILD_SOURCEPATH': f'{prefix}/sources:{self.central}',
-            'EASYBUILD_MODULES_TOOL': self.tool.name,
-            'EASYBUILD_OUTPUT_STYLE': 'no_color',
-            'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1',
+            'EASYBUILD_SOURCEPATH': f'{prefix}/sources:{self.central}', 'EASYBUILD_MODULES_TOOL': self.tool.name,
+            'EASYBUILD_OUTPUT_STYLE': 'no_color', 'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1',
         }
         variables = {name: str(value) for name, value in variables.items()}
         env = {**clean_environ(), **self.tool.variables, **self.env, **variables, 'PYTHONPATH': str(self.bundle)}
@@ -152,12 +141,8 @@ class Cluster(slurm.Cluster):
         # every node is listed once for each partition
         idle = ['idle'] * len(NODES)
         sinfo = ['sinfo', '-h', '-N', '-p', 'standard-g', '-o', '%T']
-        slurm.wait(
-            lambda: run(sinfo, env=self.env, check=False).stdout.split() == idle,
-            60,
-            'the nodes do not become idle',
-            self.check_daemons,
-        )
+        slurm.wait(lambda: run(sinfo, env=self.env, check=False).stdout.split() == idle, 60,
+                   'the nodes do not become idle', self.check_daemons)
 
     def edit(self, name, changes):
         """Replace text in a file of the configuration; each pattern must be there."""

@@ -30,12 +30,8 @@ class ModulesTool:
     @property
     def env(self):
         """A clean environment in which EasyBuild finds this modules tool."""
-        return {
-            **clean_environ(),
-            **self.variables,
-            'EASYBUILD_MODULES_TOOL': self.name,
-            'EASYBUILD_MODULE_SYNTAX': self.syntax,
-        }
+        return {**clean_environ(), **self.variables, 'EASYBUILD_MODULES_TOOL': self.name,
+                'EASYBUILD_MODULE_SYNTAX': self.syntax}
 
     @property
     def eb_args(self):
@@ -57,20 +53,14 @@ class ModulesTool:
                 environment[key] = str(value)
         uses = ''.join(f'module use {shlex.quote(str(path))}\n' for path in reversed(list(modulepath)))
         prologue = f'{self.init}\nunset MODULEPATH\n{uses}'
-        return run(
-            ['bash', '--noprofile', '--norc', '-c', prologue + script],
-            env=environment,
-            check=check,
-            timeout=timeout,
-            cwd=cwd,
-        )
+        return run(['bash', '--noprofile', '--norc', '-c', prologue + script], env=environment, check=check,
+                   timeout=timeout, cwd=cwd)
 
     def load(self, *modules, modulepath, env=None):
         """The environment (a dictionary) after `module load`; a module that does not load fails the test."""
         marker = '---environment---'
-        done = self.bash(
-            f'module load {" ".join(modules)} || exit 1\necho {marker}\nenv -0', modulepath=modulepath, env=env
-        )
+        done = self.bash(f'module load {" ".join(modules)} || exit 1\necho {marker}\nenv -0', modulepath=modulepath,
+                         env=env)
         return parse_env0(done.stdout.split(marker + '\n', 1)[1])
 
 

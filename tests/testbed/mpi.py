@@ -39,16 +39,9 @@ class Launcher:
 
     def popen(self, ranks, *command, env=None, **kwargs):
         """Start it in a process group of its own, with both streams as pipes."""
-        return subprocess.Popen(
-            self.command(ranks, *command),
-            env=clean_environ() if env is None else env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            **kwargs
-        )
+        return subprocess.Popen(self.command(ranks, *command), env=clean_environ() if env is None else env,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True, **kwargs)
 
 
 def mpich():

@@ -97,12 +97,8 @@ class Cluster:
             root = root or '/'
         self.root, self.separate = root, separate
         self.nodes = nodes
-        for program, package in () if root else (
-            ('slurmctld', 'slurm-wlm'),
-            ('slurmd', 'slurm-wlm'),
-            ('srun', 'slurm-wlm'),
-            ('munged', 'munge'),
-        ):
+        for program, package in () if root else (('slurmctld', 'slurm-wlm'), ('slurmd', 'slurm-wlm'),
+                                                 ('srun', 'slurm-wlm'), ('munged', 'munge')):
             if not shutil.which(program, path=os.environ.get('PATH', '') + ':/usr/sbin:/sbin'):
                 missing(f'{program} (package {package})')
         for node in () if root else nodes:
@@ -238,17 +234,10 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     def start_daemons(self):
         """munged, slurmctld and one slurmd a node, in the foreground as children of this process."""
         (self.dir / 'state').mkdir(exist_ok=True)
-        self.daemon(
-            'munged',
-            '--foreground',
-            '--force',
-            f'--socket={self.dir}/munge.socket',
-            f'--key-file={self.dir}/munge.key',
-            f'--pid-file={self.dir}/munged.pid',
-            f'--log-file={self.dir}/munged.log',
-            f'--seed-file={self.dir}/munge.seed',
-        )
-        wait(lambda: (self.dir / 'munge.socket').exists(), 30, 'munged makes no socket', self.check_daemons)
+        self.daemon('munged', '--foreground', '--force', f'--socket={self.dir}/munge.socket',
+                    f'--key-file={self.dir}/munge.key', f'--pid-file={self.dir}/munged.pid',
+                    f'--log-file={self.dir}/munged.log', f'--seed-file={self.dir}/munge.seed')
+        wait(lambda: (self.dir / 'munge.socket').exists(), 240, 'munged makes no socket', self.check_daemons)
         self.daemon('slurmctld', '-D', '-c', '-f', self.dir / 'slurm.conf')
         for node in self.nodes:
             own = self.dir / f'local.{node}'
@@ -282,17 +271,9 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             command = self.command(*command)
         command = ['setpriv', '--pdeathsig', 'TERM', *command]
         with open(self.dir / f'{name}.out', 'a') as log:
-            self.daemons.append(
-                subprocess.Popen(
-                    command,
-                    env={**self.env, 'PATH': path},
-                    cwd=self.dir,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+            self.daemons.append(subprocess.Popen(command, env={**self.env, 'PATH': path}, cwd=self.dir,
+                                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                 start_new_session=True))
         self.pids[node] = self.daemons[-1].pid   # each of the programs in front becomes the next one
 
     def check_daemons(self):
@@ -305,20 +286,15 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             done = run(self.command('sinfo', '-h', '-N', '-o', '%T'), env=self.env, check=False)
             return done.stdout.split() == ['idle'] * len(self.nodes)
 
-        wait(idle, 60, 'the nodes do not become idle', self.check_daemons)
+        wait(idle, 240, 'the nodes do not become idle', self.check_daemons)
 
     def stop(self):
         """End jobs, then daemons, then remove the directory."""
         if any(daemon.poll() is None for daemon in self.daemons):
-            subprocess.run(
-                self.command('scancel', '--state=PENDING'), env=self.env, stderr=subprocess.DEVNULL, timeout=30
-            )
-            subprocess.run(
-                self.command('scancel', '--signal=KILL', '--full', '--state=RUNNING'),
-                env=self.env,
-                stderr=subprocess.DEVNULL,
-                timeout=30,
-            )
+            subprocess.run(self.command('scancel', '--state=PENDING'), env=self.env, stderr=subprocess.DEVNULL,
+                           timeout=30)
+            subprocess.run(self.command('scancel', '--signal=KILL', '--full', '--state=RUNNING'), env=self.env,
+                           stderr=subprocess.DEVNULL, timeout=30)
             try:
                 wait(lambda: not self.run('squeue', '-h', check=False).stdout.strip(), 20, 'jobs do not end')
             except RuntimeError:
@@ -369,16 +345,9 @@ PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
     def popen(self, *args, env=None, program='srun', cwd=None):
         """Start `srun ARGS` (or salloc) and return the Popen, both streams as pipes."""
-        return subprocess.Popen(
-            self.command(program, *args, cwd=cwd),
-            env=self.environ(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return subprocess.Popen(self.command(program, *args, cwd=cwd), env=self.environ(env), cwd=cwd,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
 
     def sbatch(self, script, *args, arguments=(), env=None, timeout=240, cwd=None):
         """Submit `script`, wait for the end of the job, return a Batch; does not check the exit status.

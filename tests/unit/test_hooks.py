@@ -198,32 +198,6 @@ def test_at_run_time_in_any_case(roles):
     assert names(ec['dependencies']) == ['env/a', 'gcc/14', 'cuda/12'] and not ec['builddependencies']
 
 
-def site_easyconfigs():
-    """Those of the bundle that are for one site."""
-    return [path for path in (ROOT / 'easyconfigs').rglob('*.eb') if re.search('^only_site', path.read_text(), re.M)]
-
-
-@pytest.mark.parametrize('path', site_easyconfigs(), ids=lambda path: path.stem)
-def test_an_easyconfig_of_a_site_names_roles_and_no_modules(path):
-    """A module's name and version is in the site's file alone."""
-    text = path.read_text()
-    assert 'EXTERNAL_MODULE' not in text and ('site_dependencies' in text or path.name.startswith('slingmpi'))
-
-
-def test_neighbouring_releases_differ_in_versions_and_checksums():
-    """With the same modules; besides that in patches, and in at most one package or option."""
-    versions = re.compile(r"version = |'pytorch-v|', {$|#|'checksums'|\.patch'|'[0-9a-f]{64}'|patches = |\]$")
-    lines = {}
-    for path in (ROOT / 'easyconfigs/p/PyTorch').glob('*-derecho-cray-mpich.eb'):
-        generation = re.search("site_generation = '(.*)'", path.read_text()).group(1)
-        lines.setdefault(generation, {})[tuple(map(int, path.name.split('-')[1].split('.')))] = {
-            line for line in path.read_text().splitlines() if not versions.search(line)}
-    assert len(lines['24.12']) == 3
-    for found in lines.values():
-        for one, other in zip(sorted(found), sorted(found)[1:]):
-            assert len(found[one] ^ found[other]) <= 2, found[one] ^ found[other]
-
-
 def test_only_the_build(roles):
     """What has nothing of a generation at run time is the same for all of them, and has no suffix."""
     two = (PROVIDES % ('a', 'a', '12') + 'default = yes\nconda = build conda/1\npython = build eb CondaPython/3.12\n'
@@ -375,12 +349,6 @@ def test_other_software_is_left_alone(parser):
         assert out == ''
 
 
-def test_local_adds_nothing(parser):
-    ec, out = parser.configure(site='local').parse()
-    assert ec['modextravars'] == {}
-    assert out == ''
-
-
 def test_default_value_is_not_touched(parser):
     """The default of modextravars is one dictionary for all easyconfigs."""
     parser.configure(site='derecho')
@@ -488,13 +456,6 @@ def test_easybuilds_own_pytorch(parser):
     ec, out = parser.parse_file(found[0])
     assert ec['modextravars']['NCCL_CROSS_NIC'] == {'value': '1', 'pushenv': True}
     assert 'PyTorch-2.6.0-foss-2024a.eb: ' in out
-
-
-def test_only_known_hooks(parser):
-    """EasyBuild refuses a file with a callable whose name ends in _hook and that it does not know."""
-    parser.configure()
-    assert sorted(eb_hooks.load_hooks(str(HOOKS))) == [
-        'fail_hook', 'parse_hook', 'post_prepare_hook', 'pre_easyblock_hook']
 
 
 def test_sites_speak_of_easyblocks_that_exist():

@@ -167,7 +167,7 @@ READERS = {
     'library': (library, None),
     'bench': (bench_record, [json.dumps(dict(test_bench.RECORD, results=test_bench.RECORD['results'][:2])).encode()]),
     'installation': (installation, [json.dumps({'slingtorch': '1', 'site': 'lumi', 'groups': [], 'values': 'x', 'files': {
-        'runscripts/a': {'source': 'a', 'sha256': 'x'}}}).encode()]),
+        'runscripts/a': {'source': 'a', 'sha256': 'x'}}}).encode(), b'[]', b'{}', b'1']),
     'lock file': (probe(lockfile.read_head),
                   [path.read_bytes()[:4000] for path in sorted((ROOT / 'easyconfigs').rglob('*.lock'))]),
     'sinfo': (probe(site_probe.read_sinfo), SINFO),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Our programs on what people published of real machines: tests/records, whose README.md has the form of a record."""
 import argparse
-import datetime
 import io
 import json
 import pathlib
@@ -18,14 +17,7 @@ from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
 
 RECORDS = pathlib.Path(__file__).parents[1] / 'records'
-KEYS = {
-    'environment': 'process rank host nodes error not-printed wrong', 'layout': '', 'nodefile': 'first',
-    'mpich-display': 'wrong', 'nccl': 'explain remedy network provider', 'job': 'explain remedy',
-    'fi_info': 'providers', 'interfaces': 'interface', 'sinfo': 'GPUs', 'rocm-smi': 'GPUs', 'modules': 'MPI',
-}
-OTHERS = {'pals', 'flux', 'libnccl', 'cray-mpich', 'variables', 'faults'}     # kinds with other forms, and tests of their own
-ALWAYS = ['machine', 'url', 'published', 'cut']
-SECRET = re.compile(r'(?i)(key|token|secret|passw\w*|cookie)\w*\s*=|/home/|/users/|[\w.]+@[\w-]+\.\w')
+KINDS = ('environment', 'layout', 'nodefile', 'mpich-display', 'nccl', 'job', 'fi_info', 'interfaces', 'sinfo', 'rocm-smi', 'modules')
 FAULTS, RULES = explain.read_faults(), explain.read_rules()
 
 
@@ -43,28 +35,13 @@ class Record:
         return dict(found + re.findall(r'(?m): set ([A-Z]\w*) to (.*)$', self.text))
 
 
-ALL = [Record(path) for kind in KEYS for path in sorted((RECORDS / kind).glob('*.txt'))]
+ALL = [Record(path) for kind in KINDS for path in sorted((RECORDS / kind).glob('*.txt'))]
 
 
 def each(*kinds, key=None):
     """A test for each record of these kinds (that has a key)."""
     found = [record for record in ALL if record.kind in kinds and (key is None or key in record.keys)]
     return pytest.mark.parametrize('record', found, ids=[f'{record.kind}/{record.path.stem}' for record in found])
-
-
-@each(*KEYS)
-def test_form(record):
-    assert list(record.keys)[:4] == ALWAYS
-    assert {key.replace(' ', '-') for key in record.keys} <= {*ALWAYS, *KEYS[record.kind].split()}
-    assert re.match(r'https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$|https://\S+/blob/[0-9a-f]{40}/\S+$',
-                    record.keys['url'])
-    assert datetime.date(2018, 1, 1) < datetime.date.fromisoformat(record.keys['published'])
-    assert record.text.strip('\n') and not SECRET.search(record.text)
-
-
-def test_all_are_read_and_there_are_enough():
-    assert {path.parent.name for path in RECORDS.glob('*/*')} - OTHERS <= set(KEYS)
-    assert len(ALL) >= 20 and len({record.keys['machine'] for record in ALL}) >= 6
 
 
 @pytest.fixture

