@@ -447,6 +447,7 @@ def test_what_torch_compile_needs(tmp_path):
         report = findings.Report(0)
         program.look_at_program(report, [str(script)], {}, {'PATH': str(tmp_path)})
         assert bool([text for text in of_level(report, 'yellow', 'torch') if 'no C++ compiler' in text]) != says
+        assert says or 'TORCH_COMPILE_DISABLE=1' in report.text('')
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
