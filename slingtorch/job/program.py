@@ -82,7 +82,7 @@ def read(path: str) -> bytes:
 
 def files_of_program(script: str, text: bytes) -> dict:
     """{path below the script's directory: text} of the script and of its own modules, as far as they are there."""
-    top = os.path.dirname(os.path.abspath(script))
+    top = os.path.dirname(os.path.realpath(script))
     found, waiting = {os.path.basename(script): text}, [('', text)]
     while waiting and len(found) < FILES:
         package, text = waiting.pop()
