@@ -10,9 +10,9 @@ import shutil
 import pytest
 
 import testbed
-from testbed import ROOT, parse_env0, run
+from testbed import ROOT, clean_environ, parse_env0, readme, run
 
-FRAMEWORKS = ('accelerate==1.15.0', 'lightning==2.6.6', 'ray[default,train]==2.60.0', 'transformers==5.23.0')
+FRAMEWORKS = ('accelerate==1.15.0', 'ipykernel==7.4.0', 'lightning==2.6.6', 'ray[default,train]==2.60.0', 'transformers==5.23.0')
 PAGE = (ROOT / 'docs/training.md').read_text()
 
 
@@ -95,3 +95,17 @@ def test_ray_by_its_job_script(frameworks, separate_nodes):
     found = set(re.findall(r'rank (\d) of 2 on (\w+): loss 0\.0\d+, compiled kernels in \S+-(\w+)/triton', done.output))
     assert done.returncode == 0 and {rank for rank, *_ in found} == {'0', '1'}, done.output
     assert {node for _, node, _ in found} == set(separate_nodes.nodes) and all(node == cache for _, node, cache in found)
+
+
+def test_a_notebook_has_the_environment(frameworks, tmp_path):
+    """The kernel of docs/environments.md, which Jupyter's own client starts as a user whose shell knows no module."""
+    lines = next(block for block in readme.blocks('A notebook', 'docs/environments.md') if 'kernel.json' in block)
+    lines, count = re.subn('module use .*\nmodule load .*', f"source {frameworks['VIRTUAL_ENV']}/bin/activate", lines)
+    env = {**clean_environ(), 'HOME': tmp_path, 'PATH': '/usr/bin:/bin'}
+    run(['bash', '-ec', lines], env=env)
+    code = 'import os, torch; print(torch.__file__, os.environ["RUNSCRIPTS"])'
+    client = (f'from jupyter_client.manager import start_new_kernel\nkernel, client = start_new_kernel(240, "mymodel")\n'
+              f'client.execute_interactive({code!r}, timeout=240)\nkernel.shutdown_kernel(now=True)\n')
+    done = run([f"{frameworks['VIRTUAL_ENV']}/bin/python", '-c', client], env=env, cwd=tmp_path)
+    torch, runscripts = done.stdout.split()
+    assert count and torch.startswith(frameworks['EBROOTPYTORCH']) and runscripts == frameworks['RUNSCRIPTS']
