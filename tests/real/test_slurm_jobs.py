@@ -89,7 +89,7 @@ def test_shellcheck_and_length():
     checker = shutil.which('shellcheck') or missing('shellcheck')
     jobs = [*sorted(JOBS.iterdir()), *(JOBS.parent / name / 'until_done.job' for name in ('pbs', 'flux'))]
     run([checker, *jobs], cwd=ROOT)
-    assert len(jobs) == 7 and all(len(job.read_text().splitlines()) <= 30 for job in jobs)
+    assert len(jobs) == 8 and all(len(job.read_text().splitlines()) <= 30 for job in jobs)
 
 
 def test_unknown_partition_and_constraint(slurm):

@@ -10,9 +10,9 @@ import shutil
 import pytest
 
 import testbed
-from testbed import ROOT, parse_env0, run
+from testbed import ROOT, clean_environ, parse_env0, readme, run
 
-FRAMEWORKS = ('accelerate==1.15.0', 'lightning==2.6.6', 'transformers==5.23.0')
+FRAMEWORKS = ('accelerate==1.15.0', 'ipykernel==7.4.0', 'lightning==2.6.6', 'ray[default,train]==2.60.0', 'transformers==5.23.0')
 PAGE = (ROOT / 'docs/training.md').read_text()
 
 
@@ -31,7 +31,7 @@ def frameworks(installed_pytorch, lmod, tmp_path_factory):
                       f'extend-venv-activate {venv}', modulepath=[installed_pytorch.modulepath])
             torch = run([installed_pytorch.python, '-c', 'import torch; print(torch.__version__)']).stdout.strip()
             pip = [installed_pytorch.python, '-m', 'pip', '--python', venv / 'bin/python']
-            run([*pip, 'install', '--quiet', *FRAMEWORKS, f'torch=={torch}'], timeout=400)    # which stays as it is
+            run([*pip, 'install', '--quiet', *FRAMEWORKS, f'torch=={torch}'], timeout=900)    # which stays as it is
             (venv / 'whole').touch()
     done = lmod.bash(f'set -e\nsource {venv}/bin/activate\nenv -0')
     return {**parse_env0(done.stdout), 'GLOO_SOCKET_IFNAME': 'lo',
@@ -81,3 +81,31 @@ def test_four_ranks(start, framework, steps):
 def test_accelerate_by_srun_alone(start):
     """What the page warns of."""
     assert start('accelerate', 'srun -N2 --ntasks-per-node=2 python accelerate_program.py') == ['rank 0 of 1: 32 steps'] * 4
+
+
+def test_ray_by_its_job_script(frameworks, separate_nodes):
+    """examples/slurm/ray.job: a worker on each node, with the caches of the runscript."""
+    where = separate_nodes.shared / 'ray'
+    where.mkdir()
+    shutil.copy(ROOT / 'examples/training/ray_training.py', where)
+    job = (ROOT / 'examples/slurm/ray.job').read_text().replace('source myenv/bin/activate', ':')
+    # colours come between its words; a Ray that starts slowly is none that failed
+    env = {**frameworks, 'PYTHONPATH': None, 'SLINGTORCH_CACHE_ROOT': None, 'HOME': where, 'GLOO_SOCKET_IFNAME': 'eth0', 'NO_COLOR': '1'}
+    done = separate_nodes.sbatch(job, env=env, cwd=where, timeout=400)
+    found = set(re.findall(r'rank (\d) of 2 on (\w+): loss 0\.0\d+, compiled kernels in \S+-(\w+)/triton', done.output))
+    assert done.returncode == 0 and {rank for rank, *_ in found} == {'0', '1'}, done.output
+    assert {node for _, node, _ in found} == set(separate_nodes.nodes) and all(node == cache for _, node, cache in found)
+
+
+def test_a_notebook_has_the_environment(frameworks, tmp_path):
+    """The kernel of docs/environments.md, which Jupyter's own client starts as a user whose shell knows no module."""
+    lines = next(block for block in readme.blocks('A notebook', 'docs/environments.md') if 'kernel.json' in block)
+    lines, count = re.subn('module use .*\nmodule load .*', f"source {frameworks['VIRTUAL_ENV']}/bin/activate", lines)
+    env = {**clean_environ(), 'HOME': tmp_path, 'PATH': '/usr/bin:/bin'}
+    run(['bash', '-ec', lines], env=env)
+    code = 'import os, torch; print(torch.__file__, os.environ["RUNSCRIPTS"])'
+    client = (f'from jupyter_client.manager import start_new_kernel\nkernel, client = start_new_kernel(240, "mymodel")\n'
+              f'client.execute_interactive({code!r}, timeout=240)\nkernel.shutdown_kernel(now=True)\n')
+    done = run([f"{frameworks['VIRTUAL_ENV']}/bin/python", '-c', client], env=env, cwd=tmp_path)
+    torch, runscripts = done.stdout.split()
+    assert count and torch.startswith(frameworks['EBROOTPYTORCH']) and runscripts == frameworks['RUNSCRIPTS']

@@ -546,3 +546,16 @@ def test_examples(environ, tmp_path):
     for name in ('nowhere', '../hooks', '/etc'):
         done = run(['examples', name, str(tmp_path)], environ)
         assert done.returncode == 1 and "There is no example '%s'" % name in done.stderr
+
+
+@pytest.mark.parametrize('name', ['slingtorch.py', 'slingtorch/__init__.py'])
+def test_a_foreign_package_of_this_name_is_said(tmp_path, name):
+    """In the place of a traceback; what runs in jobs is found by its path."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    code = 'import sys, slingtorch_command; sys.exit(slingtorch_command.main())'
+    env = {**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'}
+    done = subprocess.run([sys.executable, '-c', code], env=env, cwd='/', stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"slingtorch: 'import slingtorch' takes {tmp_path / name}, and not {ROOT}")
+    job = subprocess.run([sys.executable, '-B', ROOT / 'runscripts/lib/job', 'check'], env=env, stderr=subprocess.PIPE, text=True)
+    assert 'RANK is not set' in job.stderr and 'slingtorch = slingtorch_command:main\n' in (ROOT / 'setup.cfg').read_text()

@@ -2021,3 +2021,26 @@ def test_no_here_strings():
         if path.is_file() and path.suffix in ("", ".bash"):
             code = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
             assert not [line for line in code if "<<<" in line and "'# <<<" not in line], path
+
+
+# --------------------------------------------------------------------------- what an environment can bring
+
+
+@pytest.mark.parametrize("script", ["conda-python-distributed", "conda-python-simple"])
+def test_functions_that_the_environment_brings_are_not_called(job, script):
+    """A shell may export functions with the names of builtins and programs, and options, and a file to read first."""
+    names = ("exec", "source", "printf", "read", "cd", "hash", "type", "unset", "builtin", "python", "mkdir", "stat")
+    (job.dir / "first").write_text("echo first; exit 3\n")
+    env = {**slurm(1), **{f"BASH_FUNC_{name}%%": "() { echo called; }" for name in names},
+           "BASH_ENV": job.dir / "first", "SHELLOPTS": "noexec"}
+    done = job.start(env, script=script)
+    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["argv"] == ["train.py"]
+
+
+def test_a_file_of_with_conda_may_call_module(job):
+    """As on machines whose shells have the function of their modules tool, which scripts inherit or BASH_ENV defines."""
+    (job.dir / "tool/init").mkdir(parents=True)
+    (job.dir / "tool/init/bash").write_text("module() { export LOADED=$2; }\n")
+    (job.dir / "activate").write_text("module load python\n")
+    env = job.rank({"WITH_CONDA": f"source {job.dir}/activate", "MODULESHOME": job.dir / "tool"}, script="conda-python-simple")
+    assert env["LOADED"] == "python"
