@@ -69,6 +69,10 @@ def test_from_clone_to_training_and_again(tmp_path):
     assert files_below(home) == [], 'wrote to the home directory'
     assert not other.exists(), 'wrote where the shell pointed'
 
+    # what took how long
+    took = [float(seconds) for seconds in re.findall(r'^ +(\d+\.\d) s  \w', text.partition('==> Done')[2], re.M)]
+    assert len(took) > 2 and took[-1] > 0
+
     # the three commands to do it again by hand, as printed
     commands = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1)
     assert len(commands.strip().splitlines()) == 3

@@ -8,6 +8,7 @@ import math
 import re
 import struct
 import sys
+import types
 
 import pytest
 
@@ -363,6 +364,20 @@ def test_a_plot(capsys, files, tmp_path):
     assert status == 0 and 'drawn: %s' % path in out
     width, height = struct.unpack('>II', path.read_bytes()[16:24])
     assert path.read_bytes().startswith(b'\x89PNG') and 1200 < width < 2000 and 600 < height < 1200
+
+
+@pytest.mark.parametrize('seen, local_rank, said', [
+    (0, 0, 'sees no GPU'), (2, 2, 'is local rank 2, and sees 2 GPUs: start one rank for each GPU'), (1, 3, 0), (4, 3, 3)])
+def test_gpu_of_a_rank(monkeypatch, seen, local_rank, said):
+    """The device, or what is wrong with the job."""
+    cuda = types.SimpleNamespace(device_count=lambda: seen, set_device=lambda device: None)
+    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda, device=lambda kind, number: number))
+    job = types.SimpleNamespace(name='rank 5 on nid1', local_rank=local_rank)
+    if isinstance(said, int):
+        assert measuring.Job.gpu(job) == said
+    else:
+        with pytest.raises(measuring.BenchError, match=said):
+            measuring.Job.gpu(job)
 
 
 def test_without_matplotlib_the_remedy_is_said(capsys, files, tmp_path, monkeypatch):

@@ -137,13 +137,16 @@ def test_wrong_use(cpu_bind, args):
 
 
 def test_more_tasks_than_cores(cpu_bind):
-    done = cpu_bind('-n', '60', SLINGTORCH_CPU_GPU_MAP=LUMI_G)
+    done = cpu_bind('-n', '57', SLINGTORCH_CPU_GPU_MAP=LUMI_G)
     assert done.returncode == 1 and 'Start fewer' in done.stderr
+    # as many as cores
+    assert len(cpu_bind('-n', '56', SLINGTORCH_CPU_GPU_MAP=LUMI_G).stdout.split(',')) == 56
 
 
 def test_help(cpu_bind):
     done = cpu_bind('--help')
-    assert done.returncode == 0 and 'Whole nodes only' in done.stdout
+    assert done.returncode == 0 and done.stdout.startswith('cpu-bind: ') and 'Whole nodes only' in done.stdout
+    assert 'shellcheck' not in done.stdout
 
 
 # --- whole nodes only
