@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import warnings
+from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -265,13 +266,11 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     """
     kind, name = program_of(words)
     if kind == 'module':
-        sys.path.insert(0, '')      # the working directory
+        top = name.partition('.')[0]
         try:
-            spec = importlib.util.find_spec(name.partition('.')[0])
+            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)  # the working directory, then others
         except (ImportError, ValueError, OSError):
             return      # the import says so
-        finally:
-            del sys.path[0]
         if spec is None:
             report.add('red', 'script', "python -m %s: this node finds no such module" % name,
                        "start in its directory, or install it in this environment")
