@@ -26,7 +26,7 @@ def name_shadows(kind: type, error: BaseException, trace: object) -> None:
 
 
 def put_first(directory: str) -> None:
-    """Where imports are looked for first, in the place of the directory of this program: a training has its own there."""
+    """Imports look here first, no longer in the directory of this program: a training has its own there."""
     sys.path[0] = directory
 
 

@@ -268,7 +268,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     if kind == 'module':
         top = name.partition('.')[0]
         try:
-            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)  # the working directory, then others
+            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)  # '': working directory
         except (ImportError, ValueError, OSError):
             return      # the import says so
         if spec is None:
