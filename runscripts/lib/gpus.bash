@@ -2,10 +2,6 @@
 # This rank's share of the GPUs that the task sees, in the variable that SLINGTORCH_GPU_VISIBILITY names.
 # Sourced by conda-python-distributed, after ranks.bash and facts.bash.
 
-# A list ends at the first entry that is no GPU (CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of
-# Slurm and PBS, none, void. So an empty list is none.
-_is_gpu() { [[ $1 =~ ^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z0-9/-]+)$ ]]; }
-
 # PBS may hand the identifiers of the first node's GPUs to all nodes (openpbs#1164, #2633), and CUDA finds no GPU then.
 _forget_foreign_gpus() {
     local file line known=' ' entry IFS=$' \t,'
@@ -44,7 +40,7 @@ _find_gpus() {  # VARIABLE_ASKED_FIRST_OR_EMPTY -> gpus, gpus_from: the variable
         listed=(${!gpus_from})
         set +f
         for entry in ${listed[@]+"${listed[@]}"}; do
-            _is_gpu "$entry" || break
+            [[ $entry =~ $_gpu_entry ]] || break    # an empty list is none
             # nor is a number beyond the driver's
             [[ $gpus_from != CUDA* || ! -e ${there[0]} || $entry == *[!0-9]* ]] || ((10#$entry < ${#there[@]})) || break
             gpus+=("$entry")

@@ -23,7 +23,7 @@ _check_plugin() {
             -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]]; then  # an image has its own, found in its own way
         local IFS=:
         for dir in ${LD_LIBRARY_PATH-}; do
-            for name in lib{nccl,rccl}-net{,-ofi}.so; do [[ ! -r $dir/$name ]] || return 0; done
+            for name in $_net_plugins; do [[ ! -r $dir/$name ]] || return 0; done
         done
         _fail 1 "in a job of several nodes this system needs NCCL's network plugin" \
             "(SLINGTORCH_MULTINODE_NCCL_NET='$SLINGTORCH_MULTINODE_NCCL_NET'), and none is in LD_LIBRARY_PATH. $remedy"

@@ -15,7 +15,7 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import write_file
 from easybuild.tools.run import run_shell_cmd
 from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
-from slingtorch.job.machine import MPI_LIBRARY, Machine
+from slingtorch.job.machine import MPI_LIBRARY, TRANSPORT_LAYER, Machine
 from slingtorch.job.nccl import plugin_files
 
 # Open MPI refuses to start as root, and more ranks than cores
@@ -74,7 +74,7 @@ def probe_pytorch(python: str, modules: Any = ()) -> Any:
 def describe_libraries(process: Any) -> str:
     """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
     texts = ["PyTorch %s" % process['version']]
-    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', re.compile('libmpi_gtl')),
+    for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', TRANSPORT_LAYER),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
         paths = {os.path.realpath(path) for path in process['libraries'] if regex.match(os.path.basename(path))}
         texts.append("%s %s" % (what, ' and '.join(sorted(paths)) or 'none'))

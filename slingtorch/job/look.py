@@ -11,7 +11,7 @@ import sys
 
 from . import nccl
 from .limits import write_trial
-from .machine import SHARED, VISIBILITY, by_srun
+from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_
           'TORCHINDUCTOR_CACHE_DIR': False}
 # by which conda-python-distributed chooses MASTER_PORT
 PORTS = 'ip_local_port_range'
-# An entry that can be a GPU, as in runscripts/lib/gpus.bash; -1, NoDevFiles, none, void are none.
-GPU = re.compile(r'[0-9]{1,4}\Z|(GPU|MIG)-')
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
                                          'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
@@ -50,7 +48,7 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
         for word in machine.environ[variable].split(','):
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
-            elif not GPU.match(word) or word.isdigit():
+            elif not re.match(GPU_ENTRY, word) or word.isdigit():
                 break       # the libraries end the list at the first one that is not there
             else:
                 chosen.append(word)
@@ -77,7 +75,7 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     details['gpus'], details['near'] = seen, {entry[0]: entry[1] for entry in known}
     given = machine.environ.get('SLURM_GPUS_ON_NODE', '')
     if not seen:
-        hidden = any(not GPU.match(machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
+        hidden = any(not re.match(GPU_ENTRY, machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
         wanted = not hidden and (variables or given not in ('', '0'))
         report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
             len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),

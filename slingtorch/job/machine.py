@@ -23,6 +23,9 @@ VENDORS = {'0x10de': 'cuda', '0x1002': 'rocm'}
 # variables that limit a process to some GPUs, in the order in which they are asked
 VISIBILITY = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
               'GPU_DEVICE_ORDINAL')
+# An entry of such a list that can be a GPU, also for bash. The list ends at the first one that is none (CUDA C++
+# Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of Slurm and PBS, none, void.
+GPU_ENTRY = r'^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z0-9/-]+)$'
 # ROCm's devices and processors
 KFD = 'sys/class/kfd/kfd/topology/nodes'
 # file systems that nodes share, as /proc/mounts calls them
@@ -32,6 +35,10 @@ SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs
 MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
 # what belongs to one: bindings of other languages, its profiling library, the GPU Transport Layer
 OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
+# Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
+TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
+# what NCCL or RCCL opens for its network where NCCL_NET_PLUGIN names nothing (nccl.plugin_names)
+NET_PLUGINS = ('libnccl-net.so', 'librccl-net.so')
 # mapped libraries that say over what a program communicates
 COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
 
@@ -43,7 +50,9 @@ def for_bash() -> str:
 # shellcheck disable=SC2034  # for those who source it
 _gpu_device='%s'
 _gpu_variables='%s'
-""" % (GPU, ','.join(VISIBILITY))
+_gpu_entry='%s'
+_net_plugins='%s'
+""" % (GPU, ','.join(VISIBILITY), GPU_ENTRY, ':'.join(NET_PLUGINS))
 
 
 def by_srun(environ: 'Mapping[str, str]') -> bool:

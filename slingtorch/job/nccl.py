@@ -5,7 +5,7 @@ import os
 import re
 
 from . import elf
-from .machine import library_kind
+from .machine import NET_PLUGINS, library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
     names = []
     for word in filter(None, wanted.split(',')):
         names += [word] if '/' in word else [word, '%s-%s.so' % (begin, word)]
-    return names or [begin + '.so'] + ['librccl-net.so'] * (begin == 'libnccl-net')
+    return names or (list(NET_PLUGINS) if variable == 'NCCL_NET_PLUGIN' else [begin + '.so'])
 
 
 def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:

@@ -4,7 +4,7 @@ import os
 import re
 
 from . import elf, limits, look, nccl, network, variables
-from .machine import library_kind
+from .machine import TRANSPORT_LAYER, library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
                        "keep one: see which of LD_PRELOAD, LD_LIBRARY_PATH and the packages brings the other")
     if {'libnccl', 'librccl'} <= set(by_kind):
         report.add('yellow', 'libraries', "one process maps libnccl and librccl", "take PyTorch for one kind of GPU")
-    gtl = any('libmpi_gtl_' in os.path.basename(path) for path in paths)
+    gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
     if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind['MPI']):
         report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, and the process maps Cray MPICH without its "

@@ -17,6 +17,7 @@ from collections import namedtuple
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple
 
 from slingtorch import bundle_root
+from slingtorch.job.machine import VISIBILITY
 
 # the site that is chosen when nothing is detected
 FALLBACK_SITE = 'local'
@@ -48,7 +49,8 @@ FORBIDDEN = (
     ('MIOPEN_*', "its directories differ per job and node: the runscript makes them"),
     ('MASTER_* WORLD_SIZE LOCAL_WORLD_SIZE', "it differs per job: the runscript sets it"),
     ('RANK LOCAL_RANK', "it differs per task: the runscript sets it"),
-    ('*_VISIBLE_DEVICES', "it differs per task: name the variable in the parameter gpu_visibility instead"),
+    ('*_VISIBLE_DEVICES ' + ' '.join(VISIBILITY),
+     "it differs per task: name the variable in the parameter gpu_visibility instead"),
     ('SLURM_*', "the scheduler owns it, and it reaches every step of the job"),
     ('CUDA_DEVICE_MAX_CONNECTIONS', "tensor parallelism wants 1, FSDP must not have 1: it belongs in the job script"),
     ('MPICH_RDMA_ENABLED_CUDA', "it is of Cray XC systems and does nothing on Slingshot"),

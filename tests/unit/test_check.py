@@ -746,7 +746,7 @@ def test_number_of_gpus_that_is_none(job):
 
 @pytest.mark.parametrize('listed, sees, level', [
     ('GPU-1111', ['GPU-1111'], ''), ('MIG-a,MIG-b', ['MIG-a'], ''), ('void', [], 'yellow'),
-    ('NoDevFiles', [], 'yellow'), ('9', [], 'red'), ('10', [], 'red'),
+    ('NoDevFiles', [], 'yellow'), ('9', [], 'red'), ('10', [], 'red'), ('0.1', ['0.1'], ''),
 ])
 def test_identifiers_of_gpus(tmp_path, listed, sees, level):
     """A process sees one slice; a word for none is somebody's wish."""

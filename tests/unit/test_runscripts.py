@@ -1213,6 +1213,12 @@ def test_facts_for_bash_are_made_from_those_of_python():
     assert (RUNSCRIPTS / "lib/facts.bash").read_text() == machine.for_bash()
 
 
+def test_slingmpi_recognises_the_same_mpi():
+    """A package of its own cannot import it."""
+    pattern = machine.MPI_LIBRARY.pattern
+    assert f"_MPI_LIBRARY = re.compile(r'{pattern[1:]}')" in (RUNSCRIPTS.parent / "slingmpi/slingmpi/__init__.py").read_text()
+
+
 def test_layers_above_rocr_are_numbered_anew(job):
     env = job.rank({**slurm(3, "4"), "SLINGTORCH_GPU_VISIBILITY": "ROCR_VISIBLE_DEVICES",
                     "HIP_VISIBLE_DEVICES": "4,5,6,7", "GPU_DEVICE_ORDINAL": "4,5,6,7"})
@@ -1270,8 +1276,10 @@ def test_network_plugin_that_is_there_or_not_wanted(job, plugin, env):
 
 def test_network_plugin_that_is_missing(job, plugin):
     """On several nodes an error before Python starts; one node does without."""
+    (plugin / "ofi").mkdir()
+    (plugin / "ofi/libnccl-net-ofi.so").touch()     # which NCCL opens for NCCL_NET_PLUGIN=ofi alone
     for env, message in [
-        ({"LD_LIBRARY_PATH": "/nowhere:"}, "needs NCCL's network plugin"),
+        ({"LD_LIBRARY_PATH": f"/nowhere:{plugin}/ofi:"}, "needs NCCL's network plugin"),
         ({"NCCL_NET_PLUGIN": f"{plugin}/gone.so"}, f"NCCL_NET_PLUGIN='{plugin}/gone.so' is not there or not readable"),
     ]:
         said = job.error({**slurm(1), **OFI, **env})

@@ -435,6 +435,7 @@ FAULTS = {
     'MASTER_ADDR': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MASTER_ADDR'), 'may not be set by a module'),
     'FI_LOG_LEVEL': (SITE + ENV.replace('NCCL_CROSS_NIC', 'FI_LOG_LEVEL'), 'may not be set by a module'),
     'MIOPEN': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MIOPEN_USER_DB_PATH'), 'the runscript makes them'),
+    'visibility': (SITE + ENV.replace('NCCL_CROSS_NIC', 'ZE_AFFINITY_MASK'), 'name the variable in the parameter gpu_visibility'),
     'in a group too': (SITE + GROUP + ENV.replace('NCCL_CROSS_NIC]', 'NCCL_ALGO in fast]'), 'NCCL_ALGO may not be set'),
     'template': (SITE + ENV.replace('= 1', '= %(name)s'), 'template'),
     'group not described': (SITE + ENV.replace('NIC]', 'NIC in fast]'), r'\[group fast\]: it is missing'),
