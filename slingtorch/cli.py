@@ -538,7 +538,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog='slingtorch', description="Activates the EasyBuild bundle slingtorch.")
+    parser = argparse.ArgumentParser(prog='slingtorch', description="Distributed PyTorch on supercomputers.")
     parser.add_argument('--version', action='version', version='slingtorch ' + __version__)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND')
 
@@ -550,70 +550,70 @@ def make_parser() -> argparse.ArgumentParser:
         return added
 
     env = command('env', run_env, "print shell code that makes EasyBuild use the bundle",
-                  "Prints shell code; use it as: eval \"$(slingtorch env)\"")
-    env.add_argument('--site', metavar='NAME', help="the site; without it $SLINGTORCH_SITE, else what is detected")
+                  "Prints shell code. Type: eval \"$(slingtorch env)\"")
+    env.add_argument('--site', metavar='NAME', help="the site (default: $SLINGTORCH_SITE, else detected)")
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
-                     help="opt-in groups of the site; without it $SLINGTORCH_SITE_GROUPS. Empty for none.")
+                     help="opt-in groups of the site, '' for no group (default: $SLINGTORCH_SITE_GROUPS)")
     env.add_argument('--values', action='store_true',
-                     help="for the PyTorch that you have: what a module of PyTorch would set, and nothing of EasyBuild")
+                     help="for your own PyTorch: set what a PyTorch module would set, and nothing for EasyBuild")
     env.add_argument('--shell', choices=sorted(SHELLS), default='bash', help="default: bash (also for sh and zsh)")
     env.add_argument('--keep-hooks', action='store_true',
-                     help="leave EasyBuild's option for hooks alone: your own file calls those of slingtorch")
+                     help="do not set EasyBuild's option for hooks: your own hooks call slingtorch's")
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
 
-    showing = command('sites', run_sites, "show the sites, and which one this machine is",
+    showing = command('sites', run_sites, "show the sites and which one this machine is",
                       "Shows the sites, or everything about one.", as_json=True)
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
-    showing.add_argument('--all', action='store_true', help="show what each site is, with its opt-in groups")
+    showing.add_argument('--all', action='store_true', help="describe each site and its opt-in groups")
     showing.add_argument('--format', choices=formats.FORMATS, dest='form',
-                         help="print its values for use without the modules: lines for a shell or --env-file, or a "
-                              "page for documentation (markdown; without NAME a table of all sites)")
+                         help="print the values for use without modules: env for a shell or --env-file, markdown "
+                              "for a page of documentation (without NAME a table of all sites)")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
-    locking = command('lock', run_lock, "write the lock file of an easyconfig of PythonVenv", """
-        Lets uv choose the packages that the easyconfig wants, for the Pythons and platforms that it names, and writes
-        versions and hashes to the lock file beside the easyconfig. $SLINGTORCH_UV names another uv.""")
-    locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of one of the bundle's")
+    locking = command('lock', run_lock, "write the lock file of a PythonVenv easyconfig", """
+        Resolves the packages of the easyconfig with uv, for the Pythons and platforms that it names, and writes
+        versions and hashes to the lock file beside it. $SLINGTORCH_UV names another uv.""")
+    locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of an easyconfig of the bundle")
     locking.add_argument('--python', metavar='PYTHON',
-                         help="Python whose pip is asked for indexes; default: this one")
+                         help="Python whose pip names the indexes (default: this one)")
 
-    making = command('new', run_new, "write an easyconfig for a project of your own", """
-        Writes an easyconfig and its lock file for what a project needs, on the PyTorch of another easyconfig, and
-        builds the project's own packages to wheels beside them (docs/environments.md).""")
+    making = command('new', run_new, "write an easyconfig for your project", """
+        Writes an easyconfig and its lock file for the packages of a project, on the PyTorch of another easyconfig.
+        Builds wheels of the project's own packages beside them. See docs/environments.md.""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")
-    making.add_argument('--on', metavar='EASYCONFIG', help="whose PyTorch is taken; default: what fits the GPUs here")
+    making.add_argument('--on', metavar='EASYCONFIG', help="easyconfig of the PyTorch (default: what fits the GPUs here)")
     making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
     making.add_argument('--build', action='append', default=[], metavar='REQUIREMENT',
-                        help="a package that has no wheel: build one, as 'pip wheel' does; also NAME @ git+https://...")
-    making.add_argument('--python', metavar='PYTHON', help="Python to make it with; default: the site's, else python3")
-    making.add_argument('--directory', metavar='DIR', default='.', help="where the files go; default: here")
+                        help="build a wheel of a package that has none, with 'pip wheel'; also NAME @ git+https://...")
+    making.add_argument('--python', metavar='PYTHON', help="Python to use (default: the site's, else python3)")
+    making.add_argument('--directory', metavar='DIR', default='.', help="directory for the files (default: here)")
 
-    explaining = command('explain', run_explain, "say why a job failed, from its output", """
-        Reads the output of jobs and names what went wrong, the line that shows it, and the remedy. Status 0: something
-        known was found; 3: nothing.""", as_json=True)
+    explaining = command('explain', run_explain, "find out from its output why a job failed", """
+        Reads the output of jobs and names the cause, the line that shows it and the remedy. Exit status: 0 a known
+        fault was found; 3 none was found.""", as_json=True)
     explaining.add_argument('logs', nargs='+', metavar='LOG',
-                            help="output of a job (also gzipped), - for standard input, or a directory with such files "
-                                 "or those of PyTorch's flight recorder")
-    examples = command('examples', run_examples, "list job scripts and training programs, or copy them", """
-        Lists the job scripts and training programs that come with slingtorch, or copies those of a directory, or one
-        of them. It replaces no file.""")
-    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory of them, or DIRECTORY/FILE")
+                            help="output of a job (also .gz), - for standard input, or a directory with such files or "
+                                 "files of PyTorch's flight recorder")
+    examples = command('examples', run_examples, "list or copy job scripts and training programs", """
+        Lists the job scripts and training programs that come with slingtorch. With NAME it copies a directory of them,
+        or one file. It never overwrites a file.""")
+    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory of the list, or DIRECTORY/FILE")
     examples.add_argument('directory', nargs='?', metavar='DIR', default='.', help="where to copy to (default: here)")
-    command('status', run_status, "show what is installed, and whether it is as the bundle has it", """
-        Lists what is installed in the modules of EasyBuild's configuration: with which runscripts and which site
-        values. Prints the command that renews what is not as the bundle has it. Status 0: all is; 3: not all.""",
+    command('status', run_status, "show what is installed and what is out of date", """
+        Lists the modules that EasyBuild has installed, with their runscripts and site values. Prints the command that
+        updates what differs from the bundle. Exit status: 0 all is up to date; 3 something differs.""",
             as_json=True)
-    actions = commands.add_parser('site', help="write a new site's file").add_subparsers(dest='action', metavar='new')
+    actions = commands.add_parser('site', help="write a site file").add_subparsers(dest='action', metavar='new')
     actions.required = True     # no argument of it before Python 3.7
-    new = actions.add_parser('new', help="look at this machine", description="""
-        Looks at this machine and writes a commented site file into your configuration (docs/sites.md): every value has
-        its reason, and what could not be seen is said. It overwrites nothing. A login node does not show everything:
-        'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest, and leaves alone what you have
-        edited.""")
+    new = actions.add_parser('new', help="describe this machine", description="""
+        Looks at this machine and writes a commented site file into your configuration (docs/sites.md). Each value has
+        its reason, and a comment names what could not be seen. It overwrites nothing. A login node does not show
+        everything: 'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest and keeps your
+        edits.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
-    new.add_argument('--complete', action='store_true', help="on a compute node: add what the file does not say yet")
+    new.add_argument('--complete', action='store_true', help="on a compute node: add what is missing in the file")
     new.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)

@@ -341,7 +341,7 @@ def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
         epilog="Run it again at any time: what is there and still right is used again.")
     parser.add_argument('--prefix', metavar='DIR', default=os.path.join(BUNDLE, '.slingtorch'),
                         help="directory: new, empty or an earlier quickstart's (default: .slingtorch in this checkout)")
-    parser.add_argument('--cpu', action='store_true', help="the small PyTorch for processors, also with GPUs here")
+    parser.add_argument('--cpu', action='store_true', help="PyTorch for CPUs, even if there are GPUs")
     parser.add_argument('--ranks', metavar='N', type=int, choices=RANKS,
                         help="ranks to train on: %s (default: one for each GPU, without GPUs 2); the example divides "
                              "batches of 48 images evenly" % ', '.join(map(str, RANKS)))

@@ -142,12 +142,12 @@ def run(args: argparse.Namespace) -> int:
 
 def add_parser(commands: Any) -> None:
     """Add 'bench' to the command line."""
-    parser = commands.add_parser('bench', help="read, draw and judge what --bench measured in a job",
-                                 description="Reads what 'conda-python-distributed --bench' measured in a job. "
-                                             "Without arguments it says how that is done.",
-                                 epilog="Exit status: 0; 1 for wrong values, too slow by the site's figures, a job "
-                                        "that ended early, or an error; 3 if --site had nothing to compare with.")
-    parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench: print its table")
-    parser.add_argument('--plot', metavar='PNG', help="draw bus bandwidth by size (needs matplotlib)")
-    parser.add_argument('--site', metavar='NAME', help="judge by the reference figures of this site")
+    parser = commands.add_parser('bench', help="print, plot or judge the results of --bench",
+                                 description="Reads the results of 'conda-python-distributed --bench'. Without "
+                                             "arguments it says how to measure.",
+                                 epilog="Exit status: 0 good; 1 wrong values, slower than the site's figures, an "
+                                        "incomplete file, or an error; 3 --site has nothing to compare with.")
+    parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench; prints its table")
+    parser.add_argument('--plot', metavar='PNG', help="plot bus bandwidth by size (needs matplotlib)")
+    parser.add_argument('--site', metavar='NAME', help="compare with the reference figures of this site")
     parser.set_defaults(function=run)

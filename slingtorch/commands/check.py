@@ -61,17 +61,17 @@ def run(args: argparse.Namespace) -> int:
         more = reference_options(os.environ)
         args.arguments, line = more + args.arguments, line and ' '.join([line] + more)
     if line:
-        sys.stderr.write("slingtorch: this is no rank of a job. In a job script, or in an allocation, with the module "
-                         "of PyTorch loaded:\n    %s\n" % line)
+        sys.stderr.write("slingtorch: not inside a job step. In a job script or an allocation, with the PyTorch module "
+                         "loaded, type\n    %s\n" % line)
         return 2
     os.execv(path, [path, args.option] + args.arguments)
 
 
 def add_parsers(commands: 'argparse._SubParsersAction') -> None:
     """The two commands, for cli.make_parser()."""
-    for name, what in (('check', "look from inside the ranks of a job whether it is sound"),
-                       ('vet', "measure the bandwidth between the nodes of a job, and name the bad ones")):
-        parser = commands.add_parser(name, help=what, description=what.capitalize() + ": docs/check.md.")
-        parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='ARGUMENT',
-                            help="for check: the program to start then; for vet: its options")
+    for name, what, more in (
+            ('check', "check a job from inside its ranks", "the program to start after it, with its arguments"),
+            ('vet', "measure the nodes of a job and name the bad ones", "options; --help lists them inside a job")):
+        parser = commands.add_parser(name, help=what, description=what.capitalize() + " (docs/check.md).")
+        parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='ARGUMENT', help=more)
         parser.set_defaults(function=run, option='--' + name)

@@ -129,12 +129,12 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
 
 def add_parser(commands: 'argparse._SubParsersAction', site_text: Callable[[], str]) -> None:
     """The command, for cli.make_parser()."""
-    parser = commands.add_parser('report', help="pack what a bug report needs",
-                                 description="Writes versions, the site and its values, the loaded module of PyTorch, "
-                                             "the variables of the network and the files that you name into one text "
-                                             "file that only you can read: docs/explain.md.")
+    parser = commands.add_parser('report', help="collect what a bug report needs",
+                                 description="Writes one text file that only you can read: versions, the site and its "
+                                             "values, the loaded PyTorch module, network variables, and the files "
+                                             "that you name (docs/explain.md).")
     parser.add_argument('paths', nargs='*', metavar='PATH',
-                        help="a log, a job script, check's JSON: each is shown, and you are asked whether to take it")
+                        help="a log, a job script, check's JSON. Each is shown before you confirm it")
     parser.add_argument('--output', metavar='FILE', default=DEFAULT_NAME,
-                        help="file to write; it must not exist (default: %(default)s)")
+                        help="a new file (default: %(default)s)")
     parser.set_defaults(function=lambda args: run(args, site_text))

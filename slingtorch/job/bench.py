@@ -425,19 +425,19 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
             '  %-14s %s' % pair for pair in KINDS.items()))
     parser.add_argument('--backends', type=comma_list(KINDS), metavar='LIST',
-                        help="with commas; default: all at hand")
+                        help="separated by commas (default: all that PyTorch has)")
     parser.add_argument('--operations', type=comma_list(OPERATIONS), default=OPERATIONS, metavar='LIST',
                         help="default: %s" % ','.join(OPERATIONS))
     parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
     parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
                         help="default: 16G, or what fits into the free memory")
-    parser.add_argument('--factor', type=int, default=2, help="between one size and the next; default: 2")
+    parser.add_argument('--factor', type=int, default=2, help="from one size to the next (default: 2)")
     parser.add_argument('--seconds', type=float, default=0.3,
-                        help="how long each size is repeated, 3 to 1000 times; default: 0.3")
+                        help="time for each size, in 3 to 1000 repetitions (default: 0.3)")
     parser.add_argument('--timeout', type=int, default=300, metavar='SECONDS',
-                        help="a rank that others wait for longer is taken for dead; default: 300")
+                        help="a rank counts as dead after this time (default: 300)")
     parser.add_argument('--json', metavar='FILE', type=file_to_write,
-                        help="write the results there, for 'slingtorch bench'")
+                        help="write the results for 'slingtorch bench'")
     return parser
 
 

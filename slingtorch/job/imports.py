@@ -112,7 +112,8 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             del sys.modules[module]
     sys.argv = [name] + words[words.index(name) + 1:] if name in words else [name]
     safe = getattr(sys.flags, 'safe_path', False) or program.isolated(words)    # since 3.11
-    directory = os.path.dirname(os.path.abspath(name)) if kind == 'script' else os.getcwd()
+    # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
+    directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
     path = name
     if kind and not safe:
         shadows = beside(directory) if not again else []

@@ -83,7 +83,7 @@ def read(path: str) -> bytes:
 
 def files_of_program(script: str, text: bytes) -> dict:
     """{path below the script's directory: text} of the script and of its own modules, as far as they are there."""
-    top = os.path.dirname(os.path.abspath(script))
+    top = os.path.dirname(os.path.realpath(script))
     found, waiting = {os.path.basename(script): text}, [('', text)]
     while waiting and len(found) < FILES:
         package, text = waiting.pop()
@@ -268,7 +268,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     if kind == 'module':
         top = name.partition('.')[0]
         try:
-            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)  # '': working directory
+            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)     # '': the working directory
         except (ImportError, ValueError, OSError):
             return      # the import says so
         if spec is None:

@@ -354,11 +354,11 @@ def main(argv: list) -> int:
     """Run the program; the exit status."""
     parser = argparse.ArgumentParser(prog='vet', description="Measures the bandwidth between nodes (docs/check.md).")
     parser.add_argument('--rounds', metavar='N', type=positive, default=ROUNDS,
-                        help="how many partners each node has at most (%(default)s)")
+                        help="maximum number of partners of a node (default: %(default)s)")
     parser.add_argument('--write', metavar='PREFIX', help="write PREFIX.vetted and PREFIX.cordon")
-    parser.add_argument('--json', metavar='FILE', type=records.file_to_write, help="write what was found")
+    parser.add_argument('--json', metavar='FILE', type=records.file_to_write, help="write the results to a new file")
     parser.add_argument('--reference', metavar='BACKEND=GB/S', type=reference_of, action='append', default=[],
-                        help="what a node should send over this backend, by all its GPUs together: nccl=80")
+                        help="GB/s that a node should reach with all its GPUs: nccl=80")
     args = parser.parse_args(argv)
     machine = Machine()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -142,6 +142,8 @@ def test_killed_in_the_middle(installed, tmp_path, lmod, where):
     assert (after / 'get-master').read_text().endswith(line) == (where == '1.0.lua')
     new_command = (installed.container / 'bin/in-container').read_text().endswith(command)
     assert new_command == (where in ['runscripts', '1.0.lua'])
+    # a job that loads the module at this moment gets a whole one
+    assert (installed.eb.modulepath / 'Small/.1.0.lua.new').exists() == (where == '1.0.lua')
     env = lmod.load('Small/1.0', modulepath=[installed.eb.modulepath])
     assert env['RUNSCRIPTS'] == f'{installed.container}/runscripts'
     assert installed.states()['Small/1.0'][0] == ('current' if where == '1.0.lua' else 'different')

@@ -53,7 +53,7 @@ def typed(own, slurm, lines, env=None):
 
 
 def test_lines_of_the_readme(own, slurm):
-    lines = readme.blocks('With the PyTorch that you have')[0]
+    lines = readme.blocks('With the PyTorch that you have')[0].replace('\\\n', '')
     activate, install, evaluate, train = lines.splitlines()
     assert install == 'pip install ./slingtorch'    # the fixture has done it
     train = train.replace('--ntasks-per-node=4 --gpus-per-node=4', '--ntasks-per-node=2')

@@ -375,7 +375,7 @@ def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
 
 
 @pytest.mark.parametrize('words, env, says', [
-    (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'this is no job: neither SLURM_JOB_ID, '),
+    (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'not inside a job: neither SLURM_JOB_ID, '),
     (['srun', 'train'], {'PBS_JOBID': '1'}, 'say where the program saves'),
     (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
     (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),

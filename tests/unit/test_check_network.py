@@ -717,6 +717,20 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
     assert not text or 'random.py' in found.get('shadows', ['random.py'])
 
 
+def test_a_linked_script_imports_from_where_it_lies(tmp_path):
+    (tmp_path / 'src').mkdir()
+    (tmp_path / 'src' / 'train.py').write_text('import helper\n')
+    (tmp_path / 'src' / 'helper.py').write_text('')
+    script = tmp_path / 'train.py'
+    script.symlink_to('src/train.py')
+    assert set(program.files_of_program(str(script), script.read_bytes())) == {'train.py', 'helper.py'}
+    code = ('import sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
+            'print(imports.Trial(sys.argv[2:]).result().get("wrong"))')
+    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(script)], text=True, stdout=subprocess.PIPE,
+                          check=True)
+    assert done.stdout == 'None\n'
+
+
 def test_what_the_imports_say_is_a_line():
     report = findings.Report(0)
     program.check_imports(report, {'wrong': ['line 1: import a: ImportError: no', True], 'worker': 'OSError: too long'}, True)
