@@ -583,7 +583,7 @@ def make_parser() -> argparse.ArgumentParser:
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")
-    making.add_argument('--on', metavar='EASYCONFIG', help="easyconfig of PyTorch (default: what fits the GPUs here)")
+    making.add_argument('--on', metavar='EASYCONFIG', help="easyconfig of the PyTorch (default: for the GPUs here)")
     making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
     making.add_argument('--build', action='append', default=[], metavar='REQUIREMENT',
                         help="build a wheel of a package that has none, with 'pip wheel'; also NAME @ git+https://...")

@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 def add_parsers(commands: 'argparse._SubParsersAction') -> None:
     """The two commands, for cli.make_parser()."""
     for name, what, more in (
-            ('check', "check a job from inside its ranks", "the program to start after it, with its arguments"),
-            ('vet', "measure the nodes of a job and name the bad ones", "options; --help lists them inside a job")):
+            ('check', "check a job from inside its ranks", "the program to run after the check, with its arguments"),
+            ('vet', "measure the nodes of a job and name the bad ones", "options of conda-python-distributed --vet")):
         parser = commands.add_parser(name, help=what, description=what.capitalize() + " (docs/check.md).")
         parser.add_argument('arguments', nargs=argparse.REMAINDER, metavar='ARGUMENT', help=more)
         parser.set_defaults(function=run, option='--' + name)

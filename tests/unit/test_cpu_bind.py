@@ -145,7 +145,8 @@ def test_more_tasks_than_cores(cpu_bind):
 
 def test_help(cpu_bind):
     done = cpu_bind('--help')
-    assert done.returncode == 0 and 'Whole nodes only' in done.stdout
+    assert done.returncode == 0 and done.stdout.startswith('cpu-bind: ') and 'Whole nodes only' in done.stdout
+    assert 'shellcheck' not in done.stdout
 
 
 # --- whole nodes only
