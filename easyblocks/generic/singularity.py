@@ -423,7 +423,9 @@ class Singularity(RunScripts):
         for name, target in self.links().items():
             symlink(target, os.path.join(directory, 'bin', name), use_abspath_source=False)
         lines = ["# read by bin/in-container; made by EasyBuild together with the module file"]
-        lines += ['%s=%s' % (key, value) for key, values in self.container().items() for value in values]
+        # which image is taken, the module decides
+        lines += ['%s=%s' % (key, value) for key, values in self.container().items() if key != 'central'
+                  for value in values]
         write_file(os.path.join(directory, 'container.conf'), '\n'.join(lines) + '\n')
 
     # --- the virtual environment for the user's own packages
@@ -529,12 +531,11 @@ class Singularity(RunScripts):
 
     def make_module_step(self, fake=False):
         """Make the module also when there is no image yet."""
-        images = [os.path.join(path, self.image_name) for path in [self.installdir] + self.cfg['central_image_dirs']]
-        if fake or self.dry_run or any(os.path.isfile(path) and os.access(path, os.R_OK) for path in images):
+        if fake or self.dry_run or os.path.exists(os.path.join(self.installdir, self.image_name)):
             return super().make_module_step(fake=fake)
         # 'eb --module-only --force': the devel module would need a module that can be loaded
-        print_warning("The module can be loaded once the image %s is there (eb --rebuild %s)"
-                      % (self.image_name, self.cfg.filename()), log=self.log)
+        print_warning("The image %s is not there: the module can be loaded where a central copy is, or after 'eb "
+                      "--rebuild %s'" % (self.image_name, self.cfg.filename()), log=self.log)
         wanted = update_build_option('generate_devel_module', False)
         try:
             return super().make_module_step(fake=fake)

@@ -25,16 +25,21 @@ def name_shadows(kind: type, error: BaseException, trace: object) -> None:
     sys.__excepthook__(kind, error, trace)  # type: ignore
 
 
+def put_first(directory: str) -> None:
+    """Imports look here first, no longer in the directory of this program: a training has its own there."""
+    sys.path[0] = directory
+
+
 def main(command: str, *arguments: str) -> int:
     """Run the program; its exit status."""
     sys.excepthook = name_shadows
     package = __package__
     if not package:
-        # Started as a directory, which is then first in sys.path: import this package by its name, as pip's own
-        # __main__.py does, and leave nothing behind that the imports of a training program do not have.
-        sys.path[0], package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
+        # started as a directory: import this package by its name, as pip's own __main__.py does
+        directory, package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
+        put_first(directory)
         importlib.import_module(package)
-        del sys.path[0]
+        put_first(os.devnull)   # nothing that the imports of a training program do not have
     return importlib.import_module('%s.%s' % (package, command)).main(list(arguments))
 
 

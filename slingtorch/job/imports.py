@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 
-from . import program
+from . import __main__, program
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             say(shadows=shadows)
             os.set_inheritable(descriptor, True)
             os.execv(sys.executable, [sys.executable, '-B', HERE, 'imports', str(descriptor)] + words)
-        sys.path.insert(0, directory)
+        __main__.put_first(directory)
     if again:
         say(doing='import torch')
         try:

@@ -292,8 +292,8 @@ def test_missing_image(small):
     (small.root / IMAGE).unlink()
     done = small('python', '-c', 'pass', check=False)
     assert done.returncode == 1
-    assert f'the image {IMAGE} is missing or cannot be read. Looked in: {small.root}' in done.stderr
-    assert "'eb --rebuild Small-1.0.eb' installs it again" in done.stderr
+    assert f'the image {small.root}/{IMAGE} is missing or cannot be read' in done.stderr
+    assert "'eb --rebuild Small-1.0.eb' installs the image again" in done.stderr
 
 
 def test_no_runtime(small):
@@ -544,7 +544,8 @@ def test_nodes_of_a_job(tmp_path, lmod, runtime, slurm):
 
     def check(*command, **env):
         job = ['salloc', '--quiet', '-N2', '--ntasks-per-node=2', small.root / 'bin/check-container', *command]
-        done = testbed.run(job, env={**slurm.env, 'PATH': f'{runtime}:{slurm.env["PATH"]}', **env}, check=False)
+        module = {'CONTAINERROOT': small.root, 'SIF': f'{slurm.local}/{IMAGE}'}
+        done = testbed.run(job, env={**slurm.env, 'PATH': f'{runtime}:{slurm.env["PATH"]}', **module, **env}, check=False)
         return done.returncode, done.stdout + done.stderr
 
     try:

@@ -164,7 +164,7 @@ def test_central_image_after_rm(modules):
 
 
 def test_commands_take_the_image_that_the_module_has_chosen(modules):
-    """Also when the own one comes back; without the module, or when that is gone, they look for themselves."""
+    """Also when the own one comes back, and until the module is loaded again; without it, the own one."""
     runtime = modules.directory / 'bin/singularity'
     runtime.parent.mkdir(exist_ok=True)
     runtime.write_text('#!/bin/sh\necho "runs $2"\n')
@@ -172,9 +172,10 @@ def test_commands_take_the_image_that_the_module_has_chosen(modules):
     kept, central = modules.directory / 'kept.sif', modules.central / modules.image.name
     modules.image.rename(central)
     inside = f'PATH={runtime.parent}:$PATH {modules.root}/bin/in-container true'
-    done = modules.bash(f'module load Small; cp {kept} {modules.image}; {inside}; rm $SIF; {inside}', check=True)
+    again = 'module unload Small; module load Small'
+    done = modules.bash(f'module load Small; cp {kept} {modules.image}; {inside}; rm $SIF; {inside}; {again}; {inside}')
     assert re.findall('runs (.*)', done.stdout) == [str(central), str(modules.image)]
-    shutil.copy(kept, central)
+    assert f'the image {central} is missing or cannot be read\nremedy: load the module (again)' in done.stdout + done.stderr
     assert f'runs {modules.image}\n' in modules.bash(inside, check=True).stdout
 
 
