@@ -28,13 +28,12 @@ from . import gather, imports, limits, look, meet, messages, nccl, network, node
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
 from .machine import Machine, expand_hosts, seconds_to_wait
-from .probe import SLACK, patience, scratch_file
+from .probe import SLACK, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Optional
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
     **dict.fromkeys(('torch', 'torch is in', 'CUDA of torch', 'ROCm of torch'),
@@ -71,68 +70,36 @@ CLOCK_SECONDS = 1
 # ----------------------------------------------------------------------------------------------------------------------
 # the process with PyTorch
 
-class Probe:
+class Probe(messages.Child):
     """
-    probe.py as a child, so that a crash or a hang in a library is a finding.
+    The process of probe.py.
 
-    :ivar found: what it said last
     :param order: its first line (probe.py)
     """
 
     def __init__(self, environ: dict, plugin: list, order: dict) -> None:
         self.begin, self.seconds, self.turn = time.monotonic(), order['seconds'], 0
-        self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-        # a file: nobody reads until the end, and what it prints may be more than a pipe takes
-        self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=self.errors)  # type: Any
-        self.ended, self.changed = False, threading.Condition()
-        threading.Thread(target=self.read, daemon=True).start()
-        self.write(order)
+        super().__init__(environ, 'probe', *plugin)
+        self.tell(order)
 
-    def read(self) -> None:
-        """Take its answers until it ends."""
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):   # of a library that knows the descriptor
-                found = json.loads(line.decode())
-                with self.changed:
-                    self.found = found
-                    self.changed.notify_all()
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
-
-    def write(self, order: dict) -> None:
-        """Tell it something."""
-        with contextlib.suppress(OSError):      # it has ended: result() says so
-            self.process.stdin.write(messages.dump(order) + b'\n')
-            self.process.stdin.flush()
+    @property
+    def found(self) -> dict:
+        """What it said last."""
+        return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
 
     def wait(self, key: str, end: float, value: object = None) -> bool:
         """Whether it says this, or that this has this value, before the time `end`."""
-        def there() -> bool:
-            return bool(self.found.get(key)) if value is None else self.found.get(key) == value
-
-        with self.changed:
-            self.changed.wait_for(lambda: there() or self.ended, max(0, end - time.monotonic()))
-            return there()
+        return self.until(lambda: bool(self.found.get(key)) if value is None else self.found.get(key) == value, end)
 
     def ask(self, seconds: float, **order: object) -> dict:
         """Have it do something in so many seconds: what it says then. :raises PeerLost: it cannot"""
         self.turn += 1
-        self.write(dict(order, seconds=seconds, turn=self.turn))
+        self.tell(dict(order, seconds=seconds, turn=self.turn))
         if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
             raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
         if self.found.get('lost'):
             raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
         return self.found
-
-    def end(self) -> None:
-        """Nobody wants its result any more, nor that it keeps its connections."""
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):    # a driver may hold it
-            self.process.wait(5)
 
     def result(self, end: float) -> dict:
         """Its dictionary, with what it found until the time `end`; 'error' in it says what went wrong."""
@@ -142,7 +109,7 @@ class Probe:
             return found
         if not self.ended:
             self.process.kill()
-        killed, status = not self.ended, self.process.wait()
+        killed, status = not self.ended, self.status()
         found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
             return found    # it waited for others
@@ -153,9 +120,7 @@ class Probe:
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         else:
-            self.errors.seek(0)
-            last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-            found['error'] = "%s ended the process with status %d%s" % (what, status, ': ' + last[0] if last else '')
+            found['error'] = "%s ended the process with status %s" % (what, status)
         return found
 
 

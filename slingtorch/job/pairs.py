@@ -26,7 +26,7 @@ import time
 
 from . import meet, messages, nccl
 from .machine import Machine, seconds_to_wait
-from .probe import first_lines, patience, scratch_file
+from .probe import first_lines, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def limit_of(turn: int) -> int:
 
 def play(number: int, lanes: int, descriptor: int) -> None:
     """A process of a GPU: come, measure in all rounds, and say how it ended."""
-    environ, log, begin = os.environ, scratch_file(), time.monotonic()
+    environ, log, begin = os.environ, messages.scratch_file(), time.monotonic()
     # what fails is said here, and does not end the process
     environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
                    NCCL_DEBUG_SUBSYS='INIT,NET',
@@ -332,7 +332,7 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
     say(descriptor, {'lanes': list(keeper.lanes.values()), 'nodes': keeper.nodes, 'speeds': keeper.speeds,
                      'network': keeper.network, 'kind': keeper.kind, 'rounds': count, 'imported': imported,
                      'took': time.monotonic() - begin})
-    word = sys.stdin.readline().strip()
+    word = json.loads(sys.stdin.readline())
     keeper.store.put('round-%d' % count, {'word': word})
     end = time.monotonic() + meet.HEARD
     while keeper.store.count('heard') < len(keeper.lanes) and time.monotonic() < end:

@@ -16,7 +16,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 
@@ -45,7 +44,7 @@ class Probe:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), scratch_file()
+        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
         self.begin, self.trial, self.given_up = time.monotonic(), None, False  # type: float, Any, bool
@@ -244,14 +243,6 @@ def taken() -> dict:
 def first_lines(err: BaseException) -> str:
     """What an error says."""
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
-
-
-def scratch_file() -> 'Any':
-    """A file without a name, so that nothing stays behind, whatever ends this process; None if there is no place."""
-    try:
-        return tempfile.TemporaryFile()
-    except OSError:
-        return None     # look.py says that there is none
 
 
 def load(names: list, result: dict) -> None:

@@ -993,6 +993,15 @@ def test_the_plugin_is_tried(tmp_path, names, code, missing, error):
     assert error in result['plugin_error'] if error else 'plugin_error' not in result
 
 
+def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
+    code = ("import gc, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import check; "
+            "probe = check.Probe({}, [], {'ranks': 1, 'seconds': 60, 'program': [], 'meet': False}); "
+            "probe.result(check.time.monotonic() + 60); probe.end(); del probe; gc.collect()")
+    done = subprocess.run([sys.executable, '-B', '-W', 'error', '-c', code, str(ROOT)], stderr=subprocess.PIPE, text=True,
+                          env={'TMPDIR': str(tmp_path)}, check=True)
+    assert done.stderr == ''
+
+
 # --- vetting
 
 
