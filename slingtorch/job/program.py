@@ -376,7 +376,11 @@ def check_imports(report: 'Report', trial: dict, workers: bool) -> None:
         report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
             text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
             "rename what lies beside the script" if shadows else
+            "see what this module asks for; an import ends no program" if re.search('end(s|ed) the pro', text) else
             "install what is missing where all nodes have it, or start Python as the script needs it")
+    for text in trial.get('changed', ()):
+        report.add('yellow', 'script', "an import changes what the training finds: %s" % text,
+                   "have the module do this in a function that is called where it is needed")
     if trial.get('worker') and not report.having('red', 'shm'):
         report.add('red' if workers else 'yellow', 'worker', "a worker of a DataLoader fails: %s" % trial['worker'],
                    "see TMPDIR, /dev/shm and the limits of this node")

@@ -692,8 +692,13 @@ IMPORTS = {
                                       'No module named'),
     'what only reads the environment': ({'train.py': 'import os, signal\nos.kill(os.getpid(), int(os.environ.get("X", 9)))\n'
                                                      'import shapes\n', 'shapes.py': ''}, {}, None, ''),
-    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(0)'}, {}, None,
-                           ''),
+    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(3)'}, {}, True,
+                           'line 1: import shapes ends the program: SystemExit: 3'),
+    'a module that ends at once': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos._exit(0)'}, {}, True,
+                                   'import shapes ended the process with status 0'),
+    'a module that asks': ({'train.py': 'import shapes\n', 'shapes.py': 'input()'}, {}, False, 'EOFError'),
+    'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, {}, False,
+               'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
                True, "import torch takes a file beside the script: ImportError: cannot import name 'shuffle'"),
     'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,
@@ -717,6 +722,29 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
     assert not text or 'random.py' in found.get('shadows', ['random.py'])
 
 
+@pytest.mark.parametrize('code, says', [
+    ("os.chdir('/')", 'the working directory (/'), ("os.environ['RANK'] = '7'", 'RANK (7, before: 0)'),
+    ("os.environ.pop('RANK')", 'RANK (none, before: 0)'), ("os.environ['MASTER_ADDR'] = 'localhost'", 'MASTER_ADDR (local'),
+    ("os.environ['MASTER_ADDR'] = 'n1'", ''),   # what it is
+    ("os.environ.setdefault('MASTER_ADDR', 'localhost')", ''), ("os.umask(0o777)", 'the umask (0777'),
+    ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 99))", 'RLIMIT_FSIZE (9)'),
+    ("import resource; resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)[1:] * 2)", ''),
+    ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", 'SIGCHLD (is ignored)'),
+    ("import signal; signal.signal(signal.SIGTERM, print)", ''), ("import signal; signal.alarm(100)", 'a timer (SIGALRM)'),
+    ("import sys; sys.stdout.close()", 'stdout (closed)'), ("os.close(1)", 'stdout (closed)'),
+    ("import subprocess, sys; subprocess.Popen(['sleep', '9'])", 'its own processes (1)'), ("import json", ''),
+])
+def test_what_an_import_changes_is_named(tmp_path, code, says):
+    (tmp_path / 'train.py').write_text('import shapes\nimport json\n')
+    (tmp_path / 'shapes.py').write_text('import os\n' + code)
+    call = ('import json, os, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
+            'os.dup2(1, 9); os.write(9, json.dumps(imports.Trial(sys.argv[2:]).result()).encode())')
+    done = subprocess.run([sys.executable, '-B', '-c', call, str(ROOT), str(tmp_path / 'train.py')], text=True, check=True,
+                          stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ, 'RANK': '0', 'MASTER_ADDR': 'n1'})
+    changed = json.loads(done.stdout).get('changed', [])
+    assert [text.startswith('line 1: import shapes: ' + says) for text in changed] == [True] * bool(says), changed
+
+
 def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     (tmp_path / 'src').mkdir()
     (tmp_path / 'src' / 'train.py').write_text('import helper\n')
@@ -737,8 +765,8 @@ def test_what_the_imports_say_is_a_line():
     assert "the script's imports fail: line 1: import a" in of_level(report, 'red', 'script')[0]
     assert 'OSError: too long' in of_level(report, 'red', 'worker')[0]
     report = findings.Report(0)
-    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x'}, False)
-    assert of_level(report, 'yellow', 'script') and of_level(report, 'yellow', 'worker')
+    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, False)
+    assert len(of_level(report, 'yellow', 'script')) == 2 and of_level(report, 'yellow', 'worker')
 
 
 # --- PyTorch's own variables
