@@ -28,7 +28,7 @@ from . import gather, imports, limits, look, meet, messages, nccl, network, node
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
 from .machine import Machine, expand_hosts, seconds_to_wait
-from .probe import SLACK, patience
+from .probe import COMES, SLACK, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ SLOW_TIMES, SLOW_SECONDS = 4, 3
 BUSY = 4
 # seconds for a rank of a node that writes nothing
 SILENT = 12
+# for rank 0's node, which waits for others as long as this one did, and looks at what they wrote then
+UNREAD = 8
 # seconds for the name of an address, from which on it is said
 SLOW_NAME = 1
 # what to do about a step that is not known to have failed
@@ -244,12 +246,13 @@ def check_times(report: Report) -> None:
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple) -> None:
+def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple, aside: list) -> None:
     """
     Ranks and nodes of which nothing came.
 
     :param nodes: what the other nodes said of themselves when they came, None of one that was not understood
     :param sent: network.segments() at the beginning
+    :param aside: Reports of nodes that say why they do not come
     """
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
@@ -268,6 +271,12 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
         text += ". Nothing came from %s: see their own messages" % ', '.join(never[:20])
+    for other in aside:
+        text += ". %s says: %s" % (other.value('node', '?'), '; '.join(
+            '%s%s' % (said, remedy and ' -> ' + remedy) for level, _, said, remedy, _ in other.sorted() if level == 'red'))
+        for fact in ('MASTER_ADDR', 'MASTER_PORT'):
+            for value, mask in other.facts.get(fact, {}).items():
+                report.fact(fact, value, mask)
     if silent:
         text += ". %s came first and fell silent" % ', '.join(silent[:20])
     if len(called) == 1:
@@ -335,10 +344,10 @@ def look_there(report: Report) -> None:
             report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
 
 
-def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
+def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
     """What only all ranks together show; as check_answers()."""
     environ = machine.environ
-    check_answers(report, environ, nodes, machine.node, sent)
+    check_answers(report, environ, nodes, machine.node, sent, list(aside))
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
@@ -424,7 +433,7 @@ class Rank:
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.several, self.nodes = self.world > self.local_world, []  # type: bool, list
-        self.looked_up = []  # type: list
+        self.looked_up, self.aside = [], gather.Aside(self.environ)  # type: list, Any
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
@@ -544,6 +553,17 @@ def tell_late(rank: Rank, probe: Probe) -> None:
     """What keeps this node from rank 0's, before somebody else ends the job."""
     if probe.wait('late', time.monotonic() + rank.seconds):
         gather.say('check', rank.machine, probe.found['late'] + ". It goes on trying")
+        tell_aside(rank, Report(rank.rank), probe.found['late'])
+
+
+def tell_aside(rank: Rank, report: Report, why: str) -> None:
+    """Why this node does not meet rank 0's, in a file: rank 0's node may read it."""
+    if not report.having('red', 'import'):
+        report.add('red', 'rendezvous', why)
+    report.fact('node', rank.machine.node)
+    for name in ('MASTER_ADDR', 'MASTER_PORT'):
+        report.fact(name, rank.environ[name])
+    limits.in_time(rank.aside.tell, report)
 
 
 def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dict) -> None:
@@ -578,14 +598,33 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
             raise PeerLost("it has no PyTorch")
         if not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
+        rank.aside.end()
         probe.ask(SLACK, put=rank.report.dump().decode())
         return str(probe.ask(2 * rank.seconds + 60, hear=True)['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             if level == 'red':
                 gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
+        if not (probe and found.get('met')):
+            tell_aside(rank, rank.report, str(err))
+            wait_aside(rank)
         raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if probe and
                         found.get('met') else "this node does not meet rank 0's: %s") % err)
+
+
+def wait_aside(rank: Rank) -> None:
+    """Until rank 0's node has read why this one does not come: srun --kill-on-bad-exit would end it before."""
+    begin, there = time.monotonic(), False
+    while not rank.aside.is_read():
+        now = time.monotonic()
+        if not there and now > max(rank.begin + SILENT, begin + UNREAD):
+            there = meet.listens(rank.environ)
+            if not there:
+                break
+        if now > max(rank.begin + COMES, begin) + 2 * UNREAD:
+            break
+        time.sleep(10 * gather.LOOK)
+    rank.aside.end()
 
 
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
@@ -593,7 +632,10 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
     report, machine, environ = rank.report, rank.machine, rank.environ
     there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
     collect(rank, probe, there)
-    check_job(report, machine, rank.nodes, rank.sent)
+    said, missing = [], (1 << rank.world) - 1 & ~report.ranks   # type: list, int
+    if missing and rank.several:
+        limits.in_time(lambda: said.extend(gather.Aside(environ).read(missing)))
+    check_job(report, machine, rank.nodes, rank.sent, said)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))

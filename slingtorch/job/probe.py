@@ -20,11 +20,11 @@ import threading
 import time
 
 from . import imports, meet, messages, nccl, network
-from .machine import Machine, mapped_libraries
+from .machine import Machine, libraries, mapped_libraries
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Mapping, Optional
 
 # Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
 # that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.
@@ -245,6 +245,20 @@ def first_lines(err: BaseException) -> str:
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
 
 
+def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
+    """Which files that an error has to do with come from a variable's directory, for a message."""
+    files, trace, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), err.__traceback__, []
+    while trace:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or ''] + libraries()):
+        for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD'):
+            if any(place and (path + '/').startswith(place.rstrip('/') + '/')
+                   for place in environ.get(variable, '').split(':')):
+                found.append('%s brings %s' % (variable, path))
+    return ' [%s]' % '; '.join(found[:2]) if found else ''
+
+
 def load(names: list, result: dict) -> None:
     """Load the first plugin that can be, as NCCL does; fills in `result`."""
     beside = {os.path.dirname(path) for path in result['maps'] if re.search(r'/lib[nr]ccl\.so', path)}
@@ -286,8 +300,9 @@ def main(plugins: list) -> None:
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:
-            result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
-                                                 first_lines(err))
+            result['error'] = '%s failed: %s%s' % (
+                'import torch' if result['phase'] == 'import' else 'an all_reduce', first_lines(err),
+                brought(err, os.environ) if result['phase'] == 'import' else '')
     result['maps'] = mapped_libraries()
     probe.serve(probe.store)
     os._exit(0)

@@ -974,6 +974,7 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     result = probe.result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
+    assert (f'[PYTHONPATH brings {tmp_path}/torch.py]' in result['error']) == ('failed' in says)
 
 
 @pytest.mark.parametrize('names, code, missing, error', [
