@@ -27,7 +27,7 @@ import time
 from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
-from .machine import Machine, expand_hosts, seconds_to_wait
+from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
 from .probe import COMES, SLACK, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
@@ -201,6 +201,18 @@ def check_master(environ: dict, report: Report, name: str) -> None:
         address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
 
 
+def check_port(machine: Machine, report: Report) -> None:
+    """Whether the kernel may give MASTER_PORT to another connection before the store has it (ip_local_port_range)."""
+    port, limits, kept = int(machine.environ['MASTER_PORT']), *(
+        machine.read('proc/sys/net/ipv4/' + name) for name in (look.PORTS, 'ip_local_reserved_ports'))
+    taken = [int(word) for word in limits.split() if word.isdigit()]
+    if len(taken) == 2 and taken[0] <= port <= taken[1] and str(port) not in numbers_in(kept) and \
+            machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+        report.add('yellow', 'port', "MASTER_PORT=%d is one of %d-%d, from which the kernel takes ports for "
+                   "connections (ip_local_port_range): one of them may have it when the training starts" % (
+                       port, *taken), "unset MASTER_PORT in the job script, or name one outside")
+
+
 def check_same(report: Report) -> None:
     """Facts that must be the same on all ranks."""
     for fact, values in sorted(report.facts.items()):
@@ -273,7 +285,7 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
         text += ". Nothing came from %s: see their own messages" % ', '.join(never[:20])
     for other in aside:
         text += ". %s says: %s" % (other.value('node', '?'), '; '.join(
-            '%s%s' % (said, remedy and ' -> ' + remedy) for level, _, said, remedy, _ in other.sorted() if level == 'red'))
+            finding.text + ' -> ' * bool(finding.remedy) + finding.remedy for finding in other.having('red')))
         for fact in ('MASTER_ADDR', 'MASTER_PORT'):
             for value, mask in other.facts.get(fact, {}).items():
                 report.fact(fact, value, mask)
@@ -456,6 +468,7 @@ class Rank:
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
+                                        (limits.look_at_outputs, (self.report, details)),
                                         (program.look_at_arguments, (self.report, self.words))):
                 if not limits.in_time(function, *arguments):
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
@@ -508,6 +521,7 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     try:
         if not rank.rank:
             check_master(rank.environ, rank.report, rank.machine.node)
+            check_port(rank.machine, rank.report)
         details = rank.look()
         found = meet_nodes(rank, probe)
         finish_node(rank, local, found, details)

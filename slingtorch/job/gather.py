@@ -335,8 +335,8 @@ class LocalRanks:
         """Rank 0's word; and takes away what was written, once all have read it."""
         self.files.write(WORD, word)
         end = time.monotonic() + 2
-        while time.monotonic() < end and any(self.files.read(name)[1] for name in self.files.names()
-                                              if name[:5] == 'rank-'):
+        while time.monotonic() < end and any(
+                self.files.read(name)[1] for name in self.files.names() if name[:5] == 'rank-'):
             time.sleep(LOOK)
         self.files.remove()
 

@@ -126,9 +126,11 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         if failed & mask:
             continue
         for option in 'vd':
-            if took.get(option, 0) > limits.get(option, took.get(option, 0)):
-                report.add('red', 'limit', "ulimit -%s: this rank may have %s of %s, and PyTorch took more on this "
-                           "node, before any training" % (option, megabytes(limits[option]), SHELL[option][1]),
+            limit, need = limits.get(option, 0), took.get(option, 0)
+            if limit and limit < 2 * need:
+                report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, and "
+                           "PyTorch took more %son this node, before any training" % (
+                               option, megabytes(limit), SHELL[option][1], 'than half of it ' * (limit >= need)),
                            "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
         if took.get('fds') and 'n' in limits:
             need = took['fds'] + (max(0, world - 1) if connects else 0)
@@ -191,11 +193,13 @@ def in_time(function: 'Callable', *arguments: object) -> bool:
     return not thread.is_alive()
 
 
-def write_trial(directory: str, size: int = 4096) -> str:
+def write_trial(directory: str, size: int = 64 << 10) -> str:
     """Why a file with so many bytes cannot be written in a directory; ''."""
     try:
-        with tempfile.TemporaryFile(dir=directory) as stream:
-            os.posix_fallocate(stream.fileno(), 0, size)
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
+            if stream.write(b'\0' * size) < size:
+                return 'no space for %d bytes' % size
+            os.fsync(stream.fileno())   # quotas of file systems over a network are said only now
     except OSError as err:
         return err.strerror or str(err)
     return ''
@@ -242,6 +246,32 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     elif os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize <= SMALL_SHM:
         report.add('yellow', 'shm', "/dev/shm has %s free: little for NCCL and the workers of a DataLoader"
                    % megabytes(os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize), remedy)
+
+
+def look_at_outputs(report: 'Report', details: dict) -> None:
+    """
+    Whether the program can write where it will, by a file without a name in the same directory.
+
+    :param details: of program.look_at_program(): what is written, and whether the program makes directories
+    """
+    for path, says in list(details.get('written', {}).items())[:50]:
+        place = path if os.path.isdir(path) else os.path.dirname(path) or '.'
+        there = place
+        while not os.path.lexists(there) and there not in ('/', ''):
+            there = os.path.dirname(there)
+        there = there or '.'
+        wrong = '%s is no directory' % there if not os.path.isdir(there) else write_trial(there)
+        if os.path.isfile(path) and not os.access(path, os.W_OK):
+            wrong = 'it is there already, and its permissions forbid it'
+        if not wrong and there != place and says.startswith('line') and not details['makes']:
+            wrong = 'the directory %s is not there, and the program makes none' % place
+        free = os.statvfs(there)
+        if not wrong and free.f_bavail * free.f_frsize < SMALL_FILE:
+            wrong = 'its file system has %s free' % megabytes(free.f_bavail * free.f_frsize)
+        if wrong:
+            report.add('yellow', 'disk', "%s: the program writes to %s, where it cannot (%s)" % (says, path, wrong)
+                       if 'free' not in wrong else "%s: the program writes to %s, and %s" % (says, path, wrong),
+                       "name another directory, or make it and free space")
 
 
 def compare_directories(report: 'Report') -> None:

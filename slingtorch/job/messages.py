@@ -87,7 +87,8 @@ class Child:
         self.errors = scratch_file() or open(os.devnull, 'w+b')
         self.process = subprocess.Popen([sys.executable, '-B', HERE, *map(str, words)], env=environ,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
-        self.said, self.heard, self.ended, self.changed = [], 0, False, threading.Condition()   # type: Any, int, Any, Any
+        self.said, self.heard, self.ended = [], 0, False    # type: list, int, bool
+        self.changed = threading.Condition()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 # bytes of a program, and of the beginning and the end of a file that is compared
 MOST, ENDS = 16 << 20, 64 << 10
-# own modules that are looked at, and arguments
-FILES, ARGUMENTS = 200, 50
+# own modules that are looked at, arguments, and entries of a directory
+FILES, ARGUMENTS, LISTED = 200, 50, 20000
+# options that name what a program writes, and functions that write to their first text
+OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
+WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'FileHandler', 'SummaryWriter', 'to_csv',
+           'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
 
 
 def program_of(words: list) -> tuple:
@@ -196,13 +200,10 @@ def main_block(node: 'ast.AST') -> bool:
 def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpus: bool) -> None:
     """What the program says of ranks and data that does not go with this job."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls, world = [node for node in nodes if isinstance(node, ast.Call)], int(environ.get('WORLD_SIZE') or 1)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]   # type: list
+    world = int(environ.get('WORLD_SIZE') or 1)
     names = {called(node) for node in calls}
-    constant = {}   # type: dict
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            for target in node.targets:
-                constant.setdefault(getattr(target, 'id', ''), set()).add(node.value.value)
+    constant = constants(nodes)
 
     def value(node: 'Optional[ast.AST]') -> object:
         """Of a constant, or of a name that has one value alone."""
@@ -298,6 +299,9 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
                 getattr(err, 'msg', err)), "python -m py_compile %s shows the place" % path)
     check_layout(report, list(files.values()), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
     check_calls(report, trees, environ, bool(details.get('gpus')))
+    details['written'] = outputs(words, trees)
+    details['makes'] = any(re.match('(make|mk)_?dirs?$', called(node)) for tree in trees for node in ast.walk(tree))
+    look_at_paths(report, 'named', named_paths(trees, set(details['written'])))
     if any(called(node) == 'compile' and owner(node) == 'torch' for tree in trees for node in ast.walk(tree)
            if isinstance(node, ast.Call)):
         check_compile(report, environ)
@@ -319,18 +323,110 @@ def check_compile(report: 'Report', environ: 'Mapping[str, str]') -> None:
                        "program calls torch.compile" % (name, environ.get(name, '')), "name another directory")
 
 
-def look_at_arguments(report: 'Report', words: list) -> None:
-    """The paths among the arguments of the script, by what is there: sizes, beginnings and ends are compared."""
-    kind, name = program_of(words)
-    rest = words[words.index(name) + 1:] if name in words else []
-    for word in rest[:ARGUMENTS]:
-        path = word.partition('=')[2] if word.startswith('-') else word
-        if not path or '://' in path:
+def arguments_of(words: list) -> list:
+    """[(option or '', value)] of the script, as far as options are written in one of the usual ways."""
+    name, found, option = program_of(words)[1], [], ''
+    for word in words[words.index(name) + 1:][:ARGUMENTS] if name in words else ():
+        key, equals, value = word.partition('=')
+        if equals and re.match(r'-{0,2}[\w.-]+$', key):
+            found.append((key, value))
+        elif not word.startswith('-'):
+            found.append((option, word))
+        option = word if word.startswith('-') and not equals else ''
+    return found
+
+
+def leading(node: 'Optional[ast.AST]', constant: dict) -> str:
+    """The path that an expression begins with, as far as it is literal: '/scratch' of f'/scratch/{name}.pt'."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Name) and len(constant.get(node.id, ())) == 1:
+        return leading(ast.Constant(next(iter(constant[node.id]))), {})
+    if isinstance(node, ast.JoinedStr) and node.values:
+        return leading(node.values[0], {}).rpartition('/')[0]
+    if isinstance(node, ast.BinOp):
+        more = leading(node.right, constant) if isinstance(node.op, (ast.Add, ast.Div)) else ''
+        first = leading(node.left, constant)
+        return (os.path.join(first, more) if isinstance(node.op, ast.Div) else first + more) if more else \
+            first if isinstance(node.op, ast.Div) else first.rpartition('/')[0]
+    if isinstance(node, ast.Call) and called(node) in ('join', 'Path') and node.args:
+        parts = [leading(part, constant) for part in node.args]
+        return os.path.join(*parts[:(parts + ['']).index('')] or [''])
+    return ''
+
+
+def constants(nodes: list) -> dict:
+    """{name: all values of constants that are given to it}"""
+    found = {}  # type: dict
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            for target in node.targets:
+                found.setdefault(getattr(target, 'id', ''), set()).add(node.value.value)
+    return found
+
+
+def outputs(words: list, trees: list) -> dict:
+    """{path that the program writes to: what says so}: arguments, defaults of its options, and calls that write."""
+    given, found = arguments_of(words), {}
+    for option, value in given:
+        if OUTPUT.match(option) and ('/' in value or os.path.isdir(value)) and '://' not in value:
+            found[value] = option
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    constant = constants(nodes)
+    for node in nodes:
+        if not isinstance(node, ast.Call):
             continue
+        texts, name, path = [leading(part, constant) for part in node.args], called(node), ''
+        keywords = {word.arg: word.value for word in node.keywords}
+        if name == 'open' and re.search('[wax+]', (texts + ['', ''])[1] or leading(keywords.get('mode'), constant)):
+            path = texts[0]
+        elif name in WRITERS or name == 'save' and owner(node) in ('torch', 'np', 'numpy'):
+            path = next(filter(None, texts + [leading(word, constant) for word in keywords.values()]), '')
+        elif name in ('write_text', 'write_bytes') and isinstance(node.func, ast.Attribute):
+            path = leading(node.func.value, constant)
+        elif name == 'add_argument' and any(map(OUTPUT.match, texts)) and not set(texts) & set(dict(given)):
+            path = leading(keywords.get('default'), constant)
+            path = path if '/' in path else ''
+        if path and '://' not in path and not path.startswith(('/dev/', '/proc/')):
+            found.setdefault(path, 'line %d' % node.lineno)
+    return found
+
+
+def named_paths(trees: list, written: set) -> list:
+    """Paths that stand in the text of the program, without those that it writes to."""
+    texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+             and isinstance(node.value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', node.value)
+             and not node.value.startswith(('/dev/', '/proc/', '/sys/'))}
+    return sorted(path for path in texts - written if os.path.isabs(path) or '.' in os.path.basename(path) or
+                  os.path.exists(path))[:ARGUMENTS]
+
+
+def look_at_arguments(report: 'Report', words: list) -> None:
+    """The paths among the arguments of the script."""
+    look_at_paths(report, 'argument', [
+        value for option, value in arguments_of(words) if value and '://' not in value and not OUTPUT.match(option)])
+
+
+def listing(directory: str) -> str:
+    """What is in a directory, for a comparison: names, and sizes of files; without what is written meanwhile."""
+    found = []  # type: list
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if len(found) < LISTED and not re.match(r'\.|tmp|.*\.(out|err|log|part|pyc)$|__pycache__$', entry.name):
+                found.append('%s %s' % (entry.name, entry.stat().st_size if entry.is_file() else '/'))
+    return 'a directory of %d, %s' % (len(found), hashlib.sha256('\0'.join(sorted(found)).encode(
+        errors='replace')).hexdigest()[:12])
+
+
+def look_at_paths(report: 'Report', kind: str, paths: list) -> None:
+    """What is there: sizes, beginnings and ends of files, names and sizes of a directory's entries are compared."""
+    for path in paths:
         try:
             size = os.stat(path).st_size
-            found = 'a directory'
-            if os.path.isfile(path):
+            found = 'something else'
+            if os.path.isdir(path):
+                found = listing(path)
+            elif os.path.isfile(path):
                 with open(path, 'rb') as stream:
                     digest = hashlib.sha256(stream.read(ENDS))
                     stream.seek(max(0, size - ENDS))
@@ -338,7 +434,7 @@ def look_at_arguments(report: 'Report', words: list) -> None:
                 found = '%d bytes, %s' % (size, digest.hexdigest()[:12])
         except (OSError, ValueError) as err:
             found = getattr(err, 'strerror', None) or 'no path'
-        report.fact('argument ' + path[:200], found)
+        report.fact('%s %s' % (kind, path[:200]), found)
 
 
 def compare_programs(report: 'Report') -> None:
@@ -356,9 +452,10 @@ def compare_programs(report: 'Report') -> None:
             report.add('red', 'script', "nodes have different copies of %s" % name if len(values) > 1 else
                        "these nodes lack %s, which others have" % name, "put it on a file system that all nodes have",
                        fewest if len(values) > 1 else looked & ~there)
-        elif kind == 'argument' and len(values) > 1:
-            report.add('yellow', 'script', "%s, an argument, is not the same on all nodes: %s" % (
-                name, '; '.join(sorted(values)[:4])), "put it on a file system that all nodes have", fewest)
+        elif kind in ('argument', 'named') and len(values) > 1:
+            report.add('yellow', 'script', "%s, %s, is not the same on all nodes: %s" % (
+                name, {'argument': 'an argument'}.get(kind, 'which the program names'), '; '.join(sorted(values)[:4])),
+                "put it on a file system that all nodes have", fewest)
         elif kind == 'working' and len(values) > 1:
             report.add('yellow', 'script', "the nodes have different working directories: %s" % ', '.join(
                 sorted(values)[:4]), "start in a directory that all nodes have (srun --chdir)", fewest)

@@ -563,6 +563,19 @@ def test_the_port_of_torchruns_agent(job):
     assert not red(found) and found['ranks'] == [0]
 
 
+@pytest.mark.parametrize('limits, kept, agent, level', [
+    ('32768\t60999', '', '', ['yellow']), ('32768 60999', '39000-41000', '', []), ('1024 20000', '', '', []),
+    ('32768 60999', '', 'True', []), ('', '', '', []),
+])
+def test_a_port_that_the_kernel_may_give_to_others(tmp_path, limits, kept, agent, level):
+    for name, text in {'ip_local_port_range': limits, 'ip_local_reserved_ports': kept}.items():
+        (tmp_path / 'proc/sys/net/ipv4').mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'proc/sys/net/ipv4' / name).write_text(text)
+    report = findings.Report(0)
+    check.check_port(Machine({'MASTER_PORT': '40000', 'TORCHELASTIC_USE_AGENT_STORE': agent}, str(tmp_path)), report)
+    assert [finding.level for finding in report.having(name='port')] == level
+
+
 def test_a_name_with_ipv6_only():
     report = findings.Report(0)
     look.look_at_master(Machine({'MASTER_ADDR': '::1'}), report)

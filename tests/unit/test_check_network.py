@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -312,7 +313,7 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 8 << 30, None),
-    ('d', 100 << 20, 'red'), ('s', 8 << 20, None),
+    ('d', 100 << 20, 'red'), ('v', 5 << 30, 'yellow'), ('d', 3 << 29, 'yellow'), ('s', 8 << 20, None),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     found = limited({3: {'limits': {option: limit}}}, TOOK)
@@ -616,6 +617,8 @@ def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
     ([('file shapes.py', 'a', 1), ('file shapes.py', 'b', 2)], 'red', 'nodes have different copies of shapes.py'),
     ([('argument /data/x', '5 bytes, abc', 1), ('argument /data/x', 'No such file or directory', 2)], 'yellow',
      '/data/x, an argument, is not the same on all nodes: 5 bytes, abc; No such file or directory'),
+    ([('named /data/x', '5 bytes, abc', 1), ('named /data/x', '6 bytes, abd', 2)], 'yellow',
+     '/data/x, which the program names, is not the same on all nodes: 5 bytes, abc; 6 bytes, abd'),
     ([('working directory', '/home/a', 1), ('working directory', '/tmp', 2)], 'yellow',
      'the nodes have different working directories: /home/a, /tmp'),
     ([('file train.py', 'a', 3), ('argument 10', 'No such file or directory', 3)], None, None),
@@ -645,7 +648,55 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     program.look_at_arguments(report, ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3'])
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'argument {tmp_path}/data'].startswith('200000 bytes, ')
-    assert facts[f'argument {tmp_path}'] == 'a directory' and facts['argument 3'] == 'No such file or directory'
+    assert facts[f'argument {tmp_path}'].startswith('a directory of 1, ') and facts['argument 3'] == 'No such file or directory'
+
+
+def test_directories_are_compared_by_names_and_sizes(tmp_path):
+    found = []
+    for texts in ({'a': '1'}, {'a': '1', 'slurm-7.out': 'x', '.hidden': ''}, {'a': '12'}, {'b': '1'}):
+        shutil.rmtree(tmp_path / 'data', ignore_errors=True)
+        for name, text in texts.items():
+            (tmp_path / 'data').mkdir(exist_ok=True)
+            (tmp_path / 'data' / name).write_text(text)
+        found.append(program.listing(tmp_path / 'data'))
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
+@pytest.mark.parametrize('words, text, path', [
+    (['--out', '/x/y'], '', '/x/y'), (['--save-dir=/x'], '', '/x'), (['trainer.output_dir=/x'], '', '/x'), (['-o', './a'], '', './a'),
+    (['--log-level', 'INFO', '--save_every', '10', '--data', '/x', '--out', 's3://a/b'], '', None),
+    ([], "open('/x/log.txt', 'w')", '/x/log.txt'), ([], "open('/x/log.txt')", None), ([], "open('/x', mode='ab')", '/x'),
+    ([], "PLACE = '/x'\ntorch.save(model.state_dict(), PLACE + '/m.pt')", '/x/m.pt'),
+    ([], "torch.save(model, f'/x/{epoch}.pt')", '/x'), ([], "torch.save(model, os.path.join('/x', name))", '/x'),
+    ([], "(Path('/x') / 'a').write_text('b')", '/x/a'), ([], "SummaryWriter(log_dir='runs/one')", 'runs/one'),
+    ([], "parser.add_argument('--out', default='/x/y')", '/x/y'),
+    (['--out=/z/z'], "parser.add_argument('--out', default='/x/y')", '/z/z'), ([], "print('/x/y', file=log)", None),
+])
+def test_where_a_program_writes(words, text, path):
+    assert list(program.outputs(['train.py', *words], [ast.parse(text)])) == ([path] if path else [])
+
+
+@pytest.mark.parametrize('path, makes, says', [
+    ('sound/a', False, ''), ('sound/new/a', False, 'is not there, and the program makes none'),
+    ('sound/new/a', True, ''), ('file/a', False, 'is no directory'), ('full/a', False, 'No space left on device'),
+])
+def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, says):
+    (tmp_path / 'sound').mkdir()
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'file').write_text('')
+    trial = limits.write_trial
+    monkeypatch.setattr(limits, 'write_trial',
+                        lambda place: 'No space left on device' if place.endswith('full') else trial(place))
+    report = findings.Report(0)
+    limits.look_at_outputs(report, {'written': {str(tmp_path / path): 'line 3'}, 'makes': makes})
+    assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)
+    assert not list((tmp_path / 'sound').iterdir())
+
+
+def test_paths_in_the_text_of_a_program_are_compared(tmp_path):
+    tree = ast.parse("data = torch.load('data/train.pt'); a = 'no path'; b = '/scratch/x'; c = 'a/b'; d = 'text/html'")
+    assert program.named_paths([tree], set()) == ['/scratch/x', 'data/train.pt']
+    assert program.named_paths([tree], {'/scratch/x'}) == ['data/train.pt']
 
 
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
