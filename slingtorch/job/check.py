@@ -468,6 +468,7 @@ class Rank:
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
+                                        (limits.look_at_compiler, (self.report, self.environ, details)),
                                         (limits.look_at_outputs, (self.report, details)),
                                         (program.look_at_arguments, (self.report, self.words))):
                 if not limits.in_time(function, *arguments):

@@ -4,9 +4,11 @@ What may differ from rank to rank, and from node to node: limits of the shell an
 process with PyTorch took, directories that are really written to, and whether the program is there.
 """
 import contextlib
+import ctypes
 import os
 import re
 import resource
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import threading
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable, Mapping, Optional
 
     from .findings import Report
     from .machine import Machine
@@ -272,6 +274,43 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
             report.add('yellow', 'disk', "%s: the program writes to %s, where it cannot (%s)" % (says, path, wrong)
                        if 'free' not in wrong else "%s: the program writes to %s, and %s" % (says, path, wrong),
                        "name another directory, or make it and free space")
+
+
+def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
+    """What torch.compile needs on a node, tried: a compiler, and a directory for caches from which code can be run."""
+    if not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE')):
+        return
+    there = environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir()
+    while not os.path.isdir(there):
+        there = os.path.dirname(there) or '/'
+    # those of Inductor and of Triton, as each looks for them
+    for variable, known, end in [('CXX', ('g++', 'clang++', 'c++'), '.cpp')] + [
+            ('CC', ('gcc', 'clang', 'cc'), '.c')] * bool(details.get('gpus')):
+        names = [environ[variable].split()[0]] if environ.get(variable, '').strip() else known
+        compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
+        if not compiler:
+            report.add('yellow', 'torch', "the program calls torch.compile, and this node has no %s compiler in PATH "
+                       "(%s)" % ('C++' if end == '.cpp' else 'C', ', '.join(names)), "load one in the job script (%s), "
+                       "or start without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
+            continue
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
+            source, library = os.path.join(place, 'a' + end), os.path.join(place, 'a.so')
+            with open(source, 'w') as stream:
+                stream.write('int a;\n')
+            done = subprocess.run([compiler, '-shared', '-fPIC', '-o', library, source], env=dict(environ), check=False,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            if done.returncode:
+                said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
+                report.add('yellow', 'torch', "the program calls torch.compile, and the compiler %s fails on this "
+                           "node: status %d%s" % (compiler, done.returncode, ''.join(': ' + line for line in said)),
+                           "load another one in the job script (%s), or export TORCH_COMPILE_DISABLE=1" % variable)
+                continue
+            try:
+                ctypes.CDLL(library)
+            except OSError as err:
+                report.add('yellow', 'cache', "the program calls torch.compile, and what is compiled in %s cannot be "
+                           "loaded (%s), as on a file system without the right to run code (noexec)" % (there, str(
+                               err).rpartition(': ')[2]), "name another directory in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

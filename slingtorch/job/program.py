@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import warnings
 from importlib.machinery import PathFinder
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
 
 # bytes of a program, and of the beginning and the end of a file that is compared
 MOST, ENDS = 16 << 20, 64 << 10
+# what tells ranks apart; operations that need all of them
+RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
+COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
+               'broadcast_object_list', 'all_gather_into_tensor', 'reduce_scatter_tensor', 'monitored_barrier')
 # own modules that are looked at, arguments, and entries of a directory
 FILES, ARGUMENTS, LISTED = 200, 50, 20000
 # options that name what a program writes, and functions that write to their first text
@@ -197,12 +200,150 @@ def main_block(node: 'ast.AST') -> bool:
     return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
 
 
+def compiles(node: 'ast.AST') -> bool:
+    """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
+    if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
+        return not node.args and owner(node) != 'torch' or owner(node) == 'torch' and not any(
+            word.arg == 'backend' and 'eager' in str(getattr(word.value, 'value', '')) for word in node.keywords)
+    return any(isinstance(one, ast.Attribute) and one.attr == 'compile' and getattr(one.value, 'id', '') == 'torch'
+               for one in getattr(node, 'decorator_list', ()))
+
+
+class Program:
+    """
+    Syntax trees, asked for what decides about a call.
+
+    :ivar values: {name: all expressions that are assigned to it}
+    """
+
+    def __init__(self, trees: list) -> None:
+        self.nodes = [node for tree in trees for node in ast.walk(tree)]    # type: list
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.names = {called(node) for node in self.calls}
+        self.values, self.above = {}, {}    # type: dict, dict
+        for node in self.nodes:
+            self.above.update((id(child), node) for child in ast.iter_child_nodes(node))
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                self.values.setdefault(getattr(target, 'id', ''), []).append(node.value)
+
+    def around(self, node: 'ast.AST') -> 'Iterator[tuple]':
+        """(what it is in, the part of that in which it is), from the inside."""
+        while id(node) in self.above:
+            yield self.above[id(node)], node
+            node = self.above[id(node)]
+
+    def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
+        """The names and texts of an expression, and of what is assigned to these names."""
+        found = []
+        for part in ast.walk(node) if node else ():
+            name = getattr(part, 'id', getattr(part, 'attr', getattr(part, 'arg', getattr(part, 'value', ''))))
+            found.append(name if isinstance(name, str) else '')
+            if isinstance(part, ast.Name) and deep:
+                found += [self.words(value, deep - 1) for value in self.values.get(part.id, ())]
+        return ' '.join(filter(None, found))
+
+    def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
+        """Whether a condition or a decorator that has to do with ranks decides about a call, as far as is seen here."""
+        for node, part in self.around(call):
+            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and RANK.search(
+                    self.words(getattr(node, 'test', node))) and part is not getattr(node, 'test', None):
+                return True
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if any(RANK.search(self.words(one)) for one in node.decorator_list) or any(
+                        isinstance(one, ast.If) and RANK.search(self.words(one.test)) and
+                        isinstance(one.body[-1], (ast.Return, ast.Raise)) for one in node.body):
+                    return True
+                callers = [other for other in self.calls if called(other) == node.name]
+                return not callers or not deep or all(self.for_one_rank(other, deep - 1) for other in callers)
+        return False
+
+    def one_branch(self, call: 'ast.Call') -> bool:
+        """Whether rank 0 alone does it, or all others, and no other branch of the function does the same."""
+        def zero(node: 'ast.AST') -> bool:
+            return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and bool(
+                RANK.search(self.words(node.test.left, 0))) and isinstance(node.test.ops[0], (ast.Eq, ast.NotEq)) and \
+                getattr(node.test.comparators[0], 'value', None) == 0
+
+        around = list(self.around(call))
+        if not any(zero(node) and part is not node.test for node, part in around):
+            return False
+        top = next((node for node, _ in around if isinstance(node, ast.FunctionDef)), around[-1][0])
+        return sum(isinstance(node, ast.Call) and called(node) == called(call) and any(zero(one) for one, _ in
+                   self.around(node)) for node in ast.walk(top)) == 1
+
+
+def check_group(report: 'Report', program: 'Program', call: 'ast.Call', environ: 'Mapping[str, str]') -> None:
+    """An init_process_group() that is always called: what it says itself of ranks and of where they meet."""
+    words, line = {word.arg: word.value for word in call.keywords}, call.lineno     # type: dict, int
+    world, several = int(environ.get('WORLD_SIZE') or 1), more_nodes(environ)
+    rank = getattr(words.get('rank'), 'value', None)
+    if type(rank) is int and rank >= 0 and world > 1:
+        report.add('red', 'program', "line %d: init_process_group(rank=%d) in each of the %d ranks" % (
+            line, rank, world), "leave rank out: it comes from RANK")
+    if several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
+        report.add('yellow', 'program', "line %d: init_process_group() takes the number on the node for the rank"
+                   % line, "leave rank out: it comes from RANK")
+    method = getattr(words.get('init_method'), 'value', None)
+    if not several or not isinstance(method, str):
+        return
+    host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', method)
+    if method.startswith('file:'):
+        report.add('yellow', 'program', "line %d: init_method='%s': a file on a file system that all nodes must "
+                   "share, whose locks work, and that no earlier job has left" % (line, method), "leave it out")
+    elif host and host.group(1) != environ.get('MASTER_ADDR'):
+        own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
+        report.add('red' if own else 'yellow', 'program', "line %d: init_method='%s', which %s, and this job has "
+                   "MASTER_ADDR=%s" % (line, method, 'is each node itself' if own else 'names a node',
+                                       environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR")
+
+
+def more_nodes(environ: 'Mapping[str, str]') -> bool:
+    """Whether the job has several."""
+    return int(environ.get('WORLD_SIZE') or 1) > int(environ.get('LOCAL_WORLD_SIZE') or 1)
+
+
+def check_ways(report: 'Report', program: 'Program', script: 'ast.AST', several: bool) -> None:
+    """
+    What goes well on one rank or on one node alone.
+
+    :param script: the tree of the script itself
+    :param several: whether the job has several nodes
+    """
+    for call in program.calls if 'init_process_group' in program.names else ():
+        words = {word.arg: word.value for word in call.keywords}    # type: dict
+        name, line = called(call), call.lineno
+        if name == 'save' and owner(call) == 'torch' and len(call.args) > 1 and not program.for_one_rank(call) and \
+                not re.search('rank|pid|host|uuid|LOCALID', program.words(call.args[1]), re.I):
+            report.add('yellow', 'program', "line %d: all ranks write one file by torch.save()" % line,
+                       "if dist.get_rank() == 0: torch.save(...)")
+        if name == 'DistributedSampler' and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
+            report.add('yellow', 'program', "line %d: the seed of DistributedSampler is not the same on all ranks: "
+                       "their parts of the data overlap" % line, "leave seed out, or give all ranks one number")
+        if name in COLLECTIVES and owner(call) in ('dist', 'distributed') and 'group' not in words and \
+                program.one_branch(call):
+            report.add('yellow', 'program', "line %d: %s() where some ranks alone come: these wait for the others" % (
+                line, name), "have all ranks call it")
+        places = call.args[:1] if name in ('set_device', 'set_device_index', 'cuda') else getattr(
+            words.get('device_ids'), 'elts', [])
+        if several and any(re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', program.words(place)) and not re.search(
+                'device_count|local', program.words(place), re.I) and not any(
+                isinstance(part, ast.Mod) for part in ast.walk(place)) for place in places):
+            report.add('yellow', 'program', "line %d takes the GPU with the number of the rank, and a node has fewer "
+                       "GPUs than the job has ranks" % line, "take LOCAL_RANK")
+    spawns = [node.value for node in program.nodes if isinstance(node, ast.Constant)
+              and node.value in ('spawn', 'forkserver') and any(
+                  called(one) in ('set_start_method', 'get_context', 'DataLoader') for one, _ in program.around(node))]
+    if spawns and not any(map(main_block, ast.walk(script))):
+        report.add('yellow', 'program', "processes are started by %s, and the script has no if __name__ == '__main__': "
+                   "each of them runs all of it again" % spawns[0], "put what is not a definition under this condition")
+
+
 def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpus: bool) -> None:
     """What the program says of ranks and data that does not go with this job."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = [node for node in nodes if isinstance(node, ast.Call)]   # type: list
-    world = int(environ.get('WORLD_SIZE') or 1)
-    names = {called(node) for node in calls}
+    program, world = Program(trees), int(environ.get('WORLD_SIZE') or 1)
+    nodes, calls, names = program.nodes, program.calls, program.names
+    if trees:
+        check_ways(report, program, trees[0], more_nodes(environ))
     constant = constants(nodes)
 
     def value(node: 'Optional[ast.AST]') -> object:
@@ -219,6 +360,7 @@ def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpu
         if called(node) == 'init_process_group' and only and id(node) not in chosen:
             size = value(words.get('world_size'))
             backend = value(words.get('backend', node.args[0] if node.args else None))
+            check_group(report, program, node, environ)
             if isinstance(size, int) and size > 0 and size != world:
                 report.add('red', 'program', "line %d: init_process_group(world_size=%d), and this job has %d ranks" % (
                     node.lineno, size, world), "leave world_size and rank out: they come from WORLD_SIZE and RANK")
@@ -299,28 +441,13 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
                 getattr(err, 'msg', err)), "python -m py_compile %s shows the place" % path)
     check_layout(report, list(files.values()), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
     check_calls(report, trees, environ, bool(details.get('gpus')))
+    nodes = [node for tree in trees for node in ast.walk(tree)]     # type: list
     details['written'] = outputs(words, trees)
-    details['makes'] = any(re.match('(make|mk)_?dirs?$', called(node)) for tree in trees for node in ast.walk(tree))
+    details['makes'] = any(re.match('(make|mk)_?dirs?$', called(node)) for node in nodes)
     look_at_paths(report, 'named', named_paths(trees, set(details['written'])))
-    if any(called(node) == 'compile' and owner(node) == 'torch' for tree in trees for node in ast.walk(tree)
-           if isinstance(node, ast.Call)):
-        check_compile(report, environ)
-    details['workers'] = any(b'DataLoader' in content for content in files.values())
-
-
-def check_compile(report: 'Report', environ: 'Mapping[str, str]') -> None:
-    """What torch.compile needs on a node: a compiler, and caches from which code can be run."""
-    compilers = environ.get('CXX') or 'g++', 'clang++', 'c++'
-    if not any(shutil.which(name, path=environ.get('PATH')) for name in compilers):
-        report.add('yellow', 'torch', "the program calls torch.compile, and this node has no C++ compiler in PATH",
-                   "load one in the job script (CXX), or start without torch.compile (TORCH_COMPILE_DISABLE=1)")
-    for name in ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR'):
-        path = os.path.realpath(environ.get(name) or '/tmp')
-        while not os.path.exists(path):
-            path = os.path.dirname(path)
-        if os.statvfs(path).f_flag & os.ST_NOEXEC:
-            report.add('yellow', 'cache', "%s=%s is on a file system from which no code can be run (noexec), and the "
-                       "program calls torch.compile" % (name, environ.get(name, '')), "name another directory")
+    details['compiles'] = any(map(compiles, nodes))
+    details['workers'] = any(called(node) == 'DataLoader' and any(
+        word.arg == 'num_workers' and getattr(word.value, 'value', 1) != 0 for word in node.keywords) for node in nodes)
 
 
 def arguments_of(words: list) -> list:

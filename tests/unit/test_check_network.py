@@ -438,17 +438,30 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
     assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
 
 
-def test_what_torch_compile_needs(tmp_path):
-    script = tmp_path / 'train.py'
-    script.write_text('import torch\nmodel = torch.compile(model)\n')
-    for text, says in (('', False), ('#!/bin/sh\n', True)):
-        if text:
-            (tmp_path / 'g++').write_text(text)
-            (tmp_path / 'g++').chmod(0o755)
-        report = findings.Report(0)
-        program.look_at_program(report, [str(script)], {}, {'PATH': str(tmp_path)})
-        assert bool([text for text in of_level(report, 'yellow', 'torch') if 'no C++ compiler' in text]) != says
-        assert says or 'TORCH_COMPILE_DISABLE=1' in report.text('')
+@pytest.mark.parametrize('compiler, says', [
+    (None, 'no C++ compiler in PATH'), ('PATH=/usr/bin:/bin exec g++ "$@"', ''),
+    ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
+    ('while (($# > 1)); do shift; [[ $1 != *.so ]] || echo > "$1"; done', 'cannot be loaded (file too short)'),
+])
+def test_what_torch_compile_needs(tmp_path, compiler, says):
+    if compiler:
+        (tmp_path / 'g++').write_text('#!/bin/bash\n' + compiler)
+        (tmp_path / 'g++').chmod(0o755)
+    report, env = findings.Report(0), {'PATH': str(tmp_path), 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'new')}
+    limits.look_at_compiler(report, env, {'compiles': False})
+    limits.look_at_compiler(report, {**env, 'TORCH_COMPILE_DISABLE': '1'}, {'compiles': True})
+    assert not report.findings
+    limits.look_at_compiler(report, env, {'compiles': True})
+    assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
+    assert [path.name for path in tmp_path.iterdir()] == ['g++'] * bool(compiler)
+
+
+@pytest.mark.parametrize('text, yes', [
+    ('model = torch.compile(model)', True), ('@torch.compile\ndef step(): pass', True), ('model.compile()', True),
+    ("torch.compile(model, backend='aot_eager')", False), ("re.compile('x')", False), ('compile(text, name, mode)', False),
+])
+def test_which_program_compiles(text, yes):
+    assert any(map(program.compiles, ast.walk(ast.parse(text)))) == yes
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
@@ -699,6 +712,7 @@ def test_paths_in_the_text_of_a_program_are_compared(tmp_path):
     assert program.named_paths([tree], {'/scratch/x'}) == ['data/train.pt']
 
 
+GROUP = "dist.init_process_group()\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
 
@@ -718,6 +732,35 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (SAMPLED + "DistributedDataParallel(model)", None, ''),
     ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
     ("DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
+    ("dist.init_process_group('gloo', rank=0)", 'red', 'init_process_group(rank=0) in each of the 4 ranks'),
+    ("dist.init_process_group('gloo', rank=rank)", None, ''),
+    ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'takes the number on the'),
+    ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'which is each node itself'),
+    ("dist.init_process_group(init_method='tcp://n1:2345')", None, ''),
+    ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'which names a node, and this job has'),
+    ("dist.init_process_group(init_method='file:///x')", 'yellow', 'that all nodes must share'),
+    ("dist.init_process_group(init_method='env://')", None, ''),
+    (GROUP + "torch.save(model, 'model.pt')", 'yellow', 'all ranks write one file'),
+    (GROUP + "if rank == 0:\n    torch.save(model, 'model.pt')", None, ''),
+    (GROUP + "torch.save(model, f'model-{rank}.pt')", None, ''),
+    (GROUP + "name = 'model-%d.pt' % dist.get_rank()\ntorch.save(model, name)", None, ''),
+    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nif main_process:\n    save()", None, ''),
+    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nsave()", 'yellow', 'all ranks write one file'),
+    (GROUP + "def save():\n    if rank:\n        return\n    torch.save(model, 'model.pt')\nsave()", None, ''),
+    (GROUP + "@rank_zero_only\ndef save():\n    torch.save(model, 'model.pt')\nsave()", None, ''),
+    ("torch.save(model, 'model.pt')", None, ''),     # of one process
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'not the same on all ranks'),
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=args.seed))'), None, ''),
+    (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'barrier() where some ranks alone come'),
+    (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
+    (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
+    (GROUP + "if rank != -1:\n    dist.barrier()", None, ''),
+    (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', 'GPU with the number of the rank'),
+    (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', 'GPU with the number of the rank'),
+    (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
+    (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
+    ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each of them runs all of it again'),
+    ("def f(): pass\nif __name__ == '__main__':\n    mp.set_start_method('spawn')", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
