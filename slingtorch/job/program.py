@@ -4,6 +4,7 @@ What Python will run, looked at without running it: the script, its own modules,
 its syntax tree says of ranks, GPUs and data. What differs between nodes is found by rank 0.
 """
 import ast
+import functools
 import hashlib
 import importlib.util
 import os
@@ -56,6 +57,7 @@ def isolated(words: list) -> bool:
     return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
 
 
+@functools.lru_cache(None)
 def parse(text: bytes) -> 'ast.Module':
     """Its syntax tree, without a word on what Python only warns of."""
     with warnings.catch_warnings():
@@ -242,6 +244,10 @@ class Program:
                 found += [self.words(value, deep - 1) for value in self.values.get(part.id, ())]
         return ' '.join(filter(None, found))
 
+    def reached(self, call: 'ast.AST') -> bool:
+        """Whether it stands in no function, or in one that something calls."""
+        return all(node.name in self.names for node, _ in self.around(call) if isinstance(node, ast.FunctionDef))
+
     def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
         """Whether a condition or a decorator that has to do with ranks decides about a call, as far as is seen here."""
         for node, part in self.around(call):
@@ -357,7 +363,8 @@ def check_calls(report: 'Report', trees: list, environ: 'Mapping[str, str]', gpu
     only = sum(called(node) == 'init_process_group' for node in calls) == 1
     for node in calls:
         words = {word.arg: word.value for word in node.keywords}
-        if called(node) == 'init_process_group' and only and id(node) not in chosen:
+        if called(node) == 'init_process_group' and only and id(node) not in chosen and program.reached(node) and not (
+                'store' in words or value(words.get('backend', (node.args + [None])[0])) == 'fake'):
             size = value(words.get('world_size'))
             backend = value(words.get('backend', node.args[0] if node.args else None))
             check_group(report, program, node, environ)

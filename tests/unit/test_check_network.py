@@ -718,7 +718,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
 
 @pytest.mark.parametrize('text, level, says', [
     ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), and this job has 4'),
-    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)", 'red', 'world_size=2'),
+    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)\nmain()", 'red', 'world_size=2'),
+    ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
+    ("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", None, ''),
+    ("dist.init_process_group('fake', rank=0, world_size=1024)", None, ''),
     ("dist.init_process_group('gloo', world_size=4)", None, ''),
     ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
     ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'and this rank sees no GPU'),
