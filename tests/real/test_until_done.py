@@ -346,6 +346,8 @@ def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path
     process.send_signal(signal.SIGUSR1)
     wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
     process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)     # it waits for the program, whatever comes
     (tmp_path / 'go').write_text('now')
     status, said, output = ended(process)
     assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
