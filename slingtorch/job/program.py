@@ -110,81 +110,6 @@ def files_of_program(script: str, text: bytes) -> dict:
     return found
 
 
-def takes_local(text: bytes) -> bool:
-    """Whether Python code takes the GPU with the number of its local rank, without a look at how many it sees."""
-    tree = parsed(text)
-    if tree is None:
-        return False
-    nodes = list(ast.walk(tree))
-
-    def words(node: 'ast.AST') -> set:
-        return {str(getattr(part, 'id', getattr(part, 'attr', getattr(part, 'value', '')))) for part in ast.walk(node)}
-
-    def modulo(node: 'ast.AST') -> bool:
-        return 'device_count' in words(node) or any(     # but '%' of a text
-            isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant)
-            for part in ast.walk(node))
-
-    def local(node: 'ast.AST') -> bool:
-        return not modulo(node) and any(
-            word in named or word not in spared and re.search('local_?(rank|id$)', word, re.I) for word in words(node))
-
-    named, spared = set(), set()    # type: set, set
-    for assigned in sorted((node for node in nodes if isinstance(node, ast.Assign)), key=lambda node: node.lineno):
-        targets = {getattr(target, 'id', getattr(target, 'attr', '')) for target in assigned.targets} - {''}
-        if modulo(assigned.value):
-            spared |= targets
-        elif local(assigned.value) and not any(isinstance(part, (ast.keyword, ast.Dict, ast.DictComp))
-                                               for part in ast.walk(assigned.value)):   # those hold it among others
-            named |= targets
-    spared -= named
-    for node in nodes:
-        if isinstance(node, ast.Call) and node.args and local(node.args[0]) and \
-                getattr(node.func, 'attr', '') in ('set_device', 'set_device_index'):
-            return True
-        if isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List) and \
-                local(node.value):
-            return True
-        if isinstance(node, (ast.JoinedStr, ast.BinOp)) or getattr(getattr(node, 'func', None), 'attr', '') == 'format':
-            # 'cuda:%d', f'{acc}:{rank}'
-            if local(node) and any(re.match(r'(cuda)?:(%[ds]|\{\})?$', word) for word in words(node)) and \
-                    any(re.match('cuda:|acc|dev', word) for word in words(node)):
-                return True
-    return False
-
-
-def gpu_of_program(texts: list) -> str:
-    """
-    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
-    '' where it does not say so itself: frameworks choose the GPU.
-
-    :param texts: of the script first, then of its own modules
-    """
-    if any(map(takes_local, texts)):
-        return 'local'
-    script, text = texts[0], b''.join(texts)
-    if b'init_process_group' not in script or re.search(
-            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
-            b'set_device|VISIBLE_DEVICES', text):
-        return ''
-    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
-
-
-def check_layout(report: 'Report', texts: list, gpus: 'Optional[list]', local_world: int) -> None:
-    """What the script takes for its GPU, against what the first rank of the node sees."""
-    takes = gpu_of_program(texts)
-    if not gpus or local_world < 2 or not takes:
-        return
-    if takes == 'local' and local_world > len(gpus):
-        report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
-                   "ranks of this node sees %d ('invalid device ordinal')" % (local_world, len(gpus)),
-                   "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
-                   "SLINGTORCH_GPU_VISIBILITY")
-    if takes == '0' and len(gpus) > 1:
-        report.add('yellow', 'gpus', "the script takes GPU 0 in each rank, and the ranks of this node see the same %d"
-                   % len(gpus), "let each rank see one: srun --gpus-per-task=1; or torch.cuda.set_device(LOCAL_RANK)")
-
-
 def called(node: 'ast.AST') -> str:
     """The last word of what is called: 'spawn' of mp.spawn(...); '' of another node."""
     function = getattr(node, 'func', None)
@@ -195,20 +120,6 @@ def owner(node: 'ast.Call') -> str:
     """What stands before the last word of what is called: 'mp' of mp.spawn(...)."""
     before = getattr(node.func, 'value', None)
     return str(getattr(before, 'attr', getattr(before, 'id', '')))
-
-
-def main_block(node: 'ast.AST') -> bool:
-    """Whether it is: if __name__ == '__main__'."""
-    return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
-
-
-def compiles(node: 'ast.AST') -> bool:
-    """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
-    if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
-        return not node.args and owner(node) != 'torch' or owner(node) == 'torch' and not any(
-            word.arg == 'backend' and 'eager' in str(getattr(word.value, 'value', '')) for word in node.keywords)
-    return any(isinstance(one, ast.Attribute) and one.attr == 'compile' and getattr(one.value, 'id', '') == 'torch'
-               for one in getattr(node, 'decorator_list', ()))
 
 
 class Program:
@@ -225,8 +136,10 @@ class Program:
         self.values, self.above = {}, {}    # type: dict, dict
         for node in self.nodes:
             self.above.update((id(child), node) for child in ast.iter_child_nodes(node))
-            for target in node.targets if isinstance(node, ast.Assign) else ():
-                self.values.setdefault(getattr(target, 'id', ''), []).append(node.value)
+            # a table holds what is asked for among others
+            for target in node.targets if isinstance(node, ast.Assign) and not isinstance(node.value, (
+                    ast.Dict, ast.DictComp)) else ():
+                self.values.setdefault(getattr(target, 'id', getattr(target, 'attr', '')), []).append(node.value)
 
     def around(self, node: 'ast.AST') -> 'Iterator[tuple]':
         """(what it is in, the part of that in which it is), from the inside."""
@@ -235,14 +148,40 @@ class Program:
             node = self.above[id(node)]
 
     def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
-        """The names and texts of an expression, and of what is assigned to these names."""
+        """
+        The names and texts of an expression, and of what is assigned to these names; 'modulo' for this operation.
+        """
         found = []
         for part in ast.walk(node) if node else ():
             name = getattr(part, 'id', getattr(part, 'attr', getattr(part, 'arg', getattr(part, 'value', ''))))
             found.append(name if isinstance(name, str) else '')
-            if isinstance(part, ast.Name) and deep:
-                found += [self.words(value, deep - 1) for value in self.values.get(part.id, ())]
+            # but '%' of a text
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant):
+                found.append('modulo')
+            if isinstance(part, (ast.Name, ast.Attribute)) and deep:
+                found += [self.words(value, deep - 1) for value in self.values.get(name, ())]
         return ' '.join(filter(None, found))
+
+    def takes_local(self) -> bool:
+        """Whether it takes the GPU with the number of its local rank, without a look at how many it sees."""
+        def local(node: 'ast.AST') -> bool:
+            words = self.words(node)
+            return bool(re.search(r'local_?(rank|id\b)', words, re.I)) and not re.search('device_count|modulo', words)
+
+        for node in self.nodes:
+            if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
+                if node.args and local(node.args[0]):
+                    return True
+            elif isinstance(node, ast.keyword):
+                if node.arg == 'device_ids' and isinstance(node.value, ast.List) and local(node.value):
+                    return True
+            elif (isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format') and local(node):
+                # 'cuda:%d', f'{acc}:{rank}'
+                words = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
+                if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', word) for word in words) and any(
+                        re.match('cuda:|acc|dev', word) for word in words):
+                    return True
+        return False
 
     def reached(self, call: 'ast.AST') -> bool:
         """Whether it stands in no function, or in one that something calls."""
@@ -276,6 +215,53 @@ class Program:
         top = next((node for node, _ in around if isinstance(node, ast.FunctionDef)), around[-1][0])
         return sum(isinstance(node, ast.Call) and called(node) == called(call) and any(zero(one) for one, _ in
                    self.around(node)) for node in ast.walk(top)) == 1
+
+
+def gpu_of_program(texts: list) -> str:
+    """
+    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
+    '' where it does not say so itself: frameworks choose the GPU.
+
+    :param texts: of the script first, then of its own modules
+    """
+    trees = [tree for tree in map(parsed, texts) if tree]
+    if any(Program([tree]).takes_local() for tree in trees):
+        return 'local'
+    script, text = texts[0], b''.join(texts)
+    if b'init_process_group' not in script or re.search(
+            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
+            b'set_device|VISIBLE_DEVICES', text):
+        return ''
+    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
+
+
+def check_layout(report: 'Report', texts: list, gpus: 'Optional[list]', local_world: int) -> None:
+    """What the script takes for its GPU, against what the first rank of the node sees."""
+    takes = gpu_of_program(texts)
+    if not gpus or local_world < 2 or not takes:
+        return
+    if takes == 'local' and local_world > len(gpus):
+        report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
+                   "ranks of this node sees %d ('invalid device ordinal')" % (local_world, len(gpus)),
+                   "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
+                   "SLINGTORCH_GPU_VISIBILITY")
+    if takes == '0' and len(gpus) > 1:
+        report.add('yellow', 'gpus', "the script takes GPU 0 in each rank, and the ranks of this node see the same %d"
+                   % len(gpus), "let each rank see one: srun --gpus-per-task=1; or torch.cuda.set_device(LOCAL_RANK)")
+
+
+def main_block(node: 'ast.AST') -> bool:
+    """Whether it is: if __name__ == '__main__'."""
+    return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
+
+
+def compiles(node: 'ast.AST') -> bool:
+    """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
+    if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
+        return not node.args and owner(node) != 'torch' or owner(node) == 'torch' and not any(
+            word.arg == 'backend' and 'eager' in str(getattr(word.value, 'value', '')) for word in node.keywords)
+    return any(isinstance(one, ast.Attribute) and one.attr == 'compile' and getattr(one.value, 'id', '') == 'torch'
+               for one in getattr(node, 'decorator_list', ()))
 
 
 def check_group(report: 'Report', program: 'Program', call: 'ast.Call', environ: 'Mapping[str, str]') -> None:
@@ -332,8 +318,7 @@ def check_ways(report: 'Report', program: 'Program', script: 'ast.AST', several:
         places = call.args[:1] if name in ('set_device', 'set_device_index', 'cuda') else getattr(
             words.get('device_ids'), 'elts', [])
         if several and any(re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', program.words(place)) and not re.search(
-                'device_count|local', program.words(place), re.I) and not any(
-                isinstance(part, ast.Mod) for part in ast.walk(place)) for place in places):
+                'device_count|local|modulo', program.words(place), re.I) for place in places):
             report.add('yellow', 'program', "line %d takes the GPU with the number of the rank, and a node has fewer "
                        "GPUs than the job has ranks" % line, "take LOCAL_RANK")
     spawns = [node.value for node in program.nodes if isinstance(node, ast.Constant)
