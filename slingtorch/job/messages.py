@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,14 @@ def scratch_file() -> 'Any':
         return tempfile.TemporaryFile()
     except OSError:
         return None     # limits.py says that there is none
+
+
+def as_child() -> int:
+    """In a Child: the descriptor for what it says. What libraries print is dropped."""
+    descriptor = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
+    return descriptor
 
 
 class Child:

@@ -19,7 +19,6 @@ import contextlib
 import datetime
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -193,10 +192,7 @@ def limit_of(turn: int) -> int:
 def play(number: int, lanes: int, descriptor: int) -> None:
     """A process of a GPU: come, measure in all rounds, and say how it ended."""
     environ, log, begin = os.environ, messages.scratch_file(), time.monotonic()
-    # what fails is said here, and does not end the process
-    environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
-                   NCCL_DEBUG_SUBSYS='INIT,NET',
-                   NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
+    nccl.listen(environ, log)
     exchange, error, absent = None, '', False
     try:
         exchange = Exchange(number)
@@ -230,8 +226,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
                 found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
                                          'key': 'pair-%d-%d-%d' % (turn, *pair)})
                 if exchange.backend == 'nccl' and log:
-                    log.seek(0)
-                    found['network'], found['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+                    found.update(nccl.heard(log))
                 store.put('did-%d-%d' % (turn, own), found)
                 store.count('done-%d' % turn, 1)
         turn += 1
@@ -341,9 +336,7 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
 
 def main(argv: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
-    descriptor = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    descriptor = messages.as_child()
     try:
         if argv[0] == 'keep':
             keep(int(argv[1]), float(argv[2]), descriptor)

@@ -14,7 +14,6 @@ import ctypes
 import json
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -58,10 +57,7 @@ class Probe:
 
     def load(self, plugins: list) -> 'Any':
         """Import PyTorch, and load the plugin as NCCL does."""
-        # what fails is said here, and does not end the process
-        os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
-                          NCCL_DEBUG_SUBSYS='INIT,NET',
-                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % self.log.fileno() if self.log else os.devnull)
+        nccl.listen(os.environ, self.log)
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
@@ -191,9 +187,7 @@ class Probe:
     def words(self, gpu: bool) -> None:
         """What NCCL says of its network, and what is mapped now."""
         if gpu and self.log:
-            self.log.seek(0)
-            text = self.log.read().decode(errors='replace')
-            self.result['network'], self.result['provider'], _ = nccl.network(text)
+            self.result.update(nccl.heard(self.log))
         self.result['maps'] = mapped_libraries()
 
     def serve(self, store: 'Optional[meet.Store]') -> None:
@@ -279,10 +273,7 @@ def load(names: list, result: dict) -> None:
 
 def main(plugins: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
-    descriptor = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
-    probe = Probe(descriptor)
+    probe = Probe(messages.as_child())
     result = probe.result
     try:
         torch, order = probe.load(plugins), json.loads(sys.stdin.readline())

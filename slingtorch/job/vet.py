@@ -11,7 +11,6 @@ same time, over process groups of what a training takes (pairs.py).
 import argparse
 import collections
 import json
-import os
 import signal
 import statistics
 import sys
@@ -168,29 +167,8 @@ def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Opt
 
 def write_lists(prefix: str, good: list, bad: list) -> None:
     """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
-    write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
-                 for suffix, names in (('.vetted', good), ('.cordon', bad))})
-
-
-def write_whole(texts: dict) -> None:
-    """Write files, {path: text}, all of them whole or none; what is no file, as /dev/stdout, is written to."""
-    parts = {}
-    try:
-        for path, text in texts.items():
-            path = os.path.realpath(path)
-            part = path if os.path.exists(path) and not os.path.isfile(path) else '%s.part-%d' % (path, os.getpid())
-            if part != path:
-                parts[part] = path
-            with open(part, 'w') as stream:
-                stream.write(text)
-                stream.flush()
-                if part != path:
-                    os.fsync(stream.fileno())  # a file system over a network says only now that it is full
-        for part, path in parts.items():
-            os.replace(part, path)
-    finally:
-        for part in filter(os.path.exists, parts):
-            os.remove(part)
+    records.write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
+                         for suffix, names in (('.vetted', good), ('.cordon', bad))})
 
 
 def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
@@ -289,7 +267,7 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
         entries = [{'name': name, 'good': number in good, 'why': wrong.get(number, untested.get(number, '')),
                     'line_rates': rates[number], 'backend': figures.get(number)} for number, name in enumerate(names)]
         entries += [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]
-        write_whole({path: json.dumps({
+        records.write_whole({path: json.dumps({
             'format': 2, 'title': text.splitlines()[0], 'rounds': count, 'backend': told['kind'], 'yellow': yellow,
             'not_tested': not_tested, 'nodes': entries,
             'seconds': {'start': told['imported'], 'backend': told['took']}}, indent=1)})
