@@ -237,7 +237,7 @@ class Aside:
     def __init__(self, environ: dict) -> None:
         self.name, self.told = 'rank-%s' % environ['RANK'], 0
         self.files = [Files(environ, [os.path.join(place, '.slingtorch-check-' + start_id(environ))])
-                      for place in dict.fromkeys([os.getcwd(), environ.get('HOME', '')]) if os.path.isabs(place)]
+                      for place in {limits.working_directory(), environ.get('HOME', '')} if os.path.isabs(place)]
 
     def tell(self, report: Report) -> None:
         """Write it."""

@@ -80,7 +80,7 @@ class Trial:
 def of_process() -> dict:
     """What a training needs of its process, and no import is to change: {what it is: what it is like}."""
     torch, stdout = sys.modules.get('torch'), sys.stdout    # type: Any, Any
-    found = {'the working directory': os.getcwd(), 'argv': str(sys.argv)[:100]}  # type: dict
+    found = {'the working directory': os.path.realpath('/proc/self/cwd'), 'argv': str(sys.argv)[:100]}  # type: dict
     found.update((name, os.environ.get(name)) for name in VARIABLES)
     with open('/proc/self/status') as stream:
         found['the umask'] = ''.join(line.split()[1] for line in stream if line.startswith('Umask'))
@@ -217,7 +217,8 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             if imports:
                 changed += ['line %d: %s: %s' % (node.lineno, found['doing'], text) for text in changes(before, real)]
                 say(changed=changed[:8])
-                os.chdir(before['the working directory'])
+                with contextlib.suppress(OSError):      # one that has been removed
+                    os.chdir(before['the working directory'])
     except (SyntaxError, ValueError, RecursionError, ImportError, OSError, UnicodeDecodeError):
         pass    # program.py has said it
     say(doing='')

@@ -90,6 +90,14 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
             limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
             ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and details.get('local_rank') == 0 and most != resource.RLIM_INFINITY:  # root may have more
+        now = sum(len(machine.list('proc/%s/task' % name)) for name in machine.list('proc') if name.isdigit() and
+                  re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M))
+        if most - now < ROOM:
+            report.add('yellow', 'limit', "ulimit -u: this user may have %d processes and threads on a node, and has "
+                       "%d: little room for those of PyTorch and of a DataLoader" % (most, now),
+                       "ulimit -u unlimited, in the job script or where the limit is set")
     for most, now in pids(machine):
         if most - now < ROOM:
             report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little "
@@ -195,6 +203,13 @@ def in_time(function: 'Callable', *arguments: object) -> bool:
     return not thread.is_alive()
 
 
+def working_directory() -> str:
+    """Its path; '' of one that has been removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ''
+
+
 def write_trial(directory: str, size: int = 64 << 10) -> str:
     """Why a file with so many bytes cannot be written in a directory; ''."""
     try:
@@ -229,10 +244,10 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
             there = os.path.dirname(there)
         report.fact('%s=%s: %s' % (variable, path, what),
                     A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
-    report.fact('working directory', os.getcwd())
+    report.fact('working directory', working_directory() or 'one that has been removed')
     wrong = write_trial('.')
     if wrong:
-        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (os.getcwd(), wrong),
+        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (working_directory(), wrong),
                    "start in another one (srun --chdir), if the program writes there")
     with contextlib.suppress(OSError):
         state = os.fstatvfs(1)

@@ -29,6 +29,7 @@ COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatt
 FILES, ARGUMENTS, LISTED = 200, 50, 20000
 # options that name what a program writes, and functions that write to their first text
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
+INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'FileHandler', 'SummaryWriter', 'to_csv',
            'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
 
@@ -522,8 +523,14 @@ def named_paths(trees: list, written: set) -> list:
 
 def look_at_arguments(report: 'Report', words: list) -> None:
     """The paths among the arguments of the script."""
-    look_at_paths(report, 'argument', [
-        value for option, value in arguments_of(words) if value and '://' not in value and not OUTPUT.match(option)])
+    paths = [(option, value) for option, value in arguments_of(words)
+             if value and '://' not in value and not OUTPUT.match(option)]
+    look_at_paths(report, 'argument', [value for _, value in paths])
+    for option, value in paths:
+        # what else is not there may be a name, a pattern, or what the program makes
+        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.lexists(value):
+            report.add('yellow', 'script', "%s: %s is not there on this node" % (option, value),
+                       "correct the path, or put it on a file system that all nodes have")
 
 
 def listing(directory: str) -> str:

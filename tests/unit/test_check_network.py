@@ -664,6 +664,40 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     assert facts[f'argument {tmp_path}'].startswith('a directory of 1, ') and facts['argument 3'] == 'No such file or directory'
 
 
+@pytest.mark.parametrize('words, said', [
+    (['--data', '/no/such'], True), (['model.config=./no.yaml'], True), (['--data', '/'], False),
+    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False),
+])
+def test_data_that_is_not_there(words, said):
+    report = findings.Report(0)
+    program.look_at_arguments(report, ['train.py', *words])
+    assert [' is not there on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
+
+
+def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
+    (tmp_path / 'gone').mkdir()
+    monkeypatch.chdir(tmp_path / 'gone')
+    (tmp_path / 'gone').rmdir()
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    assert list(report.facts['working directory']) == ['one that has been removed'] and not report.having('red', 'disk')
+    assert not gather.Aside({'RANK': '1', 'HOME': ''}).files
+
+
+@pytest.mark.parametrize('most, says', [(70, True), (1000, False)])
+def test_how_many_processes_a_user_may_have(tmp_path, monkeypatch, most, says):
+    root = tree(tmp_path, {**{f'proc/{pid}/status': 'Name:\tx\nUid:\t77\t77\n' for pid in (1, 2)},
+                           'proc/3/status': 'Uid:\t0\n', **{f'proc/1/task/{number}/x': '' for number in range(8)}})
+    monkeypatch.setattr(limits.resource, 'getrlimit', lambda number: (
+        most if number == limits.resource.RLIMIT_NPROC else limits.resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(os, 'geteuid', lambda: 77)
+    monkeypatch.setattr(os, 'getuid', lambda: 77)
+    report = findings.Report(0)
+    limits.look(Machine({}, root), report, {'local_rank': 0})
+    assert [text.startswith('ulimit -u: this user may have 70 processes and threads on a node, and has 8')
+            for text in of_level(report, 'yellow', 'limit')] == [True] * says
+
+
 def test_directories_are_compared_by_names_and_sizes(tmp_path):
     found = []
     for texts in ({'a': '1'}, {'a': '1', 'slurm-7.out': 'x', '.hidden': ''}, {'a': '12'}, {'b': '1'}):
