@@ -603,7 +603,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
-    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')))
+    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')),
+                          bool(details.get('mpi')))
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:

@@ -163,9 +163,9 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         found.update(more)
         os.write(descriptor, json.dumps(found).encode() + b'\n')
 
-    # it is not to meet anybody, nor to read what this process is told
+    # it is not to meet anybody (mpi4py 3.1.6, docs/source/usrman/mpi4py.rst), nor to read what this process is told
     real = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1')
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1', MPI4PY_RC_INITIALIZE='0')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     kind, name = program.program_of(words)
     if __package__ == 'job':    # a program may have modules of this name

@@ -438,6 +438,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     details['written'] = outputs(words, trees)
     details['makes'] = any(re.match('(make|mk)_?dirs?$', called(node)) for node in nodes)
     look_at_paths(report, 'named', named_paths(trees, set(details['written'])))
+    details['mpi'] = any(re.search(b'mpi4py|horovod|slingmpi', content) for content in files.values())
     details['compiles'] = any(map(compiles, nodes))
     details['workers'] = any(called(node) == 'DataLoader' and any(
         word.arg == 'num_workers' and getattr(word.value, 'value', 1) != 0 for word in node.keywords) for node in nodes)
@@ -587,14 +588,16 @@ def compare_programs(report: 'Report') -> None:
                 sorted(values)[:4]), "start in a directory that all nodes have (srun --chdir)", fewest)
 
 
-def check_imports(report: 'Report', trial: dict, workers: bool) -> None:
+def check_imports(report: 'Report', trial: dict, workers: bool, mpi: bool = False) -> None:
     """
     What imports.py said.
 
-    :param workers: whether the program has a DataLoader
+    :param workers: whether the program has a DataLoader with workers
+    :param mpi: whether it uses MPI, which ends a process that is none of its ranks
     """
     if trial.get('wrong'):
         text, sure = trial['wrong']
+        sure = sure and not (mpi and 'ended the process' in text)
         shadows = trial.get('shadows')
         report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
             text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),

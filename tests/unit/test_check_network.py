@@ -897,7 +897,8 @@ def test_what_the_imports_say_is_a_line():
     assert 'OSError: too long' in of_level(report, 'red', 'worker')[0]
     report = findings.Report(0)
     program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, False)
-    assert len(of_level(report, 'yellow', 'script')) == 2 and of_level(report, 'yellow', 'worker')
+    program.check_imports(report, {'wrong': ['from mpi4py import MPI ended the process with status 1', True]}, False, True)
+    assert len(of_level(report, 'yellow', 'script')) == 3 and of_level(report, 'yellow', 'worker')
 
 
 # --- PyTorch's own variables
