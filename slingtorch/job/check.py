@@ -614,7 +614,7 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
             raise PeerLost("it has no PyTorch")
         if not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
-        rank.aside.end()
+        limits.in_time(rank.aside.end)
         probe.ask(SLACK, put=rank.report.dump().decode())
         return str(probe.ask(2 * rank.seconds + 60, hear=True)['word'])
     except PeerLost as err:

@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import sys
+import threading
 import time
 
 from . import limits, messages
@@ -235,16 +236,17 @@ class Aside:
     """
 
     def __init__(self, environ: dict) -> None:
-        self.name, self.told = 'rank-%s' % environ['RANK'], 0
+        self.name, self.told, self.over, self.lock = 'rank-%s' % environ['RANK'], 0, False, threading.Lock()
         self.files = [Files(environ, [os.path.join(place, '.slingtorch-check-' + start_id(environ))])
                       for place in {limits.working_directory(), environ.get('HOME', '')} if os.path.isabs(place)]
 
     def tell(self, report: Report) -> None:
-        """Write it."""
-        for files in self.files:
-            with contextlib.suppress(OSError):
-                files.write(self.name, json.loads(report.dump().decode()))
-                self.told += 1
+        """Write it, from any thread, until end() is called."""
+        with self.lock:
+            for files in self.files if not self.over else ():
+                with contextlib.suppress(OSError):
+                    files.write(self.name, json.loads(report.dump().decode()))
+                    self.told += 1
 
     def is_read(self) -> bool:
         """Whether nobody needs to wait for rank 0's any more."""
@@ -252,19 +254,21 @@ class Aside:
 
     def end(self, *names: str) -> None:
         """Take away files, without a name the own one."""
-        for files in self.files:
-            for descriptor in files.kept.values():      # an open one would stay on NFS
-                os.close(descriptor)
-            files.kept = {}
-            files.remove(*names or [self.name])
-            with contextlib.suppress(OSError):
-                os.rmdir(files.places[0])
+        with self.lock:
+            self.over = True
+            for files in self.files:
+                for descriptor in files.kept.values():      # an open one would stay on NFS
+                    os.close(descriptor)
+                files.kept = {}
+                files.remove(*names or [self.name])
+                with contextlib.suppress(OSError):
+                    os.rmdir(files.places[0])
 
     def read(self, within: int) -> list:
         """Rank 0's: what the nodes of these ranks say (Reports), as far as it can be understood; takes it away."""
         found, names = {}, set()  # type: dict, set
         for files in self.files:
-            for name in files.names():
+            for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, files.names()):
                 names.add(name)
                 with contextlib.suppress(ValueError):
                     found[name] = Report.load(messages.dump(files.read(name)[0]), within)

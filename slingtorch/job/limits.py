@@ -210,13 +210,14 @@ def working_directory() -> str:
     return ''
 
 
-def write_trial(directory: str, size: int = 64 << 10) -> str:
+def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str:
     """Why a file with so many bytes cannot be written in a directory; ''."""
     try:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
             if stream.write(b'\0' * size) < size:
                 return 'no space for %d bytes' % size
-            os.fsync(stream.fileno())   # quotas of file systems over a network are said only now
+            if sync:    # quotas of file systems over a network are said only then
+                os.fsync(stream.fileno())
     except OSError as err:
         return err.strerror or str(err)
     return ''
@@ -245,7 +246,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
         report.fact('%s=%s: %s' % (variable, path, what),
                     A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
     report.fact('working directory', working_directory() or 'one that has been removed')
-    wrong = write_trial('.')
+    wrong = write_trial('.', sync=True)
     if wrong:
         report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (working_directory(), wrong),
                    "start in another one (srun --chdir), if the program writes there")
@@ -277,7 +278,7 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         while not os.path.lexists(there) and there not in ('/', ''):
             there = os.path.dirname(there)
         there = there or '.'
-        wrong = '%s is no directory' % there if not os.path.isdir(there) else write_trial(there)
+        wrong = '%s is no directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it is there already, and its permissions forbid it'
         if not wrong and there != place and says.startswith('line') and not details['makes']:

@@ -400,7 +400,7 @@ def test_a_job_that_ends_soon(tmp_path, end, says):
 
 
 def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0: 'Read-only file system' * (directory == '.'))
+    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0, sync=False: 'Read-only file system' * (directory == '.'))
     monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
     monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
     report = findings.Report(0)
@@ -733,7 +733,7 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, say
     (tmp_path / 'file').write_text('')
     trial = limits.write_trial
     monkeypatch.setattr(limits, 'write_trial',
-                        lambda place: 'No space left on device' if place.endswith('full') else trial(place))
+                        lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
     report = findings.Report(0)
     limits.look_at_outputs(report, {'written': {str(tmp_path / path): 'line 3'}, 'makes': makes})
     assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)

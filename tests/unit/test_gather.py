@@ -362,6 +362,8 @@ def test_a_node_that_does_not_meet_rank_0s_tells_it_why_in_a_file(tmp_path, monk
     said = gather.Aside({**env, 'RANK': '0'}).read(0xf0)
     assert there.is_read() and not list(tmp_path.glob('**/.slingtorch*'))
     there.end()
+    there.tell(report)      # of a thread that comes late
+    assert not list(tmp_path.glob('**/.slingtorch*'))
     whole = findings.Report(0)
     whole.ranks = 0xf
     whole.fact('MASTER_PORT', '1')
