@@ -197,6 +197,8 @@ def install_pytorch(prefix: str, easyconfig: str, module: str) -> None:
         raise QuickstartError("EasyBuild could not install %s; the message above says why" % easyconfig,
                               "fix that, then run the same command again: it goes on from what is there",
                               "if there is no remedy: rm -r %s, then run quickstart again" % prefix)
+    # all of it lies in EasyBuild's source path now
+    shutil.rmtree(prefix + '/cache', ignore_errors=True)
 
 
 def ranks_for(python: str, asked: Optional[int]) -> int:
@@ -237,7 +239,7 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
         if not KEPT.match(name):
             del os.environ[name]
     # EasyBuild stumbles over a locale that is not installed, as ssh may bring one; mpiexec ends what hangs
-    os.environ.update(LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', TMPDIR=prefix + '/tmp', PIP_NO_CACHE_DIR='1',
+    os.environ.update(LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', TMPDIR=prefix + '/tmp', PIP_CACHE_DIR=prefix + '/cache',
                       PIP_USER='0', MPIEXEC_TIMEOUT='600')
     print("modules tool: %s\nPython:       %s" % (args.modules, sys.executable))
     easyconfig = choose(args.cpu, root)
