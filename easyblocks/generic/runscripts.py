@@ -14,6 +14,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import (
     adjust_permissions, compute_checksum, convert_name, copy_file, read_file, remove_dir, write_file)
+from slingtorch import bundle_root
 from slingtorch.install.dependencies import with_parameters
 from slingtorch.job.machine import VISIBILITY
 
@@ -23,16 +24,12 @@ RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'
 KEPT = 30 * 24 * 3600
 # in the directory of the runscripts: what their --version prints, and what 'slingtorch status' reads
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
-# what every PyTorch installation of the bundle brings (docs/runscripts.md)
+SOURCE = os.path.join(bundle_root(), RUNSCRIPTS_DIR)
+# what every PyTorch installation of the bundle brings (docs/runscripts.md), and what these read
 DEFAULT_RUNSCRIPTS = (
-    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares']
-    + ['lib/%s.bash' % name for name in ['alone', 'caches', 'gpus', 'master', 'mpi', 'network', 'pals', 'ranks',
-                                         'recorder', 'stage', 'threads', 'torchrun']]
-    + ['lib/drivers.cfg', 'lib/facts.bash', 'lib/version', 'lib/job/variables.cfg']
-    + ['lib/job/%s.py' % name for name in ['__init__', '__main__', 'bench', 'check', 'elf', 'findings', 'gather',
-                                           'imports', 'limits', 'look', 'machine', 'meet', 'messages', 'nccl',
-                                           'network', 'node', 'pairs', 'probe', 'program', 'records', 'variables',
-                                           'vet']]
+    ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares', VERSION]
+    + sorted(os.path.relpath(path, SOURCE) for kind in ['lib/*.bash', 'lib/*.cfg', 'lib/job/*.cfg', 'lib/job/*.py']
+             for path in glob.glob(os.path.join(glob.escape(SOURCE), kind)))
 )
 
 
@@ -226,5 +223,5 @@ def writable(*paths):
 
 def wants_checksums_only(skip_checksums):
     """Whether a fetch step, by skip_checksums (also that of 'eb --job'), runs for 'eb --inject-checksums' alone."""
-    # implied by --inject-checksums (easybuild/tools/options.py), which is no build option itself
+    # implied by --inject-checksums (easybuild/tools/options.py), which is not a build option itself
     return skip_checksums and not build_option('pre_create_installdir')

@@ -28,7 +28,7 @@ _check_mpi() {
     local -a searched=() system=()
     case $own in
         auto | openmpi | mpich) ;;
-        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
+        *) _fail 1 "SLINGTORCH_MPI='$own' is not one of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
             "unset it where ranks do not use MPI" ;;
     esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0
@@ -91,4 +91,20 @@ _check_mpi() {
         remedy+=". ${mpis[$bound]} in $bound_dir (LD_LIBRARY_PATH) cannot take its place: it has another ABI"
     _fail 1 "$speaker started $world_size ranks and speaks $spoken, which the ${mpis[$own]} $where does not: each" \
         "rank would be a job of its own, or hang. Start them with $remedy. If the ranks use no MPI: $off"
+}
+
+# Without PMI, MPI calls every rank the only one (tests/real/test_mpi_of_ranks.py), and each would write the same files.
+_warn_of_mpi4py() {  # PYTHON ARGUMENTS
+    local word='' line
+    local -a lines=()
+    for word; do [[ $word != *.py ]] || break; done
+    [[ $word == *.py && -f $word && -r $word ]] || return 0
+    mapfile -n 2000 -t lines < "$word"
+    for line in ${lines[@]+"${lines[@]}"}; do
+        [[ $line =~ ^[[:blank:]]*(import|from)[[:blank:]]+mpi4py ]] || continue
+        _say "$word imports mpi4py, and srun --mpi=${SLURM_MPI_TYPE:-none} started the $world_size ranks: MPI calls" \
+            "each of them rank 0 of 1. Take them from RANK and WORLD_SIZE, or start them with what that MPI" \
+            "understands (srun --mpi=list): pmix for Open MPI, pmi2 for MPICH, cray_shasta for Cray MPICH"
+        return
+    done
 }

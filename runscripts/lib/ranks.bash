@@ -37,51 +37,13 @@ _row=()
 launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
 flux_job='' flux_host='' flux_local_size=''
 
-# ASCII alone: [0-9] has other digits, too, in some locales, and what is no number would be run in (( )).
-_is_number() { [[ $1 =~ ^(0|[123456789][0123456789]{0,9})$ ]]; }
+# ASCII alone: [0-9] has other digits, too, in some locales, and what is not a number would be run in (( )).
+# An expression (=~) takes three times as long.
+_is_number() { [[ -n $1 && $1 != *[!0123456789]* && ${#1} -le 10 && ( $1 == 0 || $1 != 0* ) ]]; }
 
 _need_number() {  # NAME VALUE
     _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the" \
         "job script, or the launcher"
-}
-
-# Flux has no variable with the ranks of this node, nor with the host of rank 0: its command knows both, from 0.62 on
-# (flux-job(1), taskmap). Where it cannot be asked, as in a container, an even distribution is taken for granted: with
-# another one some rank finds a local rank that is too high, and stops.
-_flux_tasks() {  # -> flux_local_size, flux_host
-    local nodes=${FLUX_JOB_NNODES:-1} map='' line host ids entry first last count here IFS=$' \t\n'
-    _need_number FLUX_JOB_SIZE "$world_size"
-    _need_number FLUX_TASK_RANK "$rank"
-    _need_number FLUX_JOB_NNODES "$nodes"
-    flux_host=''
-    if ((nodes <= 1)); then
-        flux_local_size=$world_size
-    elif type -P flux > /dev/null && map=$(exec flux job taskmap --to=hosts "${FLUX_JOB_ID-}" 2>&1); then
-        IFS=$'\n'
-        for line in ${map:-''}; do  # tuolumne1005: 0-3,8
-            IFS=$' \t\n'
-            host=${line%%: *} ids=${line#*: } count=0 here=''
-            [[ $line =~ ^[A-Za-z0-9][A-Za-z0-9._-]*:\ [0-9]{1,9}([,-][0-9]{1,9})*$ ]] || _fail 1 "'flux job taskmap" \
-                "--to=hosts' printed '${line:0:60}', which is not HOST: TASKS. Export MASTER_ADDR, RANK, WORLD_SIZE," \
-                "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank"
-            for entry in ${ids//,/ }; do
-                first=${entry%-*} last=${entry#*-}
-                ((count += last - first + 1))
-                ((rank < first || rank > last)) || here=1
-                # shellcheck disable=SC2034  # the table names it
-                ((first != 0)) || flux_host=$host
-            done
-            [[ -z $here ]] || flux_local_size=$count
-        done
-        IFS=$' \t\n'
-    elif ((world_size % nodes == 0)); then
-        flux_local_size=$((world_size / nodes))
-    else
-        _fail 1 "$world_size ranks on $nodes nodes, and Flux's command, which knows how they are distributed, failed:" \
-            "${map:-there is none in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start as many on" \
-            "every node"
-    fi
-    local_world_size=$flux_local_size
 }
 
 _several_nodes() { ((world_size > local_world_size)); }
@@ -136,97 +98,6 @@ _slurm_tasks_on_this_node() {
         "MASTER_ADDR for every rank"
 }
 
-# A launcher sets its variables in the processes that it starts: those that an ancestor has already are left over from
-# an outer start. proc(5): environ is as it was when a process started. Slurm starts the process SLURM_TASK_PID
-# (srun(1)).
-_depth_of() {  # NAME -> depth: how many ancestors have it with this value; newest: up to the process that Slurm started
-    local pid=$$ line entry found
-    depth=0 newest=''
-    while [[ $pid != "${SLURM_TASK_PID-}" ]]; do
-        IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
-        line=${line##*) ? }  # past the command's name, which may hold anything
-        pid=${line%% *} found=''
-        [[ -r /proc/$pid/environ ]] || continue  # a container's setuid starter
-        while IFS= read -r -d '' entry; do
-            [[ $entry != "$1=${!1}" ]] || { found=1; break; }
-        done 2> /dev/null < "/proc/$pid/environ"
-        [[ -n $found ]] || return 0
-        ((++depth))
-    done
-    newest=1
-}
-
-_newest_of() {  # NAME... -> depth: the least of theirs; one of them may have had the same value before
-    local name least=''
-    for name; do
-        [[ -n ${!name-} ]] || continue
-        _depth_of "$name"
-        [[ -n $least ]] && ((depth >= least)) || least=$depth
-    done
-    depth=$least
-}
-
-# Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else
-# be as many trainings of one rank each, all of them complete and with status 0.
-_drop_leftovers() {
-    local row name value size_name other_rank other_size own_depth depth newest IFS=$' \t\n'
-    local -a own=("${_row[@]}") names
-    # shellcheck disable=SC2034  # the table names it: a PALS_RANKID may be left over
-    local no_pals=1
-    for row in "${_launchers[@]}"; do
-        # shellcheck disable=SC2086  # split at blanks
-        set -- $row
-        [[ $1 != "$launcher" && $1 != @(horovod|manual) ]] || continue
-        # these three have a PMI_RANK of their own
-        [[ $launcher/$1 != @(hydra|pals|flux)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
-        if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
-        else _all_set "$2" || continue
-        fi
-        _first_set "$4"
-        size_name=$name other_size=$value
-        _first_set "$3"
-        other_rank=$value
-        _is_number "$other_size" || continue
-        IFS=+
-        # shellcheck disable=SC2206  # split there
-        names=(${own[1]%+[a-z]*})
-        IFS=$' \t\n'
-        _depth_of "${names[${#names[@]} - 1]}"
-        own_depth=$depth
-        case $1 in
-            hydra) _depth_of MPI_LOCALRANKID ;;     # PALS has a PMI_RANK, too
-            pmi) _newest_of PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE ;;
-            *) _depth_of "$name" ;;
-        esac
-        if ((own_depth > depth)) || [[ $own_depth/$1 == "$depth/slurm" && -n $newest ]]; then
-            [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from" \
-                "an outer start, and not used: this is rank 0 of $other_size ($1)"
-            printf -v value '%s,' "${own[@]:1:5}"
-            IFS=+,
-            # shellcheck disable=SC2206
-            names=($value)
-            IFS=$' \t\n'
-            for name in "${names[@]}"; do
-                # not those of the innermost one; srun's own PMI variables, if they agree with it
-                [[ $name == [!A-Z]* || " ${*//[+,]/ } " == *" $name "* || $name == PMI_* && -n $srun_task ]] ||
-                    unset "$name"
-            done
-            if [[ $launcher == torchrun && -n ${MASTER_ADDR-} ]]; then
-                _depth_of MASTER_ADDR
-                ((depth < own_depth)) || unset MASTER_ADDR MASTER_PORT
-            fi
-            # shellcheck disable=SC2086
-            _read_row $row
-            _drop_leftovers
-            return
-        fi
-        ((own_depth < depth)) || [[ $world_size != 1 || $other_size == 1 ]] || _fail 1 "two launchers contradict each" \
-            "other: ${own[2]}=$rank and ${own[3]}=1 ($launcher) say that this is the only rank, $name=$other_rank and" \
-            "$size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start:" \
-            "unset its variables in the job script, such as ${names[0]}"
-    done
-}
-
 _find_rank() {
     local row no_pals='' srun_task='' step_task=${SLURM_STEP_ID:-${SLURM_STEPID-}}
     local pmi=${PALS_RANKID:-${PMI_RANK-}} i name value
@@ -253,7 +124,10 @@ _find_rank() {
         ! _all_set "$2" || { _read_row "$@"; break; }
     done
     # a PALS_RANKID or PMI_RANK beside the step's is srun's own
-    [[ $launcher == @(none|horovod|manual) || $launcher == slurm && -z ${PBS_JOBID-} ]] || _drop_leftovers
+    if [[ $launcher != @(none|horovod|manual) && ( $launcher != slurm || -n ${PBS_JOBID-} ) ]]; then
+        source "$_here/lib/leftovers.bash" 2> /dev/null || _incomplete "$_"
+        _drop_leftovers
+    fi
     # Ranks started one by one, by ssh, horovodrun or a launcher of the user's own, perhaps inside a step of one task.
     if [[ $launcher != torchrun && $world_size == 1 ]]; then
         i=${#_launchers[@]}
@@ -283,9 +157,12 @@ _find_rank() {
             for i in 2 3 4 5; do
                 name=${_fields[i]}
                 [[ $launcher/$name != slurm/local_world_size ]] || _slurm_tasks_on_this_node
-                [[ $launcher/$name != flux/local_world_size ]] || _flux_tasks
+                if [[ $launcher/$name == flux/local_world_size ]]; then
+                    source "$_here/lib/flux.bash" 2> /dev/null || _incomplete "$_"
+                    _flux_tasks
+                fi
                 _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or" \
-                    "says '${!name}', which is no number" \
+                    "says '${!name}', which is not a number" \
                     "(${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE," \
                     "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
@@ -293,7 +170,7 @@ _find_rank() {
             [[ ${RANK:-$rank}/${WORLD_SIZE:-$world_size} == "$rank/$world_size" ]] || _fail 1 \
                 "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradicts the launcher ($launcher), which started this" \
                 "process as rank $rank of $world_size. Do not export them in the job script: 'unset RANK WORLD_SIZE'"
-            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is no task.
+            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is not a task.
             if [[ $launcher == slurm && $world_size == 1 && ${SLURM_TASK_PID:-$$} != "$$" && -z ${RANK-} ]] &&
                 _is_number "${SLURM_JOB_NUM_NODES-}" && ((SLURM_JOB_NUM_NODES > 1)); then
                 _say "one rank of a job of $SLURM_JOB_NUM_NODES nodes: it runs below the only task of this step (a" \

@@ -2,12 +2,12 @@
 # Threads of the ranks of one node. Sourced by conda-python-distributed, after ranks.bash.
 
 _count_cores() {  # -> cores: CPUs that this task may use
-    local line entry IFS=,
+    local entry IFS=$' \n'
+    local -a lines
+    mapfile -t lines 2> /dev/null < "$_proc_status"
     cores=0
-    while IFS= read -r line; do
-        [[ $line == Cpus_allowed_list:* ]] || continue
-        for entry in ${line##*[[:space:]]}; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done
-    done < "$_proc_status"
+    [[ ${lines[*]} =~ Cpus_allowed_list:[[:blank:]]*([0123456789,-]+) ]] || return 0
+    for entry in ${BASH_REMATCH[1]//,/ }; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done
 }
 
 # Where nothing binds the ranks, each would start as many threads as there are cores: one, as torchrun has it for

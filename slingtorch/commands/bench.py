@@ -67,7 +67,8 @@ def judge(record: dict, site: Any) -> tuple:
         lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
                      "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
     if well is None:
-        lines.append("site %s: nothing was compared: measure on as many nodes and ranks as a reference" % site.name)
+        lines.append("site %s: nothing was compared: no reference figure is for this many nodes and "
+                     "ranks" % site.name)
     return lines, well
 
 

@@ -18,8 +18,6 @@ from slingtorch.explain.log import Log
 from slingtorch.explain.recorder import explain_dumps, find_dumps
 from slingtorch.explain.tables import ExplainError, read_faults, read_rules
 
-__all__ = ['ExplainError', 'Log', 'answers', 'read_faults', 'read_rules', 'run']
-
 # statuses of the command; 1 is an error
 EXPLAINED, NOTHING_KNOWN = 0, 3
 # Slurm, PBS (job.o4711), torchrun (stdout.log), and what people name theirs

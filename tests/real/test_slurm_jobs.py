@@ -85,6 +85,18 @@ def test_build(submit, eb_env, tmp_path):
     assert job.returncode == 0 and job.output.count(f'{eb_env.prefix}/software/PyTorch/0.1-tiny\n') == 8, job.output
 
 
+@pytest.mark.parametrize('name', ['ddp', 'horovod'])
+def test_job_scripts_of_cirrus(submit, image_env, name):
+    """With this cluster's cores, and a program that says who it is; Horovod itself is in tests/stages."""
+    program = "-c 'import os; print(os.environ[\"RANK\"], os.environ[\"WORLD_SIZE\"], os.environ[\"SLURMD_NODENAME\"])'"
+    words = {f'{name}_training.py': program, '--cpus-per-task=10': '--cpus-per-task=1'}
+    job = submit(ROOT / f'examples/cirrus/{name}.sbatch', words, PYTORCH_MODULE=image_env.module,
+                 MODULEPATH=image_env.modulepath)
+    ranks = sorted(line.split() for line in job.output.splitlines() if line[0] in '01234567')
+    assert job.returncode == 0 and [rank for rank, *_ in ranks] == list('01234567'), job.output
+    assert all(size == '8' for _, size, _ in ranks) and len({node for *_, node in ranks}) == 2
+
+
 def test_shellcheck_and_length():
     checker = shutil.which('shellcheck') or missing('shellcheck')
     jobs = [*sorted(JOBS.iterdir()), *(JOBS.parent / name / 'until_done.job' for name in ('pbs', 'flux'))]

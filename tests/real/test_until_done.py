@@ -346,6 +346,8 @@ def test_job_that_is_cancelled_while_it_saves_does_not_come_back(begin, tmp_path
     process.send_signal(signal.SIGUSR1)
     wait(lambda: len(list(tmp_path.glob('saving-*'))) == 2, 60, 'the ranks do not save')
     process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)     # it waits for the program, whatever comes
     (tmp_path / 'go').write_text('now')
     status, said, output = ended(process)
     assert status and said[-1].startswith('the batch system ends job N') and not (tmp_path / 'next').exists(), output
@@ -381,7 +383,7 @@ def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
     (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
     (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint: its value is missing'),
     (['--checkpoint='], {'PBS_JOBID': '1'}, '--checkpoint: its value is empty'),
-    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is no number"),
+    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is not a number"),
     (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'there is no option --requeue'),
     (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory is not there'),
     (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),

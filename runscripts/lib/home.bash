@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Caches and models off the home directory, at sites that ask for it. Sourced by conda-python-distributed.
+
+# Caches off a home directory that compute nodes do not have (EPCC's Cirrus): to its counterpart on another file system.
+_leave_home() {
+    local from=${SLINGTORCH_WORK_HOME-} to
+    [[ -n $from ]] || return 0
+    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' does not have the form /home:/work. Fix or unset it"
+    to=${from#*:} from=${from%%:*}
+    [[ ${HOME-} == "$from"/* ]] || return 0
+    to+=${HOME#"$from"}
+    if [[ ! -w $to ]]; then
+        ((local_rank)) || _say "$to cannot be written on this node, so programs keep their caches in $HOME, which it" \
+            "may not have. Set XDG_CACHE_HOME to a directory of yours"
+        return 0
+    fi
+    # what Matplotlib, PyTorch's hub and others take; CuPy has one of its own
+    export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$to/.cache} CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$to/.cupy/kernel_cache}
+}
+
+# Hugging Face's files off the home directory, whose quota they fill: to where the site has room for them. %u is the
+# user's name, %a the account that the job is charged to, in small letters (a project's directory).
+_set_hf_home() {
+    local mode dir=${SLINGTORCH_HF_HOME-} account=${SLURM_JOB_ACCOUNT:-${PBS_ACCOUNT-}}
+    local token=${XDG_CACHE_HOME:-${HOME-}/.cache}/huggingface/token
+    [[ -n $dir && -z ${HF_HOME-} ]] || return 0
+    [[ $dir != *%a* || -n $account ]] || return 0
+    dir=${dir//%a/"${account,,}"} dir=${dir//%u/"${USER:-${LOGNAME:-$EUID}}"}
+    if [[ ! -w ${dir%/*} ]]; then
+        ((rank)) || _say "${dir%/*} cannot be written: Hugging Face's files go to the home directory, or export HF_HOME"
+        return 0
+    fi
+    if [[ -e $dir && ! -O $dir ]] && mode=$(stat -c %a -- "$dir") && ((8#$mode & 2)); then
+        ((rank)) || _say "$dir belongs to somebody else and everybody may write there (mode $mode): Hugging Face's" \
+            "files go to the home directory. Have it closed (chmod o-w), or export HF_HOME=DIRECTORY"
+        return 0
+    fi
+    export HF_HOME=$dir
+    # it would be looked for in HF_HOME
+    [[ -n ${HF_TOKEN_PATH-} || ! -r $token ]] || export HF_TOKEN_PATH=$token
+    ((rank)) || [[ -d $dir ]] || _say "models and data of Hugging Face go to HF_HOME=$dir. The system deletes there" \
+        "what nobody has used for long. For another place: export HF_HOME=DIRECTORY"
+}
