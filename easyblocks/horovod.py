@@ -44,7 +44,6 @@ class EB_Horovod(EnvironmentPackage):
     def extra_options(extra_vars=None):
         """Options of the extension."""
         extra_vars = with_parameters(EnvironmentPackage.extra_options(extra_vars), {
-            'cpu_operations': ['MPI', "What moves tensors in the memory of processors: 'MPI' or 'GLOO'"],
             'cuda_home': [None, "Directory of CUDA, may contain $VARIABLES; None: the dependency called CUDA"],
             'gpu_operations': [None, "What moves tensors in the memory of GPUs: 'NCCL', or None without GPUs"],
             'mpicxx': ['mpicxx', "MPI's compiler for C++, beside mpicc: a command in $PATH"],
@@ -56,10 +55,9 @@ class EB_Horovod(EnvironmentPackage):
     def configure_step(self):
         """Look at what Horovod is built for and with; say all of it in variables, which are Horovod's options."""
         super().configure_step()
-        operations = self.cfg['cpu_operations'], self.cfg['gpu_operations']
-        if operations[0] not in ['MPI', 'GLOO'] or operations[1] not in [None, 'NCCL']:
-            raise EasyBuildError("Horovod: cpu_operations is %r and must be 'MPI' or 'GLOO', gpu_operations is %r and "
-                                 "must be 'NCCL' or None", *operations)
+        if self.cfg['gpu_operations'] not in [None, 'NCCL']:
+            raise EasyBuildError("Horovod: gpu_operations is %r and must be 'NCCL' or None",
+                                 self.cfg['gpu_operations'])
         self.check_pytorch()
         mpicxx = which(self.cfg['mpicxx'], on_error=IGNORE)
         if not mpicxx:
@@ -68,7 +66,7 @@ class EB_Horovod(EnvironmentPackage):
         options = {
             'CC': self.mpi_compiler(), 'CXX': mpicxx,
             'HOROVOD_CMAKE': self.find_cmake(),
-            'HOROVOD_CPU_OPERATIONS': self.cfg['cpu_operations'],
+            'HOROVOD_CPU_OPERATIONS': 'MPI',
             # WITH_TENSORFLOW=0, as older recipes have it, does nothing
             'HOROVOD_WITH_MPI': '1', 'HOROVOD_WITH_PYTORCH': '1',
             'HOROVOD_WITHOUT_MXNET': '1', 'HOROVOD_WITHOUT_TENSORFLOW': '1',

@@ -56,7 +56,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         for parent in [PythonEnvironment, RunScripts]:
             extra_vars = parent.extra_options(extra_vars)
         extra_vars = with_parameters(extra_vars, {
-            'ccache': [None, "Compile through ccache, to resume: True, False, or None: if there is one in $PATH"],
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
             'only_site': [None, "Name of the one site that this easyconfig is for"],
             'version_label': [None, "What follows '+' in the version that PyTorch itself gives; None: only_site, with "
@@ -265,11 +264,9 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         self.cfg.parallel = jobs
 
     def ccache_options(self):
-        """Options for ccache, where it is wanted and there."""
+        """Options for ccache, where there is one in $PATH."""
         ccache = which('ccache', on_error=IGNORE)
-        if self.cfg['ccache'] and not ccache:
-            raise EasyBuildError("ccache is True, and none is in $PATH. Install or load it, or set ccache to None")
-        self.compiles_through_ccache = bool(ccache) and self.cfg['ccache'] is not False
+        self.compiles_through_ccache = bool(ccache)
         if not self.compiles_through_ccache:
             return ['USE_CCACHE=0']
         return ['USE_CCACHE=1'] + ['CMAKE_%s_COMPILER_LAUNCHER=%s' % (language, shlex.quote(ccache)) for language in
@@ -366,7 +363,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             lines = err.output.splitlines()
             where = [line for line in lines if re.search(r'^\s*FAILED: |:\d+: error: |Killed signal|CMake Error', line)]
             hint = ("what is compiled is in ccache: the same command resumes" if self.compiles_through_ccache else
-                    "the same command starts from nothing; with ccache in $PATH, and not ccache = False, it resumes")
+                    "the same command starts from nothing; with ccache in $PATH it resumes")
             raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
                                  "mean too little memory: eb --max-parallel=N. When that is fixed, %s", err.exit_code,
                                  '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,

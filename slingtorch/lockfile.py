@@ -27,9 +27,6 @@ INDEX_FORM = re.compile(r'^(https?|file)://\S+$')
 UV_VARIABLES = ('UV_CACHE_DIR', 'UV_HTTP_TIMEOUT', 'UV_HTTP_CONNECT_TIMEOUT', 'UV_KEYRING_PROVIDER', 'UV_SYSTEM_CERTS',
                 'UV_NATIVE_TLS')
 
-# how long asking for the sizes of downloads may take (seconds)
-SIZES_TIMEOUT = 15
-
 NOT_FOUND = (
     "No index has it for this Python and platform: compare version, python_versions and wheel_platform of the "
     "easyconfig with the files that the index lists ('pip config list' shows which indexes are asked, besides "
@@ -204,8 +201,7 @@ def no_answer(address: str, reason: Any) -> Any:
                         "where it can be reached, if need be through a proxy ($https_proxy)" % (address, reason))
 
 
-def uv_compile(uv: str, target: Target, settings: Settings, index_urls: List[str], *words: str, text: str = '',
-               timeout: Any = None) -> Any:
+def uv_compile(uv: str, target: Target, settings: Settings, index_urls: List[str], *words: str, text: str = '') -> Any:
     """Run 'uv pip compile' for a Target with pip's settings, these words and this input; its CompletedProcess."""
     glibc, machine = PLATFORM_REGEX.match(target.platform).groups()  # type: ignore
     known = [number for number in UV_GLIBCS if number <= int(glibc)] or UV_GLIBCS[:1]
@@ -214,29 +210,7 @@ def uv_compile(uv: str, target: Target, settings: Settings, index_urls: List[str
                sys.executable, '--python-version', target.python, '--python-platform',
                '%s-manylinux_2_%d' % (machine, known[-1])]
     return subprocess.run(command + options + list(words), input=text, env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout)
-
-
-def download_sizes(uv: str, names: Any, python_version: str, settings: Settings) -> Any:
-    """Files that a lock file without hashes means here, as uv reads pages (PEP 751): {name: bytes, 0 if not said}."""
-    minor, machine = machine_at_hand()[1:]
-    if not uv or not minor:
-        return {}
-    target = Target(python_version, 'manylinux_2_%s_%s' % (minor, machine))
-    try:
-        # from an index that has neither metadata files nor answers for parts of a file, uv would get the whole of it
-        done = uv_compile(uv, target, settings, [], '--no-cache', '--no-deps', '--format', 'pylock.toml', names,
-                          timeout=SIZES_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        return {}
-    sizes = {}
-    for address, rest in re.findall(r'\{ (?:url|path) = "([^"]+\.whl)"(.*?)hashes', done.stdout):
-        path = urllib.parse.unquote(address)
-        local = path[len('file://'):] if path.startswith('file://') else path
-        size = re.search(r'size = (\d+)', rest)
-        there = os.path.getsize(local) if os.path.isfile(local) else 0
-        sizes[os.path.basename(path)] = int(size.group(1)) if size else there
-    return sizes
+                          stderr=subprocess.PIPE, universal_newlines=True)
 
 
 def resolve_with_uv(uv: str, wanted: Any, index_urls: List[str], target: Target, settings: Settings, say: Say) -> Any:

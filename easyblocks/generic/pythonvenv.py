@@ -23,7 +23,7 @@ from slingtorch.install.environment_image import IMAGE, make_image, require_mksq
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
 from slingtorch.lockfile import (
-    PROXY_PROBLEM, default_index, download_sizes, find_uv, lock, machine_at_hand, normalised, pinned, pip_settings,
+    PROXY_PROBLEM, default_index, find_uv, lock, machine_at_hand, normalised, pinned, pip_settings,
     problem_of, read_head, recipe_of, uv_environment, wheel_dir)
 
 # lines of a requirements file that name a package index, and those that send pip to any address
@@ -34,9 +34,6 @@ ADDRESS_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trus
 
 # how long connecting to one address of a package index may take (seconds)
 INDEX_TIMEOUT = 2
-
-# a file from which on starting pip for it alone costs little (bytes)
-LARGE_FILE = 50e6
 
 # For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
 # elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
@@ -328,9 +325,8 @@ class PythonVenv(RunScripts):
             answering, silent = self.look_at_indexes(settings)
             if answering:
                 settings.update({'index-url': answering[0], 'extra-index-url': ' '.join(answering[1:])})
-            sizes = self.missing_files(python, settings, work_dir) if answering else {}
-            print_msg("downloading the packages of %s with pip%s...", os.path.basename(self.lock_file),
-                      describe_sizes(sizes.values()), log=self.log, silent=self.silent)
+            print_msg("downloading the packages of %s with pip...", os.path.basename(self.lock_file), log=self.log,
+                      silent=self.silent)
             lock_file, env = self.lock_file, None
             if silent:
                 self.log.info("Left out, since they do not answer: %s", ', '.join(silent))
@@ -339,31 +335,16 @@ class PythonVenv(RunScripts):
                 if answering:
                     # an empty list would stand for that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
-            # pip moves what it has got to its place at the end: each large file alone stays when the next one is cut
-            large = [normalised(name.split('-')[0]) for name, size in sizes.items() if size >= LARGE_FILE]   # PEP 427
-            parts = [self.part_of(lock_file, os.path.join(work_dir, name), name.__eq__) for name in large]
-            others = ['--requirement', shlex.quote(lock_file)]
+            words = ['--requirement', shlex.quote(lock_file)]
             if own:
                 names = [normalised(os.path.basename(path).split('-')[0]) for path in own]
-                others = ['--no-deps', '--requirement', shlex.quote(self.part_of(
-                    lock_file, os.path.join(work_dir, 'others'), lambda name: name not in names))]
-            for words in [['--no-deps', '--requirement', shlex.quote(part)] for part in parts] + [others]:
-                status, text = self.run_download(download + ['--retries', '2'] + words, env)
-                if status != EasyBuildExit.SUCCESS:
-                    self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
-
-    def missing_files(self, python, settings, work_dir):
-        """What is to be downloaded, {file name: bytes, 0 where the index does not say}; without uv nothing is known."""
-        sizes = download_sizes(self.uv_for(python), self.lock_file_without(ADDRESS_REGEX, work_dir, hashes=False),
-                               self.python_version(python), settings)
-        there = {name for path in self.wheel_dirs() if os.path.isdir(path) for name in os.listdir(path)}
-        return {name: size for name, size in sizes.items() if name not in there}
-
-    def part_of(self, lock_file, path, wanted):
-        """Copy what a lock file has for packages whose names are wanted (a function), and its options; path."""
-        write_file(path, ''.join(entry for entry in re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)', read_file(lock_file))
-                                 if entry.startswith('-') or wanted(normalised(entry.split('==')[0]))))
-        return path
+                part, entries = os.path.join(work_dir, 'others'), re.findall(r'(?ms)^[^#\s].*?(?=^\S|\Z)',
+                                                                             read_file(lock_file))
+                write_file(part, ''.join(text for text in entries if normalised(text.split('==')[0]) not in names))
+                words = ['--no-deps', '--requirement', shlex.quote(part)]
+            status, text = self.run_download(download + ['--retries', '2'] + words, env)
+            if status != EasyBuildExit.SUCCESS:
+                self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
 
     def has_wheels(self, python, work_dir):
         """Whether a wheel of each package is in the directories for them, for that Python, by name and version."""
@@ -593,12 +574,3 @@ class PythonVenv(RunScripts):
         if self.cfg['environment_image']:
             txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
         return txt
-
-
-def describe_sizes(sizes):
-    """How many files these are and how large, ': 32 files, 2.9 GB', as far as it is known."""
-    if not sizes:
-        return ''
-    total = sum(sizes) / 1e6
-    text = ", %.1f GB" % (total / 1000) if total >= 1000 else ", %.1f MB" % total
-    return ": %d files%s" % (len(sizes), text if all(sizes) else '')

@@ -31,7 +31,7 @@ RUNSCRIPT_LINKS = ['conda-python-distributed', 'conda-python-simple']
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
 CHOICES = {'gpu_driver': [None, 'nv', 'rocm'],
-           'image_transfer': ['copy', 'reflink', 'hardlink', 'symlink']}
+           'image_transfer': ['copy', 'symlink']}
 PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
 
 # GPUs that a value of gpu_driver is for, as a site says which it has
@@ -80,8 +80,8 @@ class Singularity(RunScripts):
                                  "'rocm' (--rocm, for an image without ROCm's own)"],
             'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: docker://NAME or "
                                     "NAME:TAG, then @sha256:...; oras:// likewise; library://NAME:sha256...."],
-            'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy, "
-                                       "or reflink, hardlink, symlink to share its space"],
+            'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy or "
+                                       "symlink"],
             'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
                                   "/user-software/venv/<name>, on top of the packages of the image"],
             'python_version': [None, "Version that Python in the container must have, for example '3.10'"],

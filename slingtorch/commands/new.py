@@ -218,7 +218,7 @@ def check_for_torch(text: str, on: Dict[str, Any], pages: List[str]) -> None:
         files = []  # type: List[str]
         for page in pages:
             if '://' in page:
-                with urllib.request.urlopen(page, timeout=lockfile.SIZES_TIMEOUT) as stream:
+                with urllib.request.urlopen(page, timeout=15) as stream:
                     links = re.findall(r'href="([^"]+\.whl)', stream.read().decode('utf-8', 'replace'))
                 files += [urllib.parse.unquote(urllib.parse.urljoin(page, link)) for link in links]
             else:

@@ -39,18 +39,14 @@ def check_sif(path: str) -> None:
 
 
 def transfer_image(how: str, source: str, target: str, label: str) -> str:
-    """Copy (sharing data where it can), reflink, hardlink or symlink an image, and read it once: sha256, or OSError."""
+    """Copy (sharing data where the file system can) or symlink an image, and read it once: sha256, or OSError."""
     if how == 'symlink':
         os.symlink(source, target)
-    elif how == 'hardlink':
-        os.link(os.path.realpath(source), target)
     else:
         with open(source, 'rb') as src, open(target, 'xb') as dst:
             try:
                 fcntl.ioctl(dst.fileno(), FICLONE, src.fileno())
             except OSError:
-                if how == 'reflink':
-                    raise
                 return hash_image(source, label, dst)
     return hash_image(target, label)
 
@@ -115,17 +111,14 @@ def check_digest(path: str, checksum: Any, digest: str) -> None:
 def explain_error(err: OSError, source: str, installdir: str) -> Any:
     """An OSError with an image (path or address) as an EasyBuildError that says what to do."""
     full = ("%%s. Make room for %s bytes (a rebuild has the old and the new image for a while), install elsewhere with "
-            "--prefix or --installpath-software, or share the space with image_transfer = 'hardlink' or 'symlink' in "
-            "the easyconfig" % (os.path.getsize(source) if os.path.exists(source) else 'all of its'))
+            "--prefix or --installpath-software, or share the space with image_transfer = 'symlink' in the "
+            "easyconfig" % (os.path.getsize(source) if os.path.exists(source) else 'all of its'))
     access = ("User %s may not read it, or not write to the installation directory. What was installed with "
               "--read-only-installdir is replaced with that option, or after 'chmod -R u+w %s'. What belongs to "
               "others: ask the owner" % (os.environ.get('USER') or os.getuid(), installdir))
-    sharing = "This file system cannot share data between files: use image_transfer = 'copy', 'hardlink' or 'symlink'"
     remedies = {
         errno.ENOSPC: full % "The disk is full", errno.EDQUOT: full % "The quota is used up",
         errno.EACCES: access, errno.EPERM: access,
-        errno.EXDEV: "A hard link cannot lead to another file system: use image_transfer = 'copy' or 'symlink'",
-        errno.EOPNOTSUPP: sharing, errno.ENOTTY: sharing, errno.EINVAL: sharing,
     }
     return EasyBuildError("Bringing the image %s to %s failed: %s. %s. What was installed is untouched", source,
                           installdir, err.strerror, remedies.get(err.errno or 0, "Fix that and run the same again"))

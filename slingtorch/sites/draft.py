@@ -93,9 +93,6 @@ class Draft:
                 for name, kinds in partitions.items())
             kinds = {gpus: number for gpus, number in partitions[chosen].items() if gpus}
             gpus = max(kinds, key=lambda gpus: kinds[gpus], default=())
-            if len(kinds) > 1:
-                self.unseen['one kind of node'] = ("nodes of partition %s differ, the file is for those with %s"
-                                                   % (chosen, gpu_words(gpus)))
             vendor, by = probe.gpu_vendor(' '.join(kind for kind, _ in gpus)), ''
             if own and not vendor:
                 vendor, by = own[0], '; %s by %s' % (own[0], own[2])
@@ -115,7 +112,7 @@ class Draft:
         if not self.in_job:
             self.unseen['GPUs'] = "a login node does not show those of the compute nodes"
             return 'any', 'any'
-        self.seen['GPUs'] = "no GPUs; neither nvidia-smi, rocm-smi nor /sys/bus/pci shows one"
+        self.seen['GPUs'] = "no GPUs; neither nvidia-smi nor rocm-smi shows one"
         return 'none', '0'
 
     def network(self) -> str:

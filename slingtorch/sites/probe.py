@@ -9,12 +9,9 @@ import glob
 import json
 import os
 import re
-import signal
 import subprocess
 from collections import namedtuple
 from typing import Any, Dict, List, Mapping, Optional, Tuple
-
-from slingtorch.job import machine
 
 LIMIT = 20      # seconds for one command; all of them run at the same time
 COMMANDS = {
@@ -29,7 +26,6 @@ COMMANDS = {
 # what 'module avail' says is on standard error, and shell code on standard output
 MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
            ('MODULES_CMD', '"$MODULES_CMD" bash avail -t 2>&1 >/dev/null'))
-SPIDER = '"$LMOD_CMD" bash -t spider 2>&1 >/dev/null'
 LOADERS = (('LMOD_CMD', '"$LMOD_CMD" bash load'), ('MODULES_CMD', '"$MODULES_CMD" bash load'))
 # names of modules for the roles of a site (slingtorch/sites), in the order in which they are loaded, the best
 # name first, with a file below the prefix
@@ -51,7 +47,6 @@ TREES = {
     'net': ('/sys/class/net', ['*/operstate', '*/speed']),
     'cxi': ('/sys/class/cxi', ['*']),
     'rdma': ('/sys/class/infiniband', ['*/ports/*/link_layer', '*/ports/*/state']),
-    'pci': ('/sys/bus/pci/devices', ['*/class', '*/vendor']),
 }
 
 # how administrators write types of GPUs
@@ -82,17 +77,13 @@ def run(command: List[str], environ: Env, limit: float) -> Text:
     path = environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin:/opt/rocm/bin'
     try:
         # env, since the path is for the search of the command too
-        process = subprocess.Popen(['/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C', 'PATH=' + path, *command],
-                                   env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, start_new_session=True)
-        out, err = [stream.decode(errors='replace') for stream in process.communicate(timeout=limit)]
+        process = subprocess.run(['timeout', '-k', '1', str(limit), '/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C',
+                                  'PATH=' + path, *command], env=environ, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = [stream.decode(errors='replace') for stream in (process.stdout, process.stderr)]
     except OSError as err:
         return Text('', "%s cannot be run: %s" % (name, err.strerror))
-    except subprocess.TimeoutExpired:
-        # one that waits for a file server cannot be killed
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=1)
+    if process.returncode in (124, 137):
         return Text('', "%s did not answer within %g s" % (name, limit))
     if process.returncode == 127:
         return Text('', "there is no command %s here" % name)
@@ -121,9 +112,6 @@ def gather(environ: Env) -> Dict[str, Text]:
     # a login shell knows the modules tool where this one does not
     modules = [['bash', '-c', code] for variable, code in MODULES if environ.get(variable)]
     commands = dict(COMMANDS, modules=(modules + [['bash', '-lc', 'module -t avail 2>&1']])[0])
-    if environ.get('LMOD_CMD'):
-        # what is behind other modules as well
-        commands['spider'] = ['bash', '-c', SPIDER]
     with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
         results = {name: pool.submit(run, command, environ, LIMIT) for name, command in commands.items()}
         evidence = {name: tree(*arguments) for name, arguments in TREES.items()}
@@ -163,9 +151,7 @@ def read_gres(gres: str) -> Gpus:
         match = re.match(r'gpu(?::([^:]*[^:\d][^:]*))?(?::(\d+))?$', entry.strip())
         if match and int(match.group(2) or 1):
             found[match.group(1) or ''] = found.get(match.group(1) or '', 0) + int(match.group(2) or 1)
-    # slices of a GPU (MIG) do not count beside whole ones
-    whole = [item for item in found.items() if not re.search(r'\dg\.\d+gb', item[0])]
-    return tuple(whole or found.items())
+    return tuple(found.items())
 
 
 def read_sinfo(text: str) -> Tuple[Partitions, Optional[str]]:
@@ -193,10 +179,7 @@ def node_gpus(evidence: Dict[str, Text]) -> Optional[Tuple[str, int, str]]:
         numbers = set(re.findall(pattern, evidence[name].text, re.M))
         if numbers:
             return vendor, len(numbers), name
-    devices = [machine.gpu_vendor(keys.get('class'), keys.get('vendor'))
-               for keys in read_tree(evidence['pci'].text).values()]
-    first = min(filter(None, devices), default=None)
-    return (first, devices.count(first), '/sys/bus/pci') if first else None
+    return None
 
 
 def read_tree(text: str) -> Dict[str, Dict[str, str]]:
@@ -258,7 +241,6 @@ def version_of(module: str) -> Tuple[int, ...]:
 def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, str, str, str]]:
     """The modules that are to stand for roles, by their names: (role, module, why it, a file below its prefix)."""
     avail = read_modules(evidence['modules'].text)
-    spider = read_modules(evidence['spider'].text) if 'spider' in evidence else []
     loaded = environ.get('LOADEDMODULES', '').split(':')
     default = re.findall(r'^(\S+?)\((?:default|D)\)', evidence['modules'].text, re.M)
     own = node_gpus(evidence)
@@ -268,13 +250,12 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
         if role in ('cuda', 'rocm') and role != vendor:
             continue
         for name in names:
-            found = sorted({module for module in avail + spider if module.rpartition('/')[0] == name}, key=version_of)
+            found = sorted({module for module in avail if module.rpartition('/')[0] == name}, key=version_of)
             if role == 'python':
                 found = [module for module in found if version_of(module)[:2] >= OLDEST_PYTHON]
             if found:
-                here, first, seen = ([module for module in found if module in names]
-                                     for names in (loaded, default, avail))
-                module = (here or first or seen or found)[-1]
+                here, first = ([module for module in found if module in names] for names in (loaded, default))
+                module = (here or first or found)[-1]
                 why = ('it is loaded' if here else 'the default one' if first else
                        'the newest of %d' % len(found) if len(found) > 1 else 'the only one')
                 chosen.append((role, module, why, below))

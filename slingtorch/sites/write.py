@@ -2,7 +2,6 @@
 """slingtorch site new: writes a site file for the machine that it runs on, or completes one."""
 import argparse
 import contextlib
-import difflib
 import os
 import pathlib
 import re
@@ -41,35 +40,29 @@ def compose(name: str, draft: Draft) -> str:
     return ''.join(lines) + ''.join(section_text(*item) for item in draft.sections.items())
 
 
-def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str], List[str]]:
+def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str]]:
     """
     Add to the text of a site file what it does not say; what it says stays.
 
     :param sections: the file's, as sites.read_sections returns them
-    :return: (new text, [what was added], [where file and node differ])
+    :return: (new text, [what was added])
     """
-    added, kept = [], []
+    added = []
     old = sections['site', None, None]
     for key, other in (('gpu', 'gpus_per_node'), ('gpus_per_node', 'gpu'), ('network', 'network')):
         new = draft.site[key]
         if new != 'any' and old[key] == old[other] == 'any':
             text = re.sub(r'(?m)^(\s*%s\s*=\s*)any\s*?$' % key, r'\g<1>' + new, text, 1)
             added.append('%s = %s' % (key, new))
-        # a job may have got fewer GPUs than the node has: then only what sinfo says counts
-        elif new not in ('any', old[key]) and (key != 'gpus_per_node' or draft.gpus_of_job):
-            kept.append('%s = %s; this node says %s' % (key, old[key], new))
-    if 'include' in draft.site and 'include' not in old and not kept:
+    if 'include' in draft.site and 'include' not in old and old['network'] in ('any', draft.site['network']):
         text = re.sub(r'(?m)^(\s*network\s*=.*\n)', r'\g<1>include = %s\n' % draft.site['include'], text, 1)
         added.append('include = ' + draft.site['include'])
     more = ''
     for name, keys in draft.sections.items():
         match = re.match(r'(\S+) (\S+)(?: in (\S+))?$', name)
-        there = sections.get(match.groups()) if match else keys
-        if there is None and not name.startswith('detect'):
+        if match and match.groups() not in sections and not name.startswith('detect'):
             more += section_text(name, keys)
             added.append('[%s]' % name)
-        elif there and there.get('value') and there['value'] != keys.get('value'):
-            kept.append('[%s] value = %s; this node says %s' % (name, there['value'], keys['value']))
     if added:
         # what is seen now is missing no longer
         lines = [line for line in text.rstrip('\n').splitlines(True)
@@ -77,7 +70,7 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
         more = "\n\n# Added %s, a %s, where was seen:\n%s%s" % (
             draft.here, draft.place.kind, ''.join(line for line in remarks(draft) if line not in lines), more)
         text = ''.join(lines) + more
-    return text, added, kept
+    return text, added
 
 
 def check_name(name: str, environ: Env) -> None:
@@ -101,11 +94,9 @@ def own_directory(environ: Env) -> str:
         os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
         for directory in (os.path.dirname(path), path):
             pathlib.Path(directory).mkdir(0o700, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
     except OSError as err:
-        raise SiteFileError("Your sites belong in %s, which cannot be written to (%s). Make it writable, or set "
-                            "XDG_CONFIG_HOME to a directory of yours, here and where you use the site."
-                            % (path, err.strerror))
+        raise SiteFileError("Your sites belong in %s, which cannot be made (%s). Set XDG_CONFIG_HOME to a directory of "
+                            "yours, here and where you use the site." % (path, err.strerror))
     sites.directories(environ)      # refuses one that others may write to
     return path
 
@@ -140,6 +131,9 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
     path = os.path.join(own_directory(environ), name + sites.SITE)
     there = os.path.exists(path)
     old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
+    if there and not args.complete:
+        raise SiteFileError("There is a file %s already, and it stays. Add what is missing in it: slingtorch site new "
+                            "--complete %s; or move it away" % (path, name))
     if args.complete and not there:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
                             % (path, name))
@@ -158,21 +152,13 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
     print("This is %s, a %s.\n%s" % (place.host, place.kind, ''.join(line[1:] for line in remarks(draft))), end='')
 
     if args.complete:
-        text, added, kept = merge(old, sites.read_sections(path), draft)
+        text, added = merge(old, sites.read_sections(path), draft)
         if added:
             write(path, text, name, environ)
         print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s says all of it already." % path)
-        print(''.join("Kept as it is in the file: %s\n" % line for line in kept), end='')
     else:
-        text = compose(name, draft)
-        target = path + '.new' * there
-        if text != old:
-            write(target, text, name, environ)
-        if there and text != old:
-            print(''.join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), path, target, n=1)))
-            print("The file that was there stays. The new one is %s: take from it what you want." % target)
-        else:
-            print("%s says the same already." % path if there else "Written: %s" % target)
+        write(path, compose(name, draft), name, environ)
+        print("Written: %s" % path)
     # outside an activated environment the shell does not find it
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:

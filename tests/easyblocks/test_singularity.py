@@ -154,12 +154,10 @@ def test_progress_bar_moves(site, monkeypatch):
     assert f'Downloading {NAME}' in out
 
 
-@pytest.mark.parametrize('transfer', ['hardlink', 'symlink'])
-def test_links(site, transfer):
-    site.eb(image_transfer=transfer, checksums=[smallimage.sha256(site.image)])
-    assert os.path.samefile(site.root / NAME, site.image)
-    assert (site.root / NAME).is_symlink() == (transfer == 'symlink')
-    assert json.loads((site.root / 'image.json').read_text())['transfer'] == transfer
+def test_link(site):
+    site.eb(image_transfer='symlink', checksums=[smallimage.sha256(site.image)])
+    assert os.path.samefile(site.root / NAME, site.image) and (site.root / NAME).is_symlink()
+    assert json.loads((site.root / 'image.json').read_text())['transfer'] == 'symlink'
 
 
 def test_links_are_verified_too(site):
@@ -186,14 +184,13 @@ def sharing(tmp_path, lmod):
         subprocess.run(['umount', '--lazy', place], check=True)
 
 
-@pytest.mark.parametrize('transfer', ['reflink', 'copy'])
-def test_shared_data(sharing, transfer):
-    """The image is there twice and takes its space once; plain copying shares where the file system can, too."""
+def test_shared_data(sharing):
+    """The image is there twice and takes its space once, where the file system can share it."""
     size = 64 << 20
     smallimage.fake_sif(sharing.image, size)
     os.sync()
     before = shutil.disk_usage(sharing.prefix).free
-    sharing.eb(image_transfer=transfer, checksums=[smallimage.sha256(sharing.image)])
+    sharing.eb(checksums=[smallimage.sha256(sharing.image)])
     os.sync()
     assert before - shutil.disk_usage(sharing.prefix).free < size / 4
     image = sharing.root / NAME
@@ -203,18 +200,6 @@ def test_shared_data(sharing, transfer):
     with open(sharing.image, 'r+b') as stream:
         stream.write(b'changed')
     assert image.read_bytes()[:7] != b'changed'
-
-
-def test_reflink_elsewhere(site, tmp_path):
-    """On a file system that cannot share data (ext4, tmpfs) the message names the other ways."""
-    probe = subprocess.run(['cp', '--reflink=always', site.image, tmp_path / 'probe'], stderr=subprocess.DEVNULL)
-    out = site.eb(image_transfer='reflink', check=False)
-    if probe.returncode == 0:
-        assert site.status == 0 and (site.root / NAME).read_bytes() == site.image.read_bytes()
-    else:
-        assert site.status != 0
-        assert "use image_transfer = 'copy', 'hardlink' or 'symlink'" in ' '.join(out.split())
-        assert not site.module.exists() and not site.parts()
 
 
 # --- bad images
@@ -320,7 +305,7 @@ def test_disk_full(site):
               'find "$0" -name "*.sif*" -printf "left: %p\\n"; exit $status; }')
     out = site.fails(wrap=['unshare', '--mount', 'bash', '-c', script, place])
     assert 'No space left on device' in out and 'The disk is full. Make room for 8000000 bytes' in out
-    assert "image_transfer = 'hardlink'" in out
+    assert "image_transfer = 'symlink'" in out
     assert 'left:' not in out and not site.module.exists()
 
 
@@ -451,7 +436,7 @@ def test_preset_venv_without_runtime(site):
 @pytest.mark.parametrize('parameters, message', [
     ({'bind_paths': ['/a,b']}, "bind_paths has '/a,b': it must be an absolute path"),
     ({'bind_paths': ['relative']}, "bind_paths has 'relative'"),
-    ({'image_transfer': 'move'}, "image_transfer is 'move': it must be one of copy, reflink, hardlink, symlink"),
+    ({'image_transfer': 'move'}, "image_transfer is 'move': it must be one of copy, symlink"),
     ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
     ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
     ({'wrappers': ['bash']}, "wrappers has 'bash'"),

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """slingtorch/quickstart.py part by part: whose directory it takes, what it finds, what it says. No network."""
-import json
 import os
 import pathlib
 import re
@@ -12,8 +11,8 @@ import time
 
 import pytest
 
-from slingtorch import gpus, quickstart
-from testbed import ROOT, clean_environ, quickvenv
+from slingtorch import gpus, lockfile, quickstart
+from testbed import ROOT, clean_environ
 from testbed.wheels import make_wheel
 
 NEWEST, OLDER = 'PyTorch-2.15.0-cuda-13.2.eb', 'PyTorch-2.10.0-cuda-12.8.eb'
@@ -24,13 +23,6 @@ def claim(path):
     prefix, lock = quickstart.claim(str(path))
     os.close(lock)
     return prefix
-
-
-@pytest.fixture
-def lock(tmp_path):
-    """A descriptor that stands for the prefix's lock."""
-    with open(tmp_path / 'descriptor', 'w') as stream:
-        yield stream.fileno()
 
 
 def fake_command(directory, name, text):
@@ -77,16 +69,10 @@ def test_impossible_prefix(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_home_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv('HOME', str(tmp_path))
-    with pytest.raises(quickstart.QuickstartError, match='is your home directory'):
-        claim(tmp_path)
-
-
 def test_what_it_started_keeps_the_lock(tmp_path):
     """quickstart alone is killed: its pip or eb goes on, and a second run must not build beside it."""
     lock = quickstart.claim(str(tmp_path / 'p'))[1]
-    with subprocess.Popen(['sleep', '60'], pass_fds=[lock]) as child:
+    with subprocess.Popen(['sleep', '60'], close_fds=False) as child:
         os.close(lock)
         with pytest.raises(quickstart.QuickstartError, match='another quickstart, or what it started'):
             claim(tmp_path / 'p')
@@ -96,9 +82,9 @@ def test_what_it_started_keeps_the_lock(tmp_path):
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_what_was_started(tmp_path, number):
-    program = ('import os, sys; from slingtorch import gpus, quickstart as q\n'
+    program = ('import os, sys; from slingtorch import gpus, lockfile, quickstart as q\n'
                'def go(*_):\n'
-               '    q.run(["sh", "-c", "echo $$ > %s.new; mv %s.new %s; sleep 60"], os.environ, 2)\n'
+               '    q.run(["sh", "-c", "echo $$ > %s.new; mv %s.new %s; sleep 60"])\n'
                'q.quickstart = go; sys.exit(q.main(["--prefix", "%s"]))' % ((str(tmp_path / 'pid'),) * 3 + (tmp_path,)))
     with subprocess.Popen([sys.executable, '-c', program], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         while not (tmp_path / 'pid').exists():
@@ -148,51 +134,16 @@ def test_gpus_of_amd(tmp_path, capsys):
     assert re.search(r'for these GPUs, by README.md: eb PyTorch-.*-rocm-.*\.eb', capsys.readouterr().out)
 
 
-def test_disk_is_looked_at_first(tmp_path, monkeypatch, capsys):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=2 * 10**9))
-    with pytest.raises(quickstart.QuickstartError, match='only 2000 MB are free in .*, and 12000 MB are needed') as err:
-        quickstart.check_disk(str(tmp_path), NEWEST)
-    assert 'It downloads 2.9 GB, and takes up to 12.0 GB of disk' in capsys.readouterr().out
-    assert '--cpu needs 3000 MB' in err.value.args[1]
-
-
-@pytest.mark.parametrize('asked, ranks', [(None, 4), (2, 2)])
+@pytest.mark.parametrize('asked, ranks', [(None, 5), (2, 2)])
 def test_one_rank_on_each_gpu(tmp_path, asked, ranks):
     (tmp_path / 'bin').mkdir()
     python = str(fake_command(tmp_path / 'bin', 'python', 'echo 5'))
-    assert quickstart.ranks_for(python, {}, asked) == ranks
+    assert quickstart.ranks_for(python, asked) == ranks
     with pytest.raises(quickstart.QuickstartError, match='there are 5 GPUs for 6 ranks'):
-        quickstart.ranks_for(python, {}, 6)
+        quickstart.ranks_for(python, 6)
     fake_command(tmp_path / 'bin', 'python', 'echo False')
     with pytest.raises(quickstart.QuickstartError, match='finds no GPU that it can use'):
-        quickstart.ranks_for(python, {}, asked)
-
-
-RESULT = {'world_size': 2, 'backend': 'nccl', 'accuracy': 0.97, 'hosts': [{'device': 'cuda:0'}, {'device': 'cuda:1'}]}
-
-
-@pytest.mark.parametrize('changed, wrong', [
-    ({}, None),
-    ({'backend': 'gloo'}, 'on cuda with gloo'),
-    ({'hosts': [{'device': 'cpu'}]}, 'on cpu with nccl'),
-    ({'world_size': 1}, 'on 1 ranks'),
-    ({'accuracy': 0.1}, 'accuracy 0.1000'),
-    (None, 'ended without a result'),
-])
-def test_training_that_was_something_else(tmp_path, monkeypatch, lock, changed, wrong):
-    """"Done" is printed after a training whose own words were checked."""
-    def run(*_args, **_options):
-        if changed is not None:
-            (tmp_path / 'quickstart.json').write_text(json.dumps(dict(RESULT, **changed)))
-        return 0
-    monkeypatch.setattr(quickstart, 'run', run)
-    arguments = (str(tmp_path), 'PyTorch/2.15.0-cuda-13.2', '', 2, {}, lock)
-    if wrong is None:
-        quickstart.train(*arguments)
-    else:
-        with pytest.raises(quickstart.QuickstartError, match=wrong):
-            quickstart.train(*arguments)
+        quickstart.ranks_for(python, asked)
 
 
 # --- EasyBuild and its environment, from tiny wheels
@@ -202,18 +153,14 @@ def wheelhouse(tmp_path_factory):
     """Tiny wheels of everything that is installed, and the settings of pip that make it the only index."""
     directory = tmp_path_factory.mktemp('wheels')
     text = (ROOT / 'setup.cfg').read_text().partition('install_requires =\n')[2].partition('\n\n')[0]
-    for name in re.findall(r'^ +([a-z][\w-]*)', text, re.M) + ['mpich', 'setuptools', 'wheel']:
-        files = {'easybuild-framework': {'easybuild/main.py': ''}}.get(name)
+    for name in re.findall(r'^ +([a-z][\w-]*)', text, re.M) + ['mpich']:
+        uv = '#!/bin/sh\nexec %s "$@"\n' % lockfile.find_uv()
+        files = {'easybuild-framework': {'easybuild/main.py': ''}, 'uv': {'uv-5.4.1.data/scripts/uv': uv}}.get(name)
         make_wheel(directory, name.replace('-', '_'), {'mpich': '5.0.2'}.get(name, '5.4.1'), files)
     return {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(directory), 'PIP_CONFIG_FILE': os.devnull}
 
 
-@pytest.fixture
-def this_python(monkeypatch):
-    monkeypatch.setattr(sys, 'executable', str(quickvenv.python3() / 'python3'))
-
-
-def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkeypatch, capsys, lock, this_python):
+def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkeypatch, capsys):
     for name, value in wheelhouse.items():
         monkeypatch.setenv(name, value)
     prefix, made = claim(tmp_path / 'p'), []
@@ -222,35 +169,35 @@ def test_tools_are_made_once_and_again_where_broken(tmp_path, wheelhouse, monkey
             monkeypatch.setattr(sys, 'version', 'another')
         elif '/' in spoil:
             next((tmp_path / 'p/venv').glob(spoil)).unlink()
-        quickstart.set_up_tools(prefix, clean_environ(), lock)
-        made.append('installing with pip' in capsys.readouterr().out)
+        quickstart.set_up_tools(prefix)
+        made.append('installing with uv' in capsys.readouterr().out)
         assert 'slingtorch ' in subprocess.check_output([tmp_path / 'p/venv/bin/slingtorch', '--version'], text=True)
     assert made == [True, False, True, True, True]
 
 
-def test_index_out_of_reach(tmp_path, monkeypatch, lock, this_python):
+def test_index_out_of_reach(tmp_path, monkeypatch):
     for name, value in (('INDEX_URL', 'http://127.0.0.1:9/simple'), ('CONFIG_FILE', os.devnull), ('RETRIES', '0')):
         monkeypatch.setenv('PIP_' + name, value)
     monkeypatch.delenv('PIP_FIND_LINKS', raising=False)
     with pytest.raises(quickstart.QuickstartError, match='EasyBuild could not be installed; .* -m pip said:') as err:
-        quickstart.set_up_tools(claim(tmp_path / 'p'), clean_environ(), lock)
+        quickstart.set_up_tools(claim(tmp_path / 'p'))
     assert 'PIP_INDEX_URL' in err.value.args[-1] and not (tmp_path / 'p/venv/made-of').exists()
 
 
-def test_pip_keeps_the_network_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setenv('PYTHONHOME', '/nonexistent')    # of a module: its Python does not start with another's files
+def test_pip_configuration_that_sends_packages_elsewhere_or_is_none(tmp_path, wheelhouse, monkeypatch):
+    """Of a centre's file pip and uv take the index; what says where packages go has no say."""
     config = tmp_path / 'pip.conf'
-    config.write_text('[global]\nindex-url = https://centre/simple\nuser = true\n'
-                      '[install]\ntarget = /elsewhere\nextra-index-url =\n    https://one\n    https://two\n')
-    for name, value in (('PIP_CONFIG_FILE', str(config)), ('PIP_PROXY', 'http://proxy:1'), ('HOME', str(tmp_path))):
-        monkeypatch.setenv(name, value)
-    settings = quickstart.pip_environment(sys.executable)
-    assert settings['PIP_INDEX_URL'] == 'https://centre/simple' and settings['PIP_PROXY'] == 'http://proxy:1'
-    assert settings['PIP_EXTRA_INDEX_URL'] == 'https://one https://two'
-    assert not {'PIP_TARGET', 'PIP_USER'} & set(settings)
+    config.write_text('[global]\nno-index = true\nfind-links = %s\nuser = true\n' % wheelhouse['PIP_FIND_LINKS'])
+    monkeypatch.setenv('PIP_CONFIG_FILE', str(config))
+    for name in ('PIP_FIND_LINKS', 'PIP_NO_INDEX'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('PIP_USER', '0')     # as quickstart does
+    quickstart.set_up_tools(claim(tmp_path / 'p'))
+    assert list((tmp_path / 'p/venv').glob('lib/python3*/site-packages/rich.py'))
     config.write_text('no section\n')
-    with pytest.raises(quickstart.QuickstartError, match='(?s)pip cannot read its configuration: .*Correct that file'):
-        quickstart.pip_environment(sys.executable)
+    shutil.rmtree(tmp_path / 'p/venv')
+    with pytest.raises(RuntimeError, match='(?s)pip cannot read its configuration: .*Correct that file'):
+        quickstart.set_up_tools(claim(tmp_path / 'p'))
 
 
 # --- the file 'activate'
@@ -290,9 +237,3 @@ def test_activate_passes_an_error_on(prefix):
     fake_command(prefix / 'venv/bin', 'slingtorch', 'echo "slingtorch: error: wrong" >&2; exit 1')
     done = source(prefix, 'echo went on')
     assert (done.returncode, done.stdout, done.stderr) == (1, '', 'slingtorch: error: wrong\n')
-
-
-def test_activate_in_tcsh(prefix):
-    script = 'source %s/activate\necho went on\n' % prefix
-    done = subprocess.run(['tcsh', '-f'], input=script, env=clean_environ(), text=True, capture_output=True)
-    assert done.stdout == "activate: this file is for bash. Type 'bash', then do the same in that shell\nwent on\n"

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """./quickstart as somebody who has just cloned the repository runs it."""
-import json
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -62,8 +60,6 @@ def test_from_clone_to_training_and_again(tmp_path):
     # a newcomer cannot judge warnings; EasyBuild's own about root is explained
     warnings = [line for line in (text + done.stderr).splitlines() if re.search(r'warning', line, re.I)]
     assert [line for line in warnings if 'Using EasyBuild as root' not in line] == []
-    result = json.loads((prefix / 'quickstart.json').read_text())
-    assert result['world_size'] == 2 and len(result['losses']) == 20
 
     assert files_below(checkout) == before, 'wrote to the checkout'
     assert files_below(home) == [], 'wrote to the home directory'
@@ -86,17 +82,14 @@ def test_from_clone_to_training_and_again(tmp_path):
     again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '3'], env=env, timeout=900,
                 cwd=tmp_path).stdout
     assert 'PyTorch/2.13.0-local-cpu is already installed' in again
-    assert 'installing with pip' not in again
+    assert 'installing with uv' not in again
     assert 'on 360 test images, 3 ranks' in again
 
 
 TRAIN = """
-import json, os, sys, torch
+import os, torch
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
 if rank == 0:
-    hosts = [{'device': 'cuda:%d' % rank} for rank in range(ranks)]
-    with open(sys.argv[2], 'w') as stream:
-        json.dump({'accuracy': 0.97, 'world_size': ranks, 'hosts': hosts, 'backend': 'nccl'}, stream)
     print('trained with', torch.__version__, torch.version.cuda)
 """
 
@@ -119,14 +112,10 @@ def test_machine_with_gpus(tmp_path, lmod):
                '--modules', f'Lmod {lmod.init.split()[1]} Lua']
     text = run(command, env=env, timeout=600, cwd=checkout).stdout
     assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text
-    assert 'It downloads 4.0 GB, and takes up to 15.5 GB of disk' in text
-    assert text.index('It downloads') < text.index('==> EasyBuild')
     assert '==> Training on 3 ranks\n' in text and 'trained with 2.10.0+cu128 12.8' in text
     assert '  module load PyTorch/2.10.0-cuda-12.8\n  mpiexec -n 3 conda-python-distributed' in text
-    # what pip keeps is not kept twice
-    assert not list(prefix.glob('cache/*'))
     done = run([*command, '--ranks', '6'], env=env, timeout=600, cwd=checkout, check=False)
-    assert done.returncode == 1 and 'It downloads' not in done.stdout
+    assert done.returncode == 1
     assert 'there are 3 GPUs for 6 ranks, and each rank needs its own\n            --ranks 3; or --cpu' in done.stderr
 
 
@@ -137,7 +126,7 @@ def test_help_says_all_options():
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--ranks', '5'], ['invalid choice: 5', '1, 2, 3, 4, 6, 8']),
+    (['--ranks', '0'], ['invalid choice: 0']),
     (['--ranks', 'many'], ["invalid int value: 'many'"]),
     (['--prefix'], ['expected one argument']),
     (['--prefix', '/tmp/with space'], ['cannot be a prefix', "' '"]),
@@ -170,12 +159,6 @@ def test_however_it_is_started(tmp_path, how):
                         % re.escape(str(checkout)), done.stdout)
 
 
-def test_the_file_alone(tmp_path):
-    shutil.copy2(ROOT / 'quickstart', tmp_path)
-    done = run([tmp_path / 'quickstart'], check=False)
-    assert done.returncode == 1 and f'{tmp_path} is not a readable checkout' in done.stderr
-
-
 @pytest.fixture
 def bare(tmp_path):
     """A checkout of quickstart alone, run by an ordinary user with what its start needs in the PATH, and no modules."""
@@ -184,8 +167,6 @@ def bare(tmp_path):
         (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
     script = re.sub('/usr/(bin/python3|share/lmod|share/modules|share/Modules)', '/nonexistent',
                     (ROOT / 'quickstart').read_text())
-    (tmp_path / 'slingtorch').mkdir()
-    (tmp_path / 'slingtorch/quickstart.py').touch()
     (tmp_path / 'quickstart').write_text(script)
 
     def start(*words, **commands):
@@ -200,17 +181,15 @@ def bare(tmp_path):
     return start
 
 
-@pytest.mark.parametrize('manager, command', [
-    ('apt_get', 'apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv lmod'),
-    ('dnf', 'dnf install --assumeyes python3 Lmod'), ('zypper', 'zypper --non-interactive install python3 lua-lmod')])
-def test_nothing_there_and_no_right_to_install_it(bare, manager, command):
-    assert f"sudo sh -c '{command}'" in bare(id='echo 1000', **{manager: 'exit 1'})
+def test_nothing_there_and_no_right_to_install_it(bare):
+    assert ("sudo sh -c 'apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv lmod'"
+            in bare(id='echo 1000', apt_get='exit 1'))
 
 
 def test_nothing_there_and_it_cannot_be_installed(bare):
-    assert 'no package manager is known' in bare(id='echo 0')
+    assert 'install them, or what this distribution calls them' in bare(id='echo 0')
     said = bare(id='echo 0', apt_get='echo "E: no $1 today"; [ "$1" = update ]')
-    assert "failed:\nquickstart: E: no update today\nE: no install today" in said
+    assert 'E: no update today\nE: no install today' in said and 'failed; it says why above' in said
     # it was installed, and is not found
     assert 'still missing after the installation: python3 python3-venv lmod' in bare(apt_get='true')
 
@@ -245,15 +224,3 @@ def test_no_modules_tool_and_no_right_to_install_it(for_everybody):
     assert done.returncode == 1
     assert 'packages of the distribution are missing: lmod' in done.stderr
     assert re.search(r'sudo sh -c .apt-get update && apt-get install .*lmod', done.stderr)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason='mounting a file system needs root')
-def test_noexec(tmp_path):
-    disk = tmp_path / 'disk'
-    disk.mkdir()
-    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'noexec', 'tmpfs', str(disk)], check=True)
-    try:
-        done = run([ROOT / 'quickstart', '--prefix', disk / 'prefix'], check=False)
-    finally:
-        subprocess.run(['umount', '--lazy', str(disk)], check=True)
-    assert done.returncode == 1 and 'is mounted noexec' in done.stderr

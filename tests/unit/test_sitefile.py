@@ -187,26 +187,15 @@ def test_slingshot_by_the_configuration_of_slurm(person):
 # --- a file that exists
 
 def test_existing_file_stays(person):
-    """The new one is beside it, is not read, and the difference is shown."""
     person.new(recorded('ethernet-cpu'))
-    person.path.write_text(person.path.read_text().replace('ClusterName', 'my words'))
     before = person.path.read_text()
-    out = person.new(recorded('ethernet-cpu'))
-    assert '-source = my words' in out and '+source = ClusterName' in out and 'mine.cfg.new: take from it' in out
-    person.new(recorded('infiniband-h100'))
-    assert person.path.read_text() == before and '/scratch' in (person.directory / 'mine.cfg.new').read_text()
-    assert sorted(path.name for path in person.directory.iterdir()) == ['mine.cfg', 'mine.cfg.new']
-    assert [name for name in sites.find_files(sites.SITE, person.environ) if 'mine' in name] == ['mine']
-
-
-def test_same_again(person):
-    person.new(recorded('ethernet-cpu'))
-    assert 'says the same' in person.new(recorded('ethernet-cpu'))
-    assert [path.name for path in person.directory.iterdir()] == ['mine.cfg']
+    with pytest.raises(sitefile.SiteFileError, match='There is a file .*mine.cfg already.*site new --complete mine'):
+        person.new(recorded('infiniband-h100'))
+    assert person.path.read_text() == before
 
 
 def test_complete_keeps_what_was_edited(person):
-    """Edited values, comments, own sections; what differs is said."""
+    """Edited values, comments, own sections."""
     person.new(recorded('infiniband-h100'))
     text = re.sub('gpus_per_node = .*', 'gpus_per_node = 2', person.path.read_text())
     text = text.replace('[site]', '# mine, all mine\n[site]') + '''
@@ -216,15 +205,12 @@ reason = I know better
 source = me
 '''
     person.path.write_text(text)
-    out = person.complete(recorded('infiniband-h100', node=True))
+    person.complete(recorded('infiniband-h100', node=True))
     now = person.path.read_text()
     assert [line for line in text.splitlines() if line not in now.splitlines()
             and not line.startswith(('#   not seen', 'network'))] == []
     site = person.site()
     assert (site.gpus_per_node, site.network, values(site)['NCCL_SOCKET_IFNAME']) == ('2', 'infiniband', 'eth7')
-    assert 'Kept as it is in the file: gpus_per_node = 2; this node says 8' in out
-    assert '[env NCCL_SOCKET_IFNAME] value = eth7; this node says =enp27s0f0np0' in out
-    assert 'gpu =' not in out
     again = person.complete(recorded('infiniband-h100', node=True))
     assert 'says all of it already' in again and person.path.read_text() == now
 
@@ -305,20 +291,12 @@ def test_sinfo_fails(person):
     ('gpu:0', ('none', '0')), ('(null)', ('none', '0')), ('gpu:a100:4(S:0-1),gpu:a100:4(S:2-3)', ('cuda', '8')),
     ('gpu:4', ('any', 'any')), ('gpu', ('any', 'any')), ('gpu:mi300x:8,nvme:4', ('rocm', '8')),
     ('craynetwork:4', ('none', '0')),
-    ('gpu:a100:2,gpu:3g.20gb:4,shard:8', ('cuda', '2')), ('gpu:nvidia_gh200:4', ('cuda', '4')),
+    ('gpu:a100:2,shard:8', ('cuda', '2')), ('gpu:nvidia_gh200:4', ('cuda', '4')),
     ('gpu:3g.20gb:4', ('cuda', '4')), ('gpu:unheard:4', ('any', 'any')), ('gpu:tesla_v100-sxm2-32gb:4', ('cuda', '4')),
 ])
 def test_gres(gres, gpus, person):
     person.new(without(sinfo=('gpu|2|%s\n' % gres, None)))
     assert (person.site().gpu, person.site().gpus_per_node) == gpus
-
-
-def test_partition_of_unlike_nodes(person):
-    """MIT's mit_normal_gpu (ORCD documentation, requesting resources)."""
-    out = person.new(without(sinfo=('mit_normal|52|(null)\nmit_normal_gpu|1|gpu:h100:4(S:0-1)\n'
-                                    'mit_normal_gpu|8|gpu:h200:8(S:0-1)\nmit_normal_gpu|49|gpu:l40s:4(S:0-1)\n', None)))
-    assert person.site().gpus_per_node == '4'
-    assert 'nodes of partition mit_normal_gpu differ, the file is for those with 4 GPUs (l40s)' in out
 
 
 @pytest.mark.parametrize('name', ['', '.', '..', '-x', 'a/b', 'a b', 'ü', 'x' * 65, 'a\nb', '$(id)', '.x'])
@@ -338,23 +316,22 @@ def test_name_of_another_site(person, tmp_path):
 
 def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
     (tmp_path / '.config').write_text('')
-    with pytest.raises(sitefile.SiteFileError, match='slingtorch/sites, which cannot be written to .*XDG_CONFIG'):
+    with pytest.raises(sitefile.SiteFileError, match='slingtorch/sites, which cannot be made .*XDG_CONFIG'):
         person.new(recorded('ethernet-cpu'))
     with pytest.raises(sitefile.SiteFileError, match='no home directory to write to: set XDG_CONFIG_HOME'):
         person.new(recorded('ethernet-cpu'), HOME='')
 
 
 def test_disk_full(person, monkeypatch):
-    """Nothing stays behind, whether it was new or not."""
+    """The file that was there stays, and nothing beside it."""
     person.new(recorded('infiniband-h100'))
     before = person.path.read_text()
 
     def chmod(*_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(sitefile.os, 'chmod', chmod)
-    for action in (lambda: person.new(recorded('ethernet-cpu')), lambda: person.complete(recorded('infiniband-h100', node=True))):
-        with pytest.raises(sitefile.SiteFileError, match='could not be written: No space left on device'):
-            action()
+    with pytest.raises(sitefile.SiteFileError, match='could not be written: No space left on device'):
+        person.complete(recorded('infiniband-h100', node=True))
     assert [path.name for path in person.directory.iterdir()] == ['mine.cfg'] and person.path.read_text() == before
 
 
@@ -435,15 +412,6 @@ def test_commands_speak_english(monkeypatch):
     assert site_probe.run(['printf', r'\377'], os.environ, 20).text == '\ufffd'
 
 
-def test_tree(tmp_path):
-    (tmp_path / 'mlx5_0/device').mkdir(parents=True)
-    (tmp_path / 'mlx5_0/state').write_text('4: ACTIVE\n')
-    (tmp_path / 'mlx5_0/device/driver').symlink_to('../../x/mlx5_core')
-    found = site_probe.tree(str(tmp_path), ['*/device/driver', '*/state'])
-    assert found == ('mlx5_0/device/driver: mlx5_core\nmlx5_0/state: 4: ACTIVE\n', None)
-    assert site_probe.tree(str(tmp_path / 'no'), ['*']).problem
-
-
 def roles(person, evidence, **loads):
     """What [provides ...] of the new file has, and the comments, where these modules were loaded."""
     person.new(evidence, host='n1', loads={role: site_probe.Loaded(*found) for role, found in loads.items()}, **ON_NODE)
@@ -487,13 +455,12 @@ def test_roles_of_infiniband(person):
 
 
 def test_which_module_is_chosen():
-    """One that is loaded, else the default one, else the newest; spider's where avail has none, and no old Python."""
+    """One that is loaded, else the default one, else the newest, and no old Python."""
     text = {name: site_probe.Text('', 'x') for name in PROBES}
     text['nvidia-smi'] = site_probe.Text('GPU 0: A', None)
-    text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0\ncray-python/3.9.1\nlibfabric/1.9\nrocm/6\n', None)
-    text['spider'] = site_probe.Text('nccl/2.9\nnccl/2.30\ncuda/13.0\n', None)
+    text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0\ncray-python/3.9.1\nnccl/2.9\nnccl/2.30\nlibfabric/1.9\nrocm/6\n', None)
     found = {role: (module, why) for role, module, why, _ in site_probe.choose_modules(text, {})}
-    assert found == {'cuda': ('cuda/12.10.0', 'the newest of 3'), 'libfabric': ('libfabric/1.9', 'the only one'),
+    assert found == {'cuda': ('cuda/12.10.0', 'the newest of 2'), 'libfabric': ('libfabric/1.9', 'the only one'),
                      'nccl': ('nccl/2.30', 'the newest of 2')}
     text['modules'] = site_probe.Text('cuda/12.10.0\ncuda/12.9.0(default)\ncuda/12.8.0\n', None)
     found = dict(item[:2] for item in site_probe.choose_modules(text, {}))
