@@ -35,7 +35,7 @@ built = {'torch': '.'.join(map(str, TORCH)), 'compiler': shutil.which(COMPILER),
 with open(os.path.join(HERE, 'slingmpi', 'built.json'), 'w') as file:
     json.dump(built, file, indent=1)
 
-# always anew: neither distutils nor ninja sees that MPI, PyTorch or the compiler is another one
+# always built again: neither distutils nor ninja sees that MPI, PyTorch or the compiler is another one
 shutil.rmtree(os.path.join(HERE, 'build'), ignore_errors=True)
 os.environ['CXX'] = COMPILER
 flags = ['-O2', '-g0', f'-DSLINGMPI_TORCH={TORCH[0] * 100 + TORCH[1]}', '-DOMPI_SKIP_MPICXX', '-DMPICH_SKIP_MPICXX']

@@ -11,7 +11,7 @@ import sys
 def name_shadows(kind: type, error: BaseException, trace: object) -> None:
     """
     sys.excepthook: PYTHONPATH may bring a module with the name of one of Python's own, which is then said in one line
-    in the place of a traceback.
+    instead of a traceback.
     """
     own = os.path.dirname(os.__file__)
     for name, module in sorted(sys.modules.items()):

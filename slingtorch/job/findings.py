@@ -52,7 +52,7 @@ def ignored_of(text: str) -> list:
     """
     What SLINGTORCH_CHECK_IGNORE names, as [(name, subject or '')]: 'port, value:NCCL_ALGO'; 1 stands for all names.
 
-    :raises ValueError: one is no name of a finding
+    :raises ValueError: one is not a name of a finding
     """
     words = [word.partition(':') for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
     for name, colon, subject in words:
@@ -64,7 +64,7 @@ def ignored_of(text: str) -> list:
     if not wrong and ('1', '') in pairs:
         return [(name, '') for name in NAMES]
     if wrong:
-        raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is no name of a finding. Write 1 for all, or some of: %s"
+        raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is not a name of a finding. Write 1 for all, or some of: %s"
                          % (wrong[0], ', '.join(NAMES)))
     return pairs
 
@@ -134,7 +134,7 @@ class Report:
     def load(cls, data: bytes, within: int) -> 'Report':
         """
         :param within: bit mask of the ranks of which it may speak: those that died are in findings alone
-        :raises ValueError: if it is no report
+        :raises ValueError: if it is not a report
         """
         report = cls()
         try:

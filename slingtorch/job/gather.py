@@ -49,7 +49,7 @@ def read_ranks(environ: dict) -> None:
             raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
                         "--check" % name)
         if name != 'MASTER_ADDR' and not environ[name].isdigit():
-            raise Usage("%s='%s' is no number" % (name, environ[name]))
+            raise Usage("%s='%s' is not a number" % (name, environ[name]))
     try:
         ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
     except ValueError as err:

@@ -142,7 +142,7 @@ def line_of(text: bytes, number: int) -> str:
 
 
 def beside(directory: str) -> list:
-    """Names of files and packages of a directory that are taken in the place of a module that is imported already."""
+    """Names of files and packages of a directory that are taken instead of a module that is imported already."""
     found = []
     for entry in sorted(os.listdir(directory or '.')):
         name = entry[:-3] if entry.endswith('.py') else entry

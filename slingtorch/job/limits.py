@@ -114,7 +114,7 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
 
 
 def megabytes(number: int) -> str:
-    """For a person, with few different values."""
+    """In whole MB, so that nodes that differ by little say the same."""
     return '%d MB' % max(1, number >> 20)
 
 
@@ -278,7 +278,7 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         while not os.path.lexists(there) and there not in ('/', ''):
             there = os.path.dirname(there)
         there = there or '.'
-        wrong = '%s is no directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
+        wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it is there already, and its permissions forbid it'
         if not wrong and there != place and says.startswith('line') and not details['makes']:

@@ -44,7 +44,7 @@ COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(r
 
 
 def for_bash() -> str:
-    """What bash must know of these: runscripts/lib/facts.bash. 'python3 -m slingtorch.job.machine' prints it anew."""
+    """What bash must know of these: runscripts/lib/facts.bash. 'python3 -m slingtorch.job.machine' prints it."""
     return """# SPDX-License-Identifier: GPL-2.0-only
 # Made from slingtorch/job/machine.py, by: python3 -m slingtorch.job.machine
 # shellcheck disable=SC2034  # for those who source it
@@ -61,7 +61,7 @@ def by_srun(environ: 'Mapping[str, str]') -> bool:
 
 
 def seconds_to_wait(environ: 'Mapping[str, str]') -> float:
-    """SLINGTORCH_CHECK_SECONDS, 120 if it is not set; what is no whole number from 1 to 86400 ends the program."""
+    """SLINGTORCH_CHECK_SECONDS, 120 if it is not set; what is not a whole number from 1 to 86400 ends the program."""
     text = environ.get('SLINGTORCH_CHECK_SECONDS') or '120'
     if not re.match(r'[1-9][0-9]{0,4}\Z', text) or int(text) > 86400:
         raise SystemExit("SLINGTORCH_CHECK_SECONDS=%s is not a number of seconds. Write a whole number from 1 to 86400"

@@ -88,7 +88,7 @@ class Store:
     def get(self, key: str, end: float) -> 'Any':
         """
         What is there, as soon as it is. :raises NotMet: nothing is until the time `end`, or the store is gone
-        :raises ValueError: that is no message
+        :raises ValueError: that is not a message
         """
         seconds = max(0.05, end - time.monotonic())
         self.call(self.store.wait, [key], datetime.timedelta(seconds=seconds))

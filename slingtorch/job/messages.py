@@ -41,7 +41,7 @@ def finite(text: str) -> float:
     """A number that is one."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("%.20s is no number" % text)
+        raise ValueError("%.20s is not a number" % text)
     return number
 
 

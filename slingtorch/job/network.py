@@ -351,7 +351,7 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
     :param environ: of the rank
     """
     if 'unsupported gloo device' in text:
-        return ("GLOO_DEVICE_TRANSPORT=%s is no transport that the gloo of this PyTorch has"
+        return ("GLOO_DEVICE_TRANSPORT=%s is not a transport that the gloo of this PyTorch has"
                 % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or write TCP")
     if 'no connection to 127.0.0.1' in text:
         return "processes of a node cannot reach each other: %s" % text.split(': ', 1)[-1], (

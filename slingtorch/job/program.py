@@ -593,7 +593,7 @@ def check_imports(report: 'Report', trial: dict, workers: bool, mpi: bool = Fals
     What imports.py said.
 
     :param workers: whether the program has a DataLoader with workers
-    :param mpi: whether it uses MPI, which ends a process that is none of its ranks
+    :param mpi: whether it uses MPI, which ends a process that is not one of its ranks
     """
     if trial.get('wrong'):
         text, sure = trial['wrong']

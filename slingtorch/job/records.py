@@ -53,14 +53,14 @@ def show_time(seconds: float) -> str:
 def text(value: 'Any') -> str:
     """A text without escape sequences of a terminal; ValueError if it is none."""
     if not isinstance(value, str) or not ' '.join(value.split()).isprintable():
-        raise ValueError("'%s' is no text" % ascii(value)[:80])
+        raise ValueError("'%s' is not text" % ascii(value)[:80])
     return value
 
 
 def figure(value: 'Any') -> float:
     """A number of a size that figures of bench have; ValueError for another one."""
     if type(value) not in (int, float) or not 0 <= value < 2 ** 60:
-        raise ValueError("'%s' is no figure" % ascii(value)[:80])
+        raise ValueError("'%s' is not a figure" % ascii(value)[:80])
     return value
 
 
@@ -177,7 +177,7 @@ def write(record: dict, path: str) -> None:
 
 
 def write_whole(texts: dict) -> None:
-    """Write files, {path: text}, all of them whole or none; what is no file, as /dev/stdout, is written to."""
+    """Write files, {path: text}, all of them whole or none; what is not a file, as /dev/stdout, is written to."""
     parts = {}
     try:
         for path, text in texts.items():

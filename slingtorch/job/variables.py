@@ -65,7 +65,7 @@ def read_table(path: str = TABLE) -> list:
 
 
 def family_of(name: str, families: list) -> 'Optional[Family]':
-    """The family of a variable; None if it is none of ours."""
+    """The family of a variable; None if it is not one of ours."""
     return next((family for family in families if name.startswith(family.prefix)), None)
 
 
@@ -74,17 +74,17 @@ def wrong_number(name: str, words: list, options: dict, value: str) -> str:
     digits = '[0-9]+' if name == 'whole' or options.get('base') == '10' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'
     match = re.match(r'\s*([-+]?)(%s)' % digits, value)
     if not match:
-        return 'is no whole number'
+        return 'is not a whole number'
     figures, rest = match.group(2).lower(), value[match.end():]
     octal = figures.startswith('0') and digits != '[0-9]+'
     number = int(figures, 16 if figures.startswith('0x') else 8 if octal else 10) * (-1 if match.group(1) == '-' else 1)
     if rest and (name == 'whole' or rest.strip()):
-        return 'is no whole number' if name == 'whole' else 'counts as %d: the rest is ignored' % number
+        return 'is not a whole number' if name == 'whole' else 'counts as %d: the rest is ignored' % number
     if words and not int(words[0]) <= number <= int(words[1]):
         return 'is not from %s to %s' % tuple(words)
     step, least = int(options.get('step', 1)), int(options.get('least', 1))
     if number > 0 and (number % step or number < least):
-        return 'is no multiple of %d from %d' % (step, least)
+        return 'is not a multiple of %d from %d' % (step, least)
     return ''
 
 
@@ -105,9 +105,9 @@ def wrong_value(kind: list, value: str) -> str:
         for word in re.split('[,:;]' if 'prefix' in options else ',', value[1:] if value.startswith('^') else value):
             word = word.strip() if 'trim' in options else word.lstrip('^')
             if word and word.upper() not in known:
-                return "has '%s', which is none of %s" % (word, ', '.join(words))
+                return "has '%s', which is not one of %s" % (word, ', '.join(words))
     elif (value if name == 'exact' else value.upper()) not in known:
-        return 'is none of ' + ', '.join('a whole number' if word == '#' else word for word in words)
+        return 'is not one of ' + ', '.join('a whole number' if word == '#' else word for word in words)
     return ''
 
 
@@ -180,7 +180,7 @@ class LibraryProbe:
         return False, library.path
 
     def names(self, family: Family) -> set:
-        """The variables among the strings of the library that was asked; libfabric's stand there in parts."""
+        """Names of variables in the library's strings; none for libfabric, which makes its names at run time."""
         library = self.library(family)
         if not library or family.prefix == 'FI_':
             return set()
@@ -231,7 +231,7 @@ def wrong_text(name: str, value: str, family: Family) -> str:
         return 'is set to nothing' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
     wrong = wrong_value(kind, value)
     if value != value.strip() and not wrong_value(kind, value.strip()):
-        return 'has a blank at an end, and is no value with it' if wrong or number else ''
+        return 'has a blank at an end, and is not a value with it' if wrong or number else ''
     return wrong + '; ' + known['note'] if wrong and 'note' in known else wrong
 
 
@@ -266,7 +266,7 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
             if reads is None and not meant:
                 continue
             meant = meant or next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.84)), None)
-            text = "%s is no variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
+            text = "%s is not a variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
             if meant:
                 text += ". Meant is perhaps %s" % meant
             report.add('red' if near and reads is False else 'yellow', 'variable', text,
@@ -324,8 +324,8 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
                 report.add('yellow', 'value', "%s='%s' %s" % (name, value, wrong),
                            "correct it in the job script, or unset it", ranks)
             if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
-                report.add('yellow', 'value', "%s='%s' is no number of threads: the library takes its own number, such "
-                           "as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
+                report.add('yellow', 'value', "%s='%s' is not a number of threads: the library takes its own number, "
+                           "such as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
             elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
                 report.add('yellow', 'value', "%s=%s: the node has %d cores" % (name, value, cores),
                            "take the number of cores that a rank has", ranks)
@@ -338,5 +338,5 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
             known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')
             near = sorted(other for other in known if one_edit(name, other)) if name not in known else []
             if near:
-                report.add('yellow', 'variable', "%s is no variable that a library of this PyTorch reads. Meant is "
+                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Meant is "
                            "perhaps %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)

@@ -103,7 +103,7 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
 def positive(text: str) -> int:
     """A number from 1 on: without a round no node is measured, and none would be good."""
     if int(text) < 1:
-        raise argparse.ArgumentTypeError("%s is no number from 1 on" % text)
+        raise argparse.ArgumentTypeError("%s is not a number from 1 on" % text)
     return int(text)
 
 

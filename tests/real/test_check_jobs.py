@@ -69,7 +69,7 @@ def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(
 def test_a_name_that_no_finding_has_is_refused(job):
     done, found = job(*PRINT, SLINGTORCH_CHECK_IGNORE='valeu')
     assert done.returncode == 2 and 'training' not in done.stdout and found is None
-    assert "'valeu' is no name of a finding" in done.stderr
+    assert "'valeu' is not a name of a finding" in done.stderr
 
 
 @pytest.fixture

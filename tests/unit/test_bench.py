@@ -231,8 +231,8 @@ def test_tables_of_a_file(capsys, files):
     (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads 1'),
     (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'is damaged: .* is missing'),
     (None, 'cannot be read: No such file'),
-    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "is damaged: .* is no text"),
-    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "is damaged: .* is no figure"),
+    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "is damaged: .* is not text"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "is damaged: .* is not a figure"),
     (json.dumps({**RECORD, 'results': 3}), "is damaged: "),
 ])
 def test_files_that_cannot_be_read(capsys, tmp_path, text, says):

@@ -292,9 +292,9 @@ def test_twenty_nodes(job):
 
 @pytest.mark.parametrize('name, value, finding, says', [
     ('FI_CXI_RDV_PROTO', 'alt_read', 'variable', 'FI_CXI_RDZV_PROTO'),
-    ('NCCL_NET_GDR_LEVEL', 'PBH', 'value', "NCCL_NET_GDR_LEVEL='PBH' is none of"),
+    ('NCCL_NET_GDR_LEVEL', 'PBH', 'value', "NCCL_NET_GDR_LEVEL='PBH' is not one of"),
     ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not from 16 to 16384'),
-    ('NCCL_IB_TIMEOUT', 'ten', 'value', 'no whole number'),
+    ('NCCL_IB_TIMEOUT', 'ten', 'value', 'not a whole number'),
 ])
 def test_variables_that_nobody_refuses_are_named_and_stop_nothing(job, name, value, finding, says):
     job.env[name] = value
@@ -343,7 +343,7 @@ def test_only_one_wrong_letter_is_red_and_only_if_the_library_was_asked(tmp_path
 def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(tmp_path):
     nccl = library(tmp_path / 'libnccl.so.2', 'const char *a[] = {"NCCL_DEBUG", "OFI_NCCL_PROTOCOL", "no NCCL_NEW"};')
     [(level, name, text, _, _)] = check_variables({'NCCL_PROTOCOL': 'RDMA', 'NCCL_NEW': '1'}, [nccl])
-    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is no variable')
+    assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
 
 
 @pytest.mark.parametrize('newest, says', [('2.30.7', ' (known to release 2.30.7)'), ('', '')])
@@ -352,7 +352,7 @@ def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     variables.family_of('NCCL_X', families).newest = newest
     entries = check_variables({'NCCL_SOCKET_FAMILY': 'AF_X'}, families=families)
     assert [entry[:3] for entry in entries] == [
-        ('yellow', 'value', "NCCL_SOCKET_FAMILY='AF_X' is none of AF_INET, AF_INET6" + says)]
+        ('yellow', 'value', "NCCL_SOCKET_FAMILY='AF_X' is not one of AF_INET, AF_INET6" + says)]
 
 
 def test_the_example_of_the_page_is_what_is_said_of_its_variables(monkeypatch):
@@ -379,7 +379,7 @@ def test_memhooks_is_said_with_gpus_alone():
     ('"mr_cache_max_size"', 'FI_UNIVERSE_SIZE', None),         # perhaps of a provider in another file
     ('"mr_cache_max_size"', 'FI_CXI_RDV_PROTO', 'yellow'),     # cxi is in another file
     ('"nothing"', 'FI_PROVIDR', 'yellow'),
-    # the end of another one's name is no name, unless the table has it: the linker merges those
+    # the end of another one's name is not a name, unless the table has it: the linker merges those
     ('"mr_cache_max_size", "provider"', 'FI_R_CACHE_MAX_SIZE', 'red'),
     ('"mr_cache_max_size", "provider"', 'FI_CACHE_MAX_SIZE', 'yellow'),
     ('"mr_cache_max_size", "the largest size"', 'FI_SIZE', 'yellow'),
@@ -455,7 +455,7 @@ def test_what_goes_with_an_mpi_is_no_mpi(name):
     ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' has a blank at an end"),
     ('MPICH_RANK_REORDER_METHOD', '1 ', "MPICH_RANK_REORDER_METHOD='1 ' has a blank at an end"),
     ('NCCL_IB_TC', '106 ', None), ('FI_CXI_RDZV_THRESHOLD', ' 16384 ', None),    # strtol(3) reads them
-    ('NCCL_IB_TC', 'x ', 'is no whole number'),
+    ('NCCL_IB_TC', 'x ', 'is not a whole number'),
     ('NCCL_IB_TC', '', None),                           # ncclLoadParam: as if not set
     ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is set to nothing"),
     ('FI_CXI_RDZV_THRESHOLD', '', 'is set to nothing: libfabric reads 0'),

@@ -58,7 +58,7 @@ def of_level(report, level, name):
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
      'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
     ('an all_reduce of gloo among the ranks of a node failed: makeDeviceForHostname(): unsupported gloo device', {},
-     'GLOO_DEVICE_TRANSPORT=TPC is no transport'),
+     'GLOO_DEVICE_TRANSPORT=TPC is not a transport'),
     # 127.0.1.1 in the hosts file
     ('the rendezvous of one rank of each node did not end within 6 s', {'loopback': ['127.0.1.1']}, '127.0.1.1 as the'),
     ('... connect [127.0.1.1]:40000: Connection refused', {}, '127.0.1.1 as the address'),
@@ -725,7 +725,7 @@ def test_where_a_program_writes(words, text, path):
 
 @pytest.mark.parametrize('path, makes, says', [
     ('sound/a', False, ''), ('sound/new/a', False, 'is not there, and the program makes none'),
-    ('sound/new/a', True, ''), ('file/a', False, 'is no directory'), ('full/a', False, 'No space left on device'),
+    ('sound/new/a', True, ''), ('file/a', False, 'is not a directory'), ('full/a', False, 'No space left on device'),
 ])
 def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, says):
     (tmp_path / 'sound').mkdir()
@@ -905,15 +905,15 @@ def test_what_the_imports_say_is_a_line():
 
 
 @pytest.mark.parametrize('name, value, says', [
-    ('OMP_NUM_THREADS', 'abc', 'no number of threads'), ('OMP_NUM_THREADS', '0', 'no number of threads'),
+    ('OMP_NUM_THREADS', 'abc', 'not a number of threads'), ('OMP_NUM_THREADS', '0', 'not a number of threads'),
     ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'the node has 16 cores'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Meant is perhaps TORCH_NCCL_ASYNC_ERROR_HANDLING'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLING', '1', ''), ('TORCH_HOME', '/x', ''),
     ('GLOO_SOCKET_IFNAM', 'eth0', 'Meant is perhaps GLOO_SOCKET_IFNAME'),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has 'expandable_segment'"),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
-    ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is none of y, yes, 1'),
-    ('TORCH_NCCL_BLOCKING_WAIT', 'True', ''), ('TORCH_CPP_LOG_LEVEL', 'LOUD', 'is none of INFO, WARNING'),
+    ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is not one of y, yes, 1'),
+    ('TORCH_NCCL_BLOCKING_WAIT', 'True', ''), ('TORCH_CPP_LOG_LEVEL', 'LOUD', 'is not one of INFO, WARNING'),
     ('TORCH_CPP_LOG_LEVEL', 'info', ''),    # seen with 2.13
 ])
 def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says):

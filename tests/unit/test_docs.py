@@ -50,7 +50,7 @@ def test_few_pages_and_words():
 
 @pytest.mark.parametrize('page', [ROOT / 'README.md', *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_and_tables_fit_the_page(page):
-    """88 columns of code are what a page shows without scrolling; a cell with more than 25 words is no table's."""
+    """88 columns of code are what a page shows without scrolling; a cell with more than 25 words is not a table's."""
     fenced, faults = '', []
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.startswith('```'):

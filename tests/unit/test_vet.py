@@ -357,4 +357,4 @@ def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys
 def test_no_round_is_no_verdict(count, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--rounds', count])
-    assert 'no number from 1 on' in capsys.readouterr().err
+    assert 'not a number from 1 on' in capsys.readouterr().err
