@@ -110,7 +110,7 @@ class EB_Horovod(EnvironmentPackage):
         return cmake
 
     def root(self, name, option):
-        """Prefix of a dependency, or what the option says; EasyBuildError if that is no directory."""
+        """Prefix of a dependency, or what the option says; EasyBuildError if that is not a directory."""
         path = os.path.expandvars(self.cfg[option]) if self.cfg[option] else dependency_root(self.master.cfg, name)
         if not path or not os.path.isdir(path):
             raise EasyBuildError("Horovod with gpu_operations = 'NCCL' needs %s, and %s. Correct %s, or add a "

@@ -362,6 +362,6 @@ def fail_hook(error: EasyBuildError) -> None:
         line = chosen_site().role_of(module)
         if line and line not in error.msg:
             print_warning("slingtorch: the module %s is named in %s. A login node may lack it: run eb in a job. If the "
-                          "machine has it no more ('module spider %s'), correct that line, or take another generation "
+                          "machine no longer has it ('module spider %s'), fix that line, or take another generation "
                           "(export %s=NAME)", module, line,
                           module.split('/')[0], sites.GENERATION_VARIABLE)

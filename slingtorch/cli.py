@@ -126,8 +126,8 @@ def module_paths(options: Any) -> List[str]:
     from easybuild.tools.module_naming_scheme.utilities import avail_module_naming_schemes
     scheme = avail_module_naming_schemes().get(name)
     if not scheme:
-        note("warning: the module naming scheme %s is none of EasyBuild's own, so the directories of its modules are "
-             "not known here: module use them yourself, below %s" % (name, top))
+        note("warning: the module naming scheme %s is not one of EasyBuild's own, so where its modules are is not "
+             "known here: module use them yourself, below %s" % (name, top))
         return [top]
     classes = [cls[0] if isinstance(cls, tuple) else cls for cls in options.moduleclasses]
     init_build_options({'valid_module_classes': classes})

@@ -76,7 +76,7 @@ def check_recipe(recipe: Recipe, file_name: str) -> None:
             raise RuntimeError("%s: there is a user or password in an address, which would stand in the lock "
                                "file. Keep it in ~/.netrc, which pip reads" % file_name)
         if address in recipe['index_urls'] and not INDEX_FORM.match(address):
-            raise RuntimeError("%s: index_urls has %r, which is no address (https://...)" % (file_name, address))
+            raise RuntimeError("%s: index_urls has %r, which is not an address (https://...)" % (file_name, address))
 
 
 def recipe_of(values: Any) -> Recipe:

@@ -233,8 +233,8 @@ def install_pytorch(prefix: str, easyconfig: str, module: str, env: Env, lock: i
         return
     if os.geteuid() == 0:
         print("You are root. EasyBuild normally refuses to run as root, because a build that goes wrong could "
-              "then\ndamage the machine. It is allowed here because nothing foreign is built: wheels whose hashes\n"
-              "are checked are unpacked below %s. On a shared system use an account of its own." % prefix)
+              "then\ndamage the machine. It is allowed here because nothing is compiled: wheels with checked\n"
+              "hashes are unpacked below %s. On a shared system use an account of its own." % prefix)
     env = dict(env, **pip_environment(prefix + '/venv/bin/python'))
     # nobody else installs here: a lock is what a killed run has left
     shutil.rmtree(prefix + '/easybuild/software/.locks', ignore_errors=True)
@@ -338,7 +338,7 @@ def main(argv: Optional[List[str]] = None, root: str = '/') -> int:
         description="Installs PyTorch with EasyBuild and trains a small network with it on several ranks of this "
                     "machine. Everything goes to one directory; only packages of the distribution go elsewhere, and "
                     "are named first.",
-        epilog="Run it again at any time: what is there and still right is used again.")
+        epilog="Run it again at any time: it uses what is already installed and still valid.")
     parser.add_argument('--prefix', metavar='DIR', default=os.path.join(BUNDLE, '.slingtorch'),
                         help="directory: new, empty or an earlier quickstart's (default: .slingtorch in this checkout)")
     parser.add_argument('--cpu', action='store_true', help="PyTorch for CPUs, even if there are GPUs")

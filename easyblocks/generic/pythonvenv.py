@@ -128,7 +128,7 @@ class PythonVenv(RunScripts):
 
     def fetch_step(self, skip_checksums=False):
         """Find the lock file or make it, then download what it names."""
-        # obtain_file() looks beside the easyconfig, which --try-amend has written anew elsewhere
+        # obtain_file() looks beside the easyconfig, which --try-amend has written elsewhere
         self.robot_path = [os.path.dirname(path) for path in self.named_easyconfigs()] + (self.robot_path or [])
         if self.cfg['sources'] and not self.dry_run:
             self.need_lock_file(self.cfg['sources'][0], wants_checksums_only(skip_checksums))
@@ -407,7 +407,7 @@ class PythonVenv(RunScripts):
         for address in addresses:
             url = urllib.parse.urlsplit(address)
             try:
-                # what a proxy reaches, or what is no server, is for pip itself to find out
+                # what a proxy reaches, or what is not a server, is for pip itself to find out
                 proxy = 'proxy' in settings or url.scheme in urllib.request.getproxies() and \
                     not urllib.request.proxy_bypass(url.hostname)
                 if url.scheme in ['http', 'https'] and not proxy and 'no-index' not in settings:
@@ -500,7 +500,7 @@ class PythonVenv(RunScripts):
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
-            # pip compiles with one process, uv the tests as well; what is no valid Python, as templates in packages,
+            # pip compiles with one process, uv the tests as well; what is not valid Python, as templates in packages,
             # is left out by all
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
@@ -537,7 +537,7 @@ class PythonVenv(RunScripts):
             # else it would judge those of the Python beneath as well, which nobody here can change
             commands.append('"%s" -m pip --disable-pip-version-check check' % python)
         if self.cfg['sanity_check_imports']:
-            # one process: each would import torch anew
+            # one process: each would import torch again
             commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
         wanted = dict(pinned(self.cfg['python_packages']), **self.cfg['sanity_check_packages'])
         for name, version in sorted(wanted.items()):

@@ -223,5 +223,5 @@ def writable(*paths):
 
 def wants_checksums_only(skip_checksums):
     """Whether a fetch step, by skip_checksums (also that of 'eb --job'), runs for 'eb --inject-checksums' alone."""
-    # implied by --inject-checksums (easybuild/tools/options.py), which is no build option itself
+    # implied by --inject-checksums (easybuild/tools/options.py), which is not a build option itself
     return skip_checksums and not build_option('pre_create_installdir')

@@ -177,7 +177,7 @@ class Singularity(RunScripts):
         for name, value in self.cfg['container_environment'].items():
             # it becomes code of Lua, Tcl and bash
             if not re.match(r'[A-Za-z_][A-Za-z0-9_]*\Z', str(name)):
-                raise EasyBuildError("container_environment has '%s': this is no name of a variable (letters, digits "
+                raise EasyBuildError("container_environment has '%s', not a name of a variable (letters, digits "
                                      "and _, no digit first)", name)
             if re.search(r'[\x00-\x1f\x7f]', str(value)):
                 raise EasyBuildError("container_environment: the value of %s has a control character (%r): variables "
@@ -439,7 +439,7 @@ class Singularity(RunScripts):
             # an earlier installation was interrupted while making it: nothing of the user's is in it
             remove_dir(path)
         if os.path.lexists(path) or os.path.exists(packages + '.squashfs'):
-            renew = "To have it made anew: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
+            renew = "To have it made again: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
                 packages, self.cfg.filename())
             if not problem and self.container_problem(self.venv_inside + '/bin/python', '-c', 'pass'):
                 print_warning("The virtual environment %s was kept, but does not work with this image (another "

@@ -93,16 +93,16 @@ def load_snapshot(path, settings, network, optimizer):
     if snapshot is None:
         return 0
     if isinstance(snapshot, str):
-        give_up("%s cannot be read as a snapshot (%s). Name another file with --snapshot, or remove it to start anew."
+        give_up("%s cannot be read as a snapshot (%s). Name another file with --snapshot, or remove it to start again."
                 % (path, snapshot))
     found = snapshot['settings']
     if found['ranks'] != settings['ranks']:
         give_up("the snapshot %s is of %d ranks, and this job has %d: with another number the steps and so the results "
-                "differ. Start %d ranks again (srun -n %d), or name another file with --snapshot to start anew."
+                "differ. Start %d ranks again (srun -n %d), or name another file with --snapshot to start again."
                 % (path, found['ranks'], settings['ranks'], found['ranks'], found['ranks']))
     if found != settings:
         give_up("the snapshot %s is of --batch-size %s, and this is %s. Give it again, or name another file with "
-                "--snapshot to start anew." % (path, found['batch_size'], settings['batch_size']))
+                "--snapshot to start again." % (path, found['batch_size'], settings['batch_size']))
     network.load_state_dict(snapshot['network'])
     optimizer.load_state_dict(snapshot['optimizer'])
     return snapshot['epochs']

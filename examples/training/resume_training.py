@@ -75,7 +75,7 @@ def main():
     parser.add_argument('--epochs', type=int, default=20, help="passes over the images (default: 20)")
     parser.add_argument('--lr', type=float, default=0.1, help="learning rate (default: 0.1)")
     parser.add_argument('--checkpoints', metavar='DIR', required=True, help="where it saves, and goes on from")
-    parser.add_argument('--fsdp2', action='store_true', help="FSDP2 in the place of DistributedDataParallel")
+    parser.add_argument('--fsdp2', action='store_true', help="FSDP2 instead of DistributedDataParallel")
     parser.add_argument('--json', metavar='FILE', help="a file for accuracy, losses and devices")
     parser.add_argument('--backend', help="of torch.distributed (default: nccl on GPUs, else gloo)")
     args = parser.parse_args()

@@ -61,14 +61,14 @@ _share_gpus() {
     _forget_foreign_gpus
     [[ -n $variable ]] || return 0  # some sites want every rank to see all GPUs
     [[ ",$_gpu_variables," == *",$variable,"* && $variable != *,* ]] || _fail 1 \
-        "SLINGTORCH_GPU_VISIBILITY='$variable' is none of ${_gpu_variables//,/, }. Set it to one of them, or unset" \
+        "SLINGTORCH_GPU_VISIBILITY='$variable' is not one of ${_gpu_variables//,/, }. Set it to one of them, or unset" \
         "it to leave the GPUs alone"
     ((local_world_size > 1)) || return 0
     [[ -z ${!variable+set} || -n ${!variable} ]] || return 0  # set to nothing: the user hides all GPUs
     [[ ! ${SLURM_GPUS_ON_NODE-} =~ ^[0-9]{1,4}$ ]] || on_node=$((10#$SLURM_GPUS_ON_NODE))
 
     _find_gpus "$variable"
-    # What ROCR_VISIBLE_DEVICES leaves is numbered anew from 0 for the layers above it (ROCm, "GPU isolation
+    # What ROCR_VISIBLE_DEVICES leaves is numbered again from 0 for the layers above it (ROCm, "GPU isolation
     # techniques").
     [[ $gpus_from != ROCR_VISIBLE_DEVICES || $gpus_from == "$variable" ]] ||
         for ((i = 0; i < ${#gpus[@]}; i++)); do gpus[i]=$i; done
@@ -90,7 +90,7 @@ _share_gpus() {
     mine=("${gpus[@]:local_rank * share:share}")
     export "$variable=${mine[*]}"
     [[ $variable == ROCR_VISIBLE_DEVICES ]] || return 0
-    for ((i = 0; i < share; i++)); do mine[i]=$i; done  # numbered anew, as above
+    for ((i = 0; i < share; i++)); do mine[i]=$i; done  # numbered again, as above
     for name in HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL; do
         [[ -z ${!name-} ]] || export "$name=${mine[*]}"
     done

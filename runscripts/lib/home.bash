@@ -5,7 +5,7 @@
 _leave_home() {
     local from=${SLINGTORCH_WORK_HOME-} to
     [[ -n $from ]] || return 0
-    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' has not the form /home:/work. Correct or unset it"
+    [[ $from == /*:/* ]] || _fail 1 "SLINGTORCH_WORK_HOME='$from' does not have the form /home:/work. Fix or unset it"
     to=${from#*:} from=${from%%:*}
     [[ ${HOME-} == "$from"/* ]] || return 0
     to+=${HOME#"$from"}

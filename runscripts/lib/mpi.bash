@@ -28,7 +28,7 @@ _check_mpi() {
     local -a searched=() system=()
     case $own in
         auto | openmpi | mpich) ;;
-        *) _fail 1 "SLINGTORCH_MPI='$own' is none of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
+        *) _fail 1 "SLINGTORCH_MPI='$own' is not one of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
             "unset it where ranks do not use MPI" ;;
     esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0

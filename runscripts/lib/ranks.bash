@@ -37,7 +37,7 @@ _row=()
 launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
 flux_job='' flux_host='' flux_local_size=''
 
-# ASCII alone: [0-9] has other digits, too, in some locales, and what is no number would be run in (( )).
+# ASCII alone: [0-9] has other digits, too, in some locales, and what is not a number would be run in (( )).
 # An expression (=~) takes three times as long.
 _is_number() { [[ -n $1 && $1 != *[!0123456789]* && ${#1} -le 10 && ( $1 == 0 || $1 != 0* ) ]]; }
 
@@ -162,7 +162,7 @@ _find_rank() {
                     _flux_tasks
                 fi
                 _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or" \
-                    "says '${!name}', which is no number" \
+                    "says '${!name}', which is not a number" \
                     "(${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE," \
                     "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
@@ -170,7 +170,7 @@ _find_rank() {
             [[ ${RANK:-$rank}/${WORLD_SIZE:-$world_size} == "$rank/$world_size" ]] || _fail 1 \
                 "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradicts the launcher ($launcher), which started this" \
                 "process as rank $rank of $world_size. Do not export them in the job script: 'unset RANK WORLD_SIZE'"
-            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is no task.
+            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is not a task.
             if [[ $launcher == slurm && $world_size == 1 && ${SLURM_TASK_PID:-$$} != "$$" && -z ${RANK-} ]] &&
                 _is_number "${SLURM_JOB_NUM_NODES-}" && ((SLURM_JOB_NUM_NODES > 1)); then
                 _say "one rank of a job of $SLURM_JOB_NUM_NODES nodes: it runs below the only task of this step (a" \

@@ -305,7 +305,7 @@ _open_image() {
     elif type -P unsquashfs > /dev/null; then
         _say_node "cannot mount the image (${words:-no squashfuse}): unpacking it"
         rmdir -- "$_node_dir/env" 2> /dev/null ||
-            { _not_staged "the image has no bin/python: it is no environment. Install the module again (eb" \
+            { _not_staged "the image has no bin/python: it is not an environment. Install the module again (eb" \
                 "--rebuild)"; return; }
         _long unsquashfs -q -n -no-xattrs -d "$_node_dir/env" "$_node_dir/image" > /dev/null ||
             { rm -rf -- "$_node_dir/env"; _not_staged "unsquashfs failed (its message is above)"; return; }

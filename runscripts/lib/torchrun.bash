@@ -43,10 +43,10 @@ _prepare_torchrun() {  # NUMBER_OF_WORKERS ARGUMENTS OF torchrun...
     # a process sees one slice alone (NVIDIA's MIG guide, "Device enumeration"), and each worker has the whole list
     [[ ${gpus[0]-} != MIG-* ]] || gpu_count=1
     [[ -n $workers ]] || workers=$gpu_count
-    [[ $workers =~ ^[1-9][0-9]{0,3}$ ]] || _fail 1 "--torchrun='$1': this is no number of workers from 1 on, and this" \
+    [[ $workers =~ ^[1-9][0-9]{0,3}$ ]] || _fail 1 "--torchrun='$1': this is not a number of workers from 1 on, and this" \
         "task sees $gpu_count GPUs. Say how many workers start on each node: --torchrun=N"
     shift
-    # told to see none is no machine without GPUs
+    # a rank that is told to see none may be on a machine with GPUs
     [[ -z $gpus_from ]] || ((gpu_count)) || _fail 1 "--torchrun: $gpus_from='${!gpus_from}' hides all GPUs from this" \
         "task. Ask for GPUs, or unset it for workers without"
     ((gpu_count == 0 || workers <= gpu_count)) || _fail 1 "--torchrun=$workers: this task sees $gpu_count GPU(s)" \

@@ -11,7 +11,7 @@ from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_s
                                     table_head, table_row, wrong_values)
 
 NOTHING_COMPARED = 3
-"""Exit status when a verdict was asked for and there was nothing to compare with."""
+"""Exit status if a verdict was asked for and there is no reference figure."""
 
 HOW = """\
 'slingtorch bench' measures nothing itself: the ranks of a job do. In a job, after 'module load' of a PyTorch:
@@ -67,7 +67,8 @@ def judge(record: dict, site: Any) -> tuple:
         lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
                      "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
     if well is None:
-        lines.append("site %s: nothing was compared: measure on as many nodes and ranks as a reference" % site.name)
+        lines.append("site %s: nothing was compared: no reference figure is for this many nodes and "
+                     "ranks" % site.name)
     return lines, well
 
 

@@ -125,7 +125,7 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
 
 
 def dependencies_of(text: str, extras: List[str], path: str) -> List[str]:
-    """What a pyproject.toml that is no package needs."""
+    """What a pyproject.toml that is not a package needs."""
     try:
         toml = importlib.import_module('tomllib' if sys.version_info >= (3, 11) else 'pip._vendor.tomli')  # type: Any
         project = toml.loads(text)['project']
@@ -176,8 +176,9 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     text = open(locked).read() if os.path.isfile(locked) else ''
     pins = dict(re.findall(r'^(%s)==([^\s;]+)' % '|'.join(FAMILY), text, re.M))
     if on.get('easyblock') != 'PythonVenv' or 'torch' not in pins:
-        raise RuntimeError("--on %s is no easyconfig of PythonVenv with a lock file of PyTorch beside it: take another "
-                           "('eb --search PyTorch-'), or make it: slingtorch lock %s" % (os.path.basename(path), path))
+        raise RuntimeError("--on %s is not an easyconfig of PythonVenv with a lock file of PyTorch beside it: take "
+                           "another ('eb --search PyTorch-'), or make it: slingtorch lock %s"
+                           % (os.path.basename(path), path))
     return dict({'python_versions': [], 'site_dependencies': [], 'versionsuffix': '', 'index_urls': []}, **dict(
         on, file=os.path.basename(path), pins=pins, more_urls=re.findall(r'^--extra-index-url (\S+)', text, re.M)))
 
@@ -186,7 +187,7 @@ def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str,
                  say: Callable[[str], None]) -> None:
     """Build the projects of `wanted` to wheels in a directory; requirements of these versions take their place.
 
-    :param pip: the Python whose pip builds what is no directory (extras None)
+    :param pip: the Python whose pip builds what is not a directory (extras None)
     """
     for number, (project, extras) in enumerate(wanted.projects):
         say("building a wheel of %s" % project)
@@ -252,8 +253,8 @@ def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> Runtime
 def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
     """slingtorch new"""
     if not re.match(r'[A-Za-z][\w.+-]*$', args.name):
-        raise RuntimeError("'%s' is no name for a module: use letters, digits, '_', '.', '+' and '-'. --directory says "
-                           "where the files go" % args.name)
+        raise RuntimeError("'%s' is not a name for a module: use letters, digits, '_', '.', '+' and '-'. --directory "
+                           "says where the files go" % args.name)
     args.directory = os.path.abspath(args.directory)
     uv, on = lockfile.need_uv(), read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'

@@ -53,7 +53,7 @@ def module_texts(environ: Mapping[str, str]) -> str:
     loaded = zip(environ.get('LOADEDMODULES', '').split(':'), environ.get('_LMFILES_', '').split(':'))
     texts = ['%s:\n%s' % (path, Machine().read(path)) for name, path in loaded
              if name.startswith(('PyTorch', 'Horovod'))]
-    return '\n'.join(texts) or "No module of PyTorch is loaded here: load it as the job does, and make the report anew."
+    return '\n'.join(texts) or "No module of PyTorch is loaded here: load it as the job does, then report again."
 
 
 def variables(environ: Mapping[str, str]) -> str:
@@ -63,7 +63,7 @@ def variables(environ: Mapping[str, str]) -> str:
 
 
 def read_parts(path: str) -> Optional[List[str]]:
-    """A file's text: one part, or beginning and end, cut at ends of lines; None if it is no plain file or no text."""
+    """A file's text: one part, or beginning and end, cut at ends of lines; None if it is not a plain text file."""
     # O_NONBLOCK: a pipe would wait
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), 'rb') as stream:
         status = os.fstat(stream.fileno())
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
         except OSError as err:
             raise RuntimeError("%s: %s. Name a log, a job script or check's JSON" % (path, err.strerror))
         if parts is None:
-            raise RuntimeError("%s is no text. Name a log, a job script or check's JSON" % path)
+            raise RuntimeError("%s is not a text. Name a log, a job script or check's JSON" % path)
         text = CONTROLS.sub('', '\n\n[... what is between is left out ...]\n\n'.join(parts).replace('\r', '\n'))
         title = "File " + os.path.abspath(path)
         print("===== %s =====\n%s\n" % (title, text))

@@ -109,7 +109,7 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
             first.merge(finding)
     weak = [finding for finding in told.values() if finding.level == 'weak']
     if log.thinned:
-        log.remarks.append("lines like earlier ones were not counted after many that a rule looked at")
+        log.remarks.append("the log has very many similar lines: not all of them were counted")
     ordered = sorted(told.values(), key=lambda one: (LEVELS.index(one.level) > 3, order(one)))
     return [Answer(faults[finding.rule.name], finding, true, log.phase(finding))
             for finding in ordered if finding not in weak[MAX_LIKELY:]]

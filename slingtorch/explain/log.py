@@ -177,7 +177,7 @@ class Log:
     """Reads logs and keeps what rules find in them."""
 
     def __init__(self, rules: List[Rule]) -> None:
-        # what any rule explains is no exception that nobody knows, what a cause explains is nothing vaguer
+        # an exception that a rule explains is not unknown, and what a cause explains needs nothing vaguer
         self.rules = sorted(rules, key=lambda rule: rule.level in BROAD and BROAD.index(rule.level) + 1)
         self.findings: Dict[Rule, Finding] = {}
         self.remarks: List[str] = []

@@ -141,7 +141,7 @@ def read_dump(path: str) -> Optional[Dict[str, Any]]:
     try:
         data = json.loads(content.decode()) if start == b'{' else unpickled(content)
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, struct.error, RecursionError) as err:
-        raise ExplainError("%s is no file of the flight recorder, or was cut off while it was written: %s"
+        raise ExplainError("%s is not a file of the flight recorder, or was cut off while it was written: %s"
                            % (path, err))
     if not isinstance(data, dict) or not isinstance(data.get('entries'), list):
         return None

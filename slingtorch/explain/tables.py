@@ -91,7 +91,8 @@ class Rule:
             try:
                 empty = re.search(expression, '')
             except re.error as err:
-                raise ExplainError("messages.txt, [%s]: %s is no regular expression: %s" % (self.name, expression, err))
+                raise ExplainError("messages.txt, [%s]: %s is not a regular expression: %s" % (
+                    self.name, expression, err))
             if empty:
                 raise ExplainError("messages.txt, [%s]: %s matches every line" % (self.name, expression))
 
@@ -164,7 +165,7 @@ def sections(path: str) -> Iterator[Tuple[int, str, Optional['re.Match[str]']]]:
 
 
 def read_faults(path: str = os.path.join(HERE, 'faults.txt')) -> Dict[str, Fault]:
-    """:raises ExplainError: for what is no table of faults"""
+    """:raises ExplainError: for what is not a table of faults"""
     faults: Dict[str, Fault] = {}
     fault = None
     for number, line, header in sections(path):
@@ -172,7 +173,7 @@ def read_faults(path: str = os.path.join(HERE, 'faults.txt')) -> Dict[str, Fault
             name, level = header.group('name'), (header.group('options') or '').strip()
             fault = Fault(name, level)
             if name in faults or fault.level not in LEVELS:
-                raise ExplainError("%s:%d: [%s] is there already, or its level '%s' is none of %s"
+                raise ExplainError("%s:%d: [%s] is there already, or its level '%s' is not one of %s"
                                    % (path, number, name, level, ', '.join(LEVELS)))
             faults[name] = fault
         elif fault is None or not line.startswith('- ') and fault.cause:
@@ -195,7 +196,7 @@ def read_rules(path: str = os.path.join(HERE, 'messages.txt'), faults: Optional[
     The messages, in blocks.
 
     :param check: compile every expression, too, which takes most of the time (the shipped ones are tested)
-    :raises ExplainError: for what is no table of messages
+    :raises ExplainError: for what is not a table of messages
     """
     rules: List[Rule] = []
     for number, line, header in sections(path):

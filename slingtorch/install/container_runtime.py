@@ -40,7 +40,7 @@ HOST_PROBLEMS = [
 
 
 def meaning(output: str, problems: Any) -> Any:
-    """What the end of an output means and what to do; None if it is none of the problems."""
+    """What the end of an output means and what to do; None if it is not one of the problems."""
     return next((text for regex, text in problems if re.search(regex, last_lines(output), re.I)), None)
 
 

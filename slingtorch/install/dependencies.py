@@ -68,9 +68,9 @@ def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
                 tool.load([name])
             except EasyBuildError as err:
                 raise EasyBuildError("There is no module %s on this system, which %s needs. 'eb --robot' installs it "
-                                     "first where it is EasyBuild's. Else: is that for another system, or must a "
-                                     "module be loaded before 'eb' is run? 'module avail' and 'module spider' show "
-                                     "what there is. The modules tool says: %s",
+                                     "first where it is EasyBuild's. Else this may be for another system, or need a module "
+                                     "to be loaded before 'eb' is run: 'module avail' and 'module spider' show what "
+                                     "there is. The modules tool says: %s",
                                      name, os.path.basename(easyblock.cfg.path), err,
                                      exit_code=EasyBuildExit.MISSING_DEPENDENCY)
         yield

@@ -27,14 +27,13 @@ import time
 from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
-from .machine import Machine, expand_hosts, seconds_to_wait
-from .probe import SLACK, patience, scratch_file
+from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
+from .probe import COMES, SLACK, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable, Optional
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
     **dict.fromkeys(('torch', 'torch is in', 'CUDA of torch', 'ROCm of torch'),
@@ -54,6 +53,8 @@ SLOW_TIMES, SLOW_SECONDS = 4, 3
 BUSY = 4
 # seconds for a rank of a node that writes nothing
 SILENT = 12
+# for rank 0's node, which waits for others as long as this one did, and looks at what they wrote then
+UNREAD = 8
 # seconds for the name of an address, from which on it is said
 SLOW_NAME = 1
 # what to do about a step that is not known to have failed
@@ -71,68 +72,36 @@ CLOCK_SECONDS = 1
 # ----------------------------------------------------------------------------------------------------------------------
 # the process with PyTorch
 
-class Probe:
+class Probe(messages.Child):
     """
-    probe.py as a child, so that a crash or a hang in a library is a finding.
+    The process of probe.py.
 
-    :ivar found: what it said last
     :param order: its first line (probe.py)
     """
 
     def __init__(self, environ: dict, plugin: list, order: dict) -> None:
         self.begin, self.seconds, self.turn = time.monotonic(), order['seconds'], 0
-        self.found = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
-        # a file: nobody reads until the end, and what it prints may be more than a pipe takes
-        self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'probe'] + plugin, env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=self.errors)  # type: Any
-        self.ended, self.changed = False, threading.Condition()
-        threading.Thread(target=self.read, daemon=True).start()
-        self.write(order)
+        super().__init__(environ, 'probe', *plugin)
+        self.tell(order)
 
-    def read(self) -> None:
-        """Take its answers until it ends."""
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):   # of a library that knows the descriptor
-                found = json.loads(line.decode())
-                with self.changed:
-                    self.found = found
-                    self.changed.notify_all()
-        with self.changed:
-            self.ended = True
-            self.changed.notify_all()
-
-    def write(self, order: dict) -> None:
-        """Tell it something."""
-        with contextlib.suppress(OSError):      # it has ended: result() says so
-            self.process.stdin.write(messages.dump(order) + b'\n')
-            self.process.stdin.flush()
+    @property
+    def found(self) -> dict:
+        """What it said last."""
+        return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
 
     def wait(self, key: str, end: float, value: object = None) -> bool:
         """Whether it says this, or that this has this value, before the time `end`."""
-        def there() -> bool:
-            return bool(self.found.get(key)) if value is None else self.found.get(key) == value
-
-        with self.changed:
-            self.changed.wait_for(lambda: there() or self.ended, max(0, end - time.monotonic()))
-            return there()
+        return self.until(lambda: bool(self.found.get(key)) if value is None else self.found.get(key) == value, end)
 
     def ask(self, seconds: float, **order: object) -> dict:
         """Have it do something in so many seconds: what it says then. :raises PeerLost: it cannot"""
         self.turn += 1
-        self.write(dict(order, seconds=seconds, turn=self.turn))
+        self.tell(dict(order, seconds=seconds, turn=self.turn))
         if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
             raise PeerLost("the process with PyTorch has ended" if self.ended else "the store did not answer in time")
         if self.found.get('lost'):
             raise PeerLost("PyTorch's store at MASTER_ADDR and MASTER_PORT: %s" % self.found['lost'])
         return self.found
-
-    def end(self) -> None:
-        """Nobody wants its result any more, nor that it keeps its connections."""
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):    # a driver may hold it
-            self.process.wait(5)
 
     def result(self, end: float) -> dict:
         """Its dictionary, with what it found until the time `end`; 'error' in it says what went wrong."""
@@ -142,7 +111,7 @@ class Probe:
             return found
         if not self.ended:
             self.process.kill()
-        killed, status = not self.ended, self.process.wait()
+        killed, status = not self.ended, self.status()
         found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
             return found    # it waited for others
@@ -153,9 +122,7 @@ class Probe:
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         else:
-            self.errors.seek(0)
-            last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-            found['error'] = "%s ended the process with status %d%s" % (what, status, ': ' + last[0] if last else '')
+            found['error'] = "%s ended the process with status %s" % (what, status)
         return found
 
 
@@ -234,6 +201,18 @@ def check_master(environ: dict, report: Report, name: str) -> None:
         address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
 
 
+def check_port(machine: Machine, report: Report) -> None:
+    """Whether the kernel may give MASTER_PORT to another connection before the store has it (ip_local_port_range)."""
+    port, limits, kept = int(machine.environ['MASTER_PORT']), *(
+        machine.read('proc/sys/net/ipv4/' + name) for name in (look.PORTS, 'ip_local_reserved_ports'))
+    taken = [int(word) for word in limits.split() if word.isdigit()]
+    if len(taken) == 2 and taken[0] <= port <= taken[1] and str(port) not in numbers_in(kept) and \
+            machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+        report.add('yellow', 'port', "MASTER_PORT=%d is one of %d-%d, from which the kernel takes ports for "
+                   "connections (ip_local_port_range): one of them may have it when the training starts" % (
+                       port, *taken), "unset MASTER_PORT in the job script, or name one outside")
+
+
 def check_same(report: Report) -> None:
     """Facts that must be the same on all ranks."""
     for fact, values in sorted(report.facts.items()):
@@ -279,12 +258,13 @@ def check_times(report: Report) -> None:
                            "look at these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple) -> None:
+def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple, aside: list) -> None:
     """
     Ranks and nodes of which nothing came.
 
     :param nodes: what the other nodes said of themselves when they came, None of one that was not understood
     :param sent: network.segments() at the beginning
+    :param aside: Reports of nodes that say why they do not come
     """
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
@@ -303,6 +283,12 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
         text += ". Nothing came from %s: see their own messages" % ', '.join(never[:20])
+    for other in aside:
+        text += ". %s says: %s" % (other.value('node', '?'), '; '.join(
+            finding.text + ' -> ' * bool(finding.remedy) + finding.remedy for finding in other.having('red')))
+        for fact in ('MASTER_ADDR', 'MASTER_PORT'):
+            for value, mask in other.facts.get(fact, {}).items():
+                report.fact(fact, value, mask)
     if silent:
         text += ". %s came first and fell silent" % ', '.join(silent[:20])
     if len(called) == 1:
@@ -370,10 +356,10 @@ def look_there(report: Report) -> None:
             report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
 
 
-def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
+def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
     """What only all ranks together show; as check_answers()."""
     environ = machine.environ
-    check_answers(report, environ, nodes, machine.node, sent)
+    check_answers(report, environ, nodes, machine.node, sent, list(aside))
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others waited for a node that was still importing
@@ -459,7 +445,7 @@ class Rank:
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
         self.several, self.nodes = self.world > self.local_world, []  # type: bool, list
-        self.looked_up = []  # type: list
+        self.looked_up, self.aside = [], gather.Aside(self.environ)  # type: list, Any
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
@@ -482,6 +468,8 @@ class Rank:
         if not self.local_rank:     # directories and files are those of the node
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
+                                        (limits.look_at_compiler, (self.report, self.environ, details)),
+                                        (limits.look_at_outputs, (self.report, details)),
                                         (program.look_at_arguments, (self.report, self.words))):
                 if not limits.in_time(function, *arguments):
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
@@ -534,6 +522,7 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     try:
         if not rank.rank:
             check_master(rank.environ, rank.report, rank.machine.node)
+            check_port(rank.machine, rank.report)
         details = rank.look()
         found = meet_nodes(rank, probe)
         finish_node(rank, local, found, details)
@@ -579,6 +568,17 @@ def tell_late(rank: Rank, probe: Probe) -> None:
     """What keeps this node from rank 0's, before somebody else ends the job."""
     if probe.wait('late', time.monotonic() + rank.seconds):
         gather.say('check', rank.machine, probe.found['late'] + ". It goes on trying")
+        tell_aside(rank, Report(rank.rank), probe.found['late'])
+
+
+def tell_aside(rank: Rank, report: Report, why: str) -> None:
+    """Why this node does not meet rank 0's, in a file: rank 0's node may read it."""
+    if not report.having('red', 'import'):
+        report.add('red', 'rendezvous', why)
+    report.fact('node', rank.machine.node)
+    for name in ('MASTER_ADDR', 'MASTER_PORT'):
+        report.fact(name, rank.environ[name])
+    limits.in_time(rank.aside.tell, report)
 
 
 def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dict) -> None:
@@ -603,7 +603,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
-    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')))
+    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')),
+                          bool(details.get('mpi')))
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
@@ -613,14 +614,33 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
             raise PeerLost("it has no PyTorch")
         if not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
+        limits.in_time(rank.aside.end)
         probe.ask(SLACK, put=rank.report.dump().decode())
         return str(probe.ask(2 * rank.seconds + 60, hear=True)['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             if level == 'red':
                 gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
+        if not (probe and found.get('met')):
+            tell_aside(rank, rank.report, str(err))
+            wait_aside(rank)
         raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if probe and
                         found.get('met') else "this node does not meet rank 0's: %s") % err)
+
+
+def wait_aside(rank: Rank) -> None:
+    """Until rank 0's node has read why this one does not come: srun --kill-on-bad-exit would end it before."""
+    begin, there = time.monotonic(), False
+    while not rank.aside.is_read():
+        now = time.monotonic()
+        if not there and now > max(rank.begin + SILENT, begin + UNREAD):
+            there = meet.listens(rank.environ)
+            if not there:
+                break
+        if now > max(rank.begin + COMES, begin) + 2 * UNREAD:
+            break
+        time.sleep(10 * gather.LOOK)
+    rank.aside.end()
 
 
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
@@ -628,7 +648,10 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
     report, machine, environ = rank.report, rank.machine, rank.environ
     there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
     collect(rank, probe, there)
-    check_job(report, machine, rank.nodes, rank.sent)
+    said, missing = [], (1 << rank.world) - 1 & ~report.ranks   # type: list, int
+    if missing and rank.several:
+        limits.in_time(lambda: said.extend(gather.Aside(environ).read(missing)))
+    check_job(report, machine, rank.nodes, rank.sent, said)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))

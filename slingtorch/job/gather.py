@@ -6,11 +6,13 @@ them all. A file is locked as long as its writer lives (flock(2)), so that nobod
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import stat
 import sys
+import threading
 import time
 
 from . import limits, messages
@@ -134,8 +136,8 @@ class Files:
     :ivar kept: {name: descriptor of this rank's own}
     """
 
-    def __init__(self, environ: dict) -> None:
-        self.places, self.kept = places(environ), {}  # type: list, dict
+    def __init__(self, environ: dict, where: 'Optional[list]' = None) -> None:
+        self.places, self.kept = where or places(environ), {}  # type: list, dict
 
     def write(self, name: str, thing: 'Any') -> None:
         """Write a file whole. :raises OSError: there is no place where this is possible"""
@@ -209,6 +211,14 @@ class Files:
                                    "its own with --contain)" % self.places[0]))
             time.sleep(LOOK)
 
+    def names(self) -> list:
+        """Of the files that are there."""
+        found = set()  # type: set
+        for place in self.places:
+            with contextlib.suppress(OSError):
+                found.update(os.listdir(place))
+        return sorted(found)
+
     def remove(self, *names: str) -> None:
         """Own files, or without a name everything."""
         for place in self.places:
@@ -217,6 +227,54 @@ class Files:
             for name in names:
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(place, name))
+
+
+class Aside:
+    """
+    How a node that cannot meet rank 0's tells it why: a file in the working directory and in HOME, which nodes may
+    share, until rank 0's has read it. Nothing is written where all nodes meet.
+    """
+
+    def __init__(self, environ: dict) -> None:
+        self.name, self.told, self.over, self.lock = 'rank-%s' % environ['RANK'], 0, False, threading.Lock()
+        self.files = [Files(environ, [os.path.join(place, '.slingtorch-check-' + start_id(environ))])
+                      for place in {limits.working_directory(), environ.get('HOME', '')} if os.path.isabs(place)]
+
+    def tell(self, report: Report) -> None:
+        """Write it, from any thread, until end() is called."""
+        with self.lock:
+            for files in self.files if not self.over else ():
+                with contextlib.suppress(OSError):
+                    files.write(self.name, json.loads(report.dump().decode()))
+                    self.told += 1
+
+    def is_read(self) -> bool:
+        """Whether nobody needs to wait for rank 0's any more."""
+        return not self.told or any(self.name not in files.names() for files in self.files if files.kept)
+
+    def end(self, *names: str) -> None:
+        """Take away files, without a name the own one."""
+        with self.lock:
+            self.over = True
+            for files in self.files:
+                for descriptor in files.kept.values():      # an open one would stay on NFS
+                    os.close(descriptor)
+                files.kept = {}
+                files.remove(*names or [self.name])
+                with contextlib.suppress(OSError):
+                    os.rmdir(files.places[0])
+
+    def read(self, within: int) -> list:
+        """Rank 0's: what the nodes of these ranks say (Reports), as far as it can be understood; takes it away."""
+        found, names = {}, set()  # type: dict, set
+        for files in self.files:
+            for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, files.names()):
+                names.add(name)
+                with contextlib.suppress(ValueError):
+                    found[name] = Report.load(messages.dump(files.read(name)[0]), within)
+        if names:
+            self.end(*names)
+        return list(found.values())
 
 
 class LocalRanks:
@@ -237,22 +295,14 @@ class LocalRanks:
         if self.files.read(FIRST)[1]:
             raise PeerLost("another process of this start says that it is local rank 0 of this node too: unset "
                            "LOCAL_RANK in the job script")
-        for name in self.names():       # of an earlier start that was killed
+        for name in self.files.names():     # of an earlier start that was killed
             if self.files.read(name)[1] is False:
                 self.files.remove(name)
         self.files.write(FIRST, {'digest': digest})
 
-    def names(self) -> list:
-        """Of the files that are there."""
-        found = set()  # type: set
-        for place in self.files.places:
-            with contextlib.suppress(OSError):
-                found.update(os.listdir(place))
-        return sorted(found)
-
     def look(self) -> None:
         """Read what has come."""
-        for name in self.names():
+        for name in self.files.names():
             if not re.match(r'rank-[0-9]{1,9}\Z', name) or int(name[5:]) in self.reports:
                 continue
             rank = int(name[5:])
@@ -289,7 +339,8 @@ class LocalRanks:
         """Rank 0's word; and takes away what was written, once all have read it."""
         self.files.write(WORD, word)
         end = time.monotonic() + 2
-        while time.monotonic() < end and any(self.files.read(name)[1] for name in self.names() if name[:5] == 'rank-'):
+        while time.monotonic() < end and any(
+                self.files.read(name)[1] for name in self.files.names() if name[:5] == 'rank-'):
             time.sleep(LOOK)
         self.files.remove()
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 # seconds for all of it; one that takes longer is not tested
 LIMIT = 30
+# status of the process that does it, where no import ended it
+OVER = 117
+# which a launcher sets, and the interfaces
+VARIABLES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'NCCL_SOCKET_IFNAME',
+             'GLOO_SOCKET_IFNAME')
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -35,30 +41,83 @@ class Trial:
         self.begin, self.text = time.monotonic(), b''
         self.answers, answer = os.pipe()
         self.pid = os.fork()
+        with contextlib.suppress(OSError):      # what it starts is to end with it
+            os.setpgid(self.pid, self.pid)
         if not self.pid:
             try:
                 run(words, answer)
             finally:
-                os._exit(0)
+                os._exit(OVER)
         os.close(answer)
 
     def result(self) -> dict:
-        """What it says: 'wrong' (text, whether that is sure), 'shadows', 'worker'; {} if nothing, or not in time."""
-        while select.select([self.answers], [], [], max(0, self.begin + LIMIT - time.monotonic()))[0]:
-            more = os.read(self.answers, 1 << 16)
+        """
+        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker'; {} if nothing.
+        """
+        late = False
+        while b'"done"' not in self.text:   # a worker may keep the pipe
+            late = not select.select([self.answers], [], [], max(0, self.begin + LIMIT - time.monotonic()))[0]
+            more = b'' if late else os.read(self.answers, 1 << 16)
             self.text += more
-            if not more or b'"done"' in more:   # a worker may keep the pipe
+            if not more:
                 break
         os.close(self.answers)
-        os.kill(self.pid, signal.SIGKILL)
+        os.killpg(self.pid, signal.SIGKILL)
         status = os.waitpid(self.pid, 0)[1]
         last = {}
         for line in self.text.split(b'\n'):
             with contextlib.suppress(ValueError):
                 last = json.loads(line.decode())
-        if last.get('doing') and os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
-            last['wrong'] = ['%s ended the process with signal %d' % (last['doing'], os.WTERMSIG(status)), True]
+        if last.get('doing') and late:
+            last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
+        elif last.get('doing') and status != OVER << 8:
+            how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
+            # a kill is of the kernel's, for memory, and this process is one more
+            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), how != 'signal 9']
         return last
+
+
+def of_process() -> dict:
+    """What a training needs of its process, and no import is to change: {what it is: what it is like}."""
+    torch, stdout = sys.modules.get('torch'), sys.stdout    # type: Any, Any
+    found = {'the working directory': os.path.realpath('/proc/self/cwd'), 'argv': str(sys.argv)[:100]}  # type: dict
+    found.update((name, os.environ.get(name)) for name in VARIABLES)
+    with open('/proc/self/status') as stream:
+        found['the umask'] = ''.join(line.split()[1] for line in stream if line.startswith('Umask'))
+    for number, name in {number: name for name, number in vars(resource).items() if name.startswith('RLIMIT_')}.items():
+        limit = resource.getrlimit(number)[0]
+        found[name] = None if limit == resource.RLIM_INFINITY else limit
+    for name in ('SIGCHLD', 'SIGTERM', 'SIGINT'):
+        found[name] = 'is ignored' * (signal.getsignal(getattr(signal, name)) == signal.SIG_IGN)
+    found['a timer (SIGALRM)'] = 'runs' * (signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+    found['stdout'] = 'closed' * (stdout is None or bool(getattr(stdout, 'closed', False)) or not fd_is_open(1))
+    for name in ('dtype', 'device'):    # device since 2.3
+        if hasattr(torch, 'get_default_' + name):
+            found["PyTorch's default " + name] = str(getattr(torch, 'get_default_' + name)())
+    children = 0
+    for thread in os.listdir('/proc/self/task'):
+        with contextlib.suppress(OSError), open('/proc/self/task/%s/children' % thread) as stream:
+            children += len(stream.read().split())
+    return dict(found, **{'its own processes': children})
+
+
+def fd_is_open(number: int) -> bool:
+    """Whether there is such a descriptor."""
+    with contextlib.suppress(OSError):
+        os.fstat(number)
+        return True
+    return False
+
+
+def changes(before: dict, real: dict) -> list:
+    """
+    How of_process() differs from what it was.
+
+    :param real: values of the variables that the training will have: to set them again changes nothing
+    """
+    return ['%s (%s%s)' % (name, now or 'none', ', before: %s' % before[name] if before.get(name) else '')
+            for name, now in of_process().items() if now != before.get(name) and now != real.get(name, before.get(name))
+            and not (name.startswith('RLIMIT') and (now is None or now > (before[name] or now)))]     # raised
 
 
 def statements(text: bytes) -> 'Iterator[tuple]':
@@ -104,8 +163,10 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         found.update(more)
         os.write(descriptor, json.dumps(found).encode() + b'\n')
 
-    # it is not to meet anybody
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1')
+    # it is not to meet anybody (mpi4py 3.1.6, docs/source/usrman/mpi4py.rst), nor to read what this process is told
+    real = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1', MPI4PY_RC_INITIALIZE='0')
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     kind, name = program.program_of(words)
     if __package__ == 'job':    # a program may have modules of this name
         for module in [module for module in sys.modules if module.split('.')[0] == 'job']:
@@ -129,7 +190,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         except Exception as err:
             say(wrong=['import torch takes a file beside the script: %s' % first(err), True], doing='')
             return
-    sure, text = True, b''
+    sure, text, changed = True, b'', []  # type: bool, bytes, list
     try:
         if kind == 'module':
             spec = importlib.util.find_spec(name)
@@ -141,18 +202,23 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
                  '__package__': name.rpartition('.')[0] if kind == 'module' else None}
         for node, imports in statements(text):
             code = compile(ast.Module([node], []), path, 'exec')
+            before = of_process()
             try:
                 say(doing=line_of(text, node.lineno))
                 exec(code, space)
-            except Exception as err:
+            except BaseException as err:    # whatever it is, the script ends by it
                 if not imports:
                     sure = False    # it needs more than is here
                     continue
-                say(wrong=['line %d: %s: %s' % (node.lineno, found['doing'], first(err)),
-                           sure and isinstance(err, (ImportError, SyntaxError))], doing='')
+                ends = isinstance(err, SystemExit)
+                say(wrong=['line %d: %s%s: %s' % (node.lineno, found['doing'], ' ends the program' * ends, first(err)),
+                           sure and (ends or isinstance(err, (ImportError, SyntaxError)))], doing='')
                 return
-            except SystemExit:
-                break
+            if imports:
+                changed += ['line %d: %s: %s' % (node.lineno, found['doing'], text) for text in changes(before, real)]
+                say(changed=changed[:8])
+                with contextlib.suppress(OSError):      # one that has been removed
+                    os.chdir(before['the working directory'])
     except (SyntaxError, ValueError, RecursionError, ImportError, OSError, UnicodeDecodeError):
         pass    # program.py has said it
     say(doing='')
@@ -176,5 +242,7 @@ def first(err: BaseException) -> str:
 
 def main(argv: list) -> None:
     """As a process of its own."""
-    run(argv[1:], int(argv[0]), True)
-    os._exit(0)
+    try:
+        run(argv[1:], int(argv[0]), True)
+    finally:
+        os._exit(OVER)

@@ -4,9 +4,11 @@ What may differ from rank to rank, and from node to node: limits of the shell an
 process with PyTorch took, directories that are really written to, and whether the program is there.
 """
 import contextlib
+import ctypes
 import os
 import re
 import resource
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import threading
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Callable, Optional
+    from typing import Callable, Mapping, Optional
 
     from .findings import Report
     from .machine import Machine
@@ -88,6 +90,14 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
             limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
             ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() and details.get('local_rank') == 0 and most != resource.RLIM_INFINITY:  # root may have more
+        now = sum(len(machine.list('proc/%s/task' % name)) for name in machine.list('proc') if name.isdigit() and
+                  re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M))
+        if most - now < ROOM:
+            report.add('yellow', 'limit', "ulimit -u: this user may have %d processes and threads on a node, and has "
+                       "%d: little room for those of PyTorch and of a DataLoader" % (most, now),
+                       "ulimit -u unlimited, in the job script or where the limit is set")
     for most, now in pids(machine):
         if most - now < ROOM:
             report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little "
@@ -126,9 +136,11 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         if failed & mask:
             continue
         for option in 'vd':
-            if took.get(option, 0) > limits.get(option, took.get(option, 0)):
-                report.add('red', 'limit', "ulimit -%s: this rank may have %s of %s, and PyTorch took more on this "
-                           "node, before any training" % (option, megabytes(limits[option]), SHELL[option][1]),
+            limit, need = limits.get(option, 0), took.get(option, 0)
+            if limit and limit < 2 * need:
+                report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, and "
+                           "PyTorch took more %son this node, before any training" % (
+                               option, megabytes(limit), SHELL[option][1], 'than half of it ' * (limit >= need)),
                            "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
         if took.get('fds') and 'n' in limits:
             need = took['fds'] + (max(0, world - 1) if connects else 0)
@@ -191,11 +203,21 @@ def in_time(function: 'Callable', *arguments: object) -> bool:
     return not thread.is_alive()
 
 
-def write_trial(directory: str, size: int = 4096) -> str:
+def working_directory() -> str:
+    """Its path; '' of one that has been removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ''
+
+
+def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str:
     """Why a file with so many bytes cannot be written in a directory; ''."""
     try:
-        with tempfile.TemporaryFile(dir=directory) as stream:
-            os.posix_fallocate(stream.fileno(), 0, size)
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
+            if stream.write(b'\0' * size) < size:
+                return 'no space for %d bytes' % size
+            if sync:    # quotas of file systems over a network are said only then
+                os.fsync(stream.fileno())
     except OSError as err:
         return err.strerror or str(err)
     return ''
@@ -223,10 +245,10 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
             there = os.path.dirname(there)
         report.fact('%s=%s: %s' % (variable, path, what),
                     A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
-    report.fact('working directory', os.getcwd())
-    wrong = write_trial('.')
+    report.fact('working directory', working_directory() or 'one that has been removed')
+    wrong = write_trial('.', sync=True)
     if wrong:
-        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (os.getcwd(), wrong),
+        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (working_directory(), wrong),
                    "start in another one (srun --chdir), if the program writes there")
     with contextlib.suppress(OSError):
         state = os.fstatvfs(1)
@@ -242,6 +264,69 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     elif os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize <= SMALL_SHM:
         report.add('yellow', 'shm', "/dev/shm has %s free: little for NCCL and the workers of a DataLoader"
                    % megabytes(os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize), remedy)
+
+
+def look_at_outputs(report: 'Report', details: dict) -> None:
+    """
+    Whether the program can write where it will, by a file without a name in the same directory.
+
+    :param details: of program.look_at_program(): what is written, and whether the program makes directories
+    """
+    for path, says in list(details.get('written', {}).items())[:50]:
+        place = path if os.path.isdir(path) else os.path.dirname(path) or '.'
+        there = place
+        while not os.path.lexists(there) and there not in ('/', ''):
+            there = os.path.dirname(there)
+        there = there or '.'
+        wrong = '%s is no directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
+        if os.path.isfile(path) and not os.access(path, os.W_OK):
+            wrong = 'it is there already, and its permissions forbid it'
+        if not wrong and there != place and says.startswith('line') and not details['makes']:
+            wrong = 'the directory %s is not there, and the program makes none' % place
+        free = os.statvfs(there)
+        if not wrong and free.f_bavail * free.f_frsize < SMALL_FILE:
+            wrong = 'its file system has %s free' % megabytes(free.f_bavail * free.f_frsize)
+        if wrong:
+            report.add('yellow', 'disk', "%s: the program writes to %s, where it cannot (%s)" % (says, path, wrong)
+                       if 'free' not in wrong else "%s: the program writes to %s, and %s" % (says, path, wrong),
+                       "name another directory, or make it and free space")
+
+
+def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
+    """What torch.compile needs on a node, tried: a compiler, and a directory for caches from which code can be run."""
+    if not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE')):
+        return
+    there = environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir()
+    while not os.path.isdir(there):
+        there = os.path.dirname(there) or '/'
+    # those of Inductor and of Triton, as each looks for them
+    for variable, known, end in [('CXX', ('g++', 'clang++', 'c++'), '.cpp')] + [
+            ('CC', ('gcc', 'clang', 'cc'), '.c')] * bool(details.get('gpus')):
+        names = [environ[variable].split()[0]] if environ.get(variable, '').strip() else known
+        compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
+        if not compiler:
+            report.add('yellow', 'torch', "the program calls torch.compile, and this node has no %s compiler in PATH "
+                       "(%s)" % ('C++' if end == '.cpp' else 'C', ', '.join(names)), "load one in the job script (%s), "
+                       "or start without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
+            continue
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
+            source, library = os.path.join(place, 'a' + end), os.path.join(place, 'a.so')
+            with open(source, 'w') as stream:
+                stream.write('int a;\n')
+            done = subprocess.run([compiler, '-shared', '-fPIC', '-o', library, source], env=dict(environ), check=False,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            if done.returncode:
+                said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
+                report.add('yellow', 'torch', "the program calls torch.compile, and the compiler %s fails on this "
+                           "node: status %d%s" % (compiler, done.returncode, ''.join(': ' + line for line in said)),
+                           "load another one in the job script (%s), or export TORCH_COMPILE_DISABLE=1" % variable)
+                continue
+            try:
+                ctypes.CDLL(library)
+            except OSError as err:
+                report.add('yellow', 'cache', "the program calls torch.compile, and what is compiled in %s cannot be "
+                           "loaded (%s), as on a file system without the right to run code (noexec)" % (there, str(
+                               err).rpartition(': ')[2]), "name another directory in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

@@ -180,6 +180,14 @@ def attempt(environ: 'Any', seconds: float = 3) -> str:
         return str(getattr(err, 'strerror', None) or err)
 
 
+def listens(environ: 'Any') -> bool:
+    """Whether somebody does at MASTER_ADDR and MASTER_PORT."""
+    with contextlib.suppress(OSError, UnicodeError, OverflowError):
+        socket.create_connection((environ['MASTER_ADDR'], int(environ['MASTER_PORT'])), 1).close()
+        return True
+    return False
+
+
 def why_not(environ: 'Any', said: str = '') -> str:
     """Why this node does not reach rank 0's, for a message."""
     low = network.port_range()

@@ -9,7 +9,7 @@ from .machine import NET_PLUGINS, library_kind
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Any, MutableMapping, Optional
 
     from .machine import Machine
 
@@ -78,6 +78,19 @@ def refuses_to_share(paths: list) -> bool:
     """Whether an NCCL or RCCL among these libraries refuses two ranks on one GPU (src/init.cc to 2.29, and since)."""
     library = library_of(paths)
     return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
+
+
+def listen(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
+    """Have NCCL say what it does in this file. What fails does not end the process: who tries it says so."""
+    environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
+                   NCCL_DEBUG_SUBSYS='INIT,NET',
+                   NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
+
+
+def heard(log: 'Any') -> dict:
+    """What it said there: 'network' and 'provider'."""
+    log.seek(0)
+    return dict(zip(('network', 'provider'), network(log.read().decode(errors='replace'))))
 
 
 def network(log: str) -> tuple:

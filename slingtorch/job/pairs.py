@@ -19,14 +19,13 @@ import contextlib
 import datetime
 import json
 import os
-import signal
 import sys
 import threading
 import time
 
 from . import meet, messages, nccl
 from .machine import Machine, seconds_to_wait
-from .probe import first_lines, patience, scratch_file
+from .probe import first_lines, patience
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -192,11 +191,8 @@ def limit_of(turn: int) -> int:
 
 def play(number: int, lanes: int, descriptor: int) -> None:
     """A process of a GPU: come, measure in all rounds, and say how it ended."""
-    environ, log, begin = os.environ, scratch_file(), time.monotonic()
-    # what fails is said here, and does not end the process
-    environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
-                   NCCL_DEBUG_SUBSYS='INIT,NET',
-                   NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
+    environ, log, begin = os.environ, messages.scratch_file(), time.monotonic()
+    nccl.listen(environ, log)
     exchange, error, absent = None, '', False
     try:
         exchange = Exchange(number)
@@ -230,8 +226,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
                 found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
                                          'key': 'pair-%d-%d-%d' % (turn, *pair)})
                 if exchange.backend == 'nccl' and log:
-                    log.seek(0)
-                    found['network'], found['provider'], _ = nccl.network(log.read().decode(errors='replace'))
+                    found.update(nccl.heard(log))
                 store.put('did-%d-%d' % (turn, own), found)
                 store.count('done-%d' % turn, 1)
         turn += 1
@@ -332,7 +327,7 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
     say(descriptor, {'lanes': list(keeper.lanes.values()), 'nodes': keeper.nodes, 'speeds': keeper.speeds,
                      'network': keeper.network, 'kind': keeper.kind, 'rounds': count, 'imported': imported,
                      'took': time.monotonic() - begin})
-    word = sys.stdin.readline().strip()
+    word = json.loads(sys.stdin.readline())
     keeper.store.put('round-%d' % count, {'word': word})
     end = time.monotonic() + meet.HEARD
     while keeper.store.count('heard') < len(keeper.lanes) and time.monotonic() < end:
@@ -341,9 +336,7 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
 
 def main(argv: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
-    descriptor = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    descriptor = messages.as_child()
     try:
         if argv[0] == 'keep':
             keep(int(argv[1]), float(argv[2]), descriptor)

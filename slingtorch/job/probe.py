@@ -14,18 +14,16 @@ import ctypes
 import json
 import os
 import re
-import signal
 import sys
-import tempfile
 import threading
 import time
 
 from . import imports, meet, messages, nccl, network
-from .machine import Machine, mapped_libraries
+from .machine import Machine, libraries, mapped_libraries
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Mapping, Optional
 
 # Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
 # that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.
@@ -45,7 +43,7 @@ class Probe:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), scratch_file()
+        self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
         self.begin, self.trial, self.given_up = time.monotonic(), None, False  # type: float, Any, bool
@@ -59,10 +57,7 @@ class Probe:
 
     def load(self, plugins: list) -> 'Any':
         """Import PyTorch, and load the plugin as NCCL does."""
-        # what fails is said here, and does not end the process
-        os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
-                          NCCL_DEBUG_SUBSYS='INIT,NET',
-                          NCCL_DEBUG_FILE='/proc/self/fd/%d' % self.log.fileno() if self.log else os.devnull)
+        nccl.listen(os.environ, self.log)
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
@@ -192,9 +187,7 @@ class Probe:
     def words(self, gpu: bool) -> None:
         """What NCCL says of its network, and what is mapped now."""
         if gpu and self.log:
-            self.log.seek(0)
-            text = self.log.read().decode(errors='replace')
-            self.result['network'], self.result['provider'], _ = nccl.network(text)
+            self.result.update(nccl.heard(self.log))
         self.result['maps'] = mapped_libraries()
 
     def serve(self, store: 'Optional[meet.Store]') -> None:
@@ -246,12 +239,18 @@ def first_lines(err: BaseException) -> str:
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
 
 
-def scratch_file() -> 'Any':
-    """A file without a name, so that nothing stays behind, whatever ends this process; None if there is no place."""
-    try:
-        return tempfile.TemporaryFile()
-    except OSError:
-        return None     # look.py says that there is none
+def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
+    """Which files that an error has to do with come from a variable's directory, for a message."""
+    files, trace, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), err.__traceback__, []
+    while trace:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or ''] + libraries()):
+        for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD'):
+            if any(place and (path + '/').startswith(place.rstrip('/') + '/')
+                   for place in environ.get(variable, '').split(':')):
+                found.append('%s brings %s' % (variable, path))
+    return ' [%s]' % '; '.join(found[:2]) if found else ''
 
 
 def load(names: list, result: dict) -> None:
@@ -274,10 +273,7 @@ def load(names: list, result: dict) -> None:
 
 def main(plugins: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
-    descriptor = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited
-    probe = Probe(descriptor)
+    probe = Probe(messages.as_child())
     result = probe.result
     try:
         torch, order = probe.load(plugins), json.loads(sys.stdin.readline())
@@ -295,8 +291,9 @@ def main(plugins: list) -> None:
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:
-            result['error'] = '%s failed: %s' % ('import torch' if result['phase'] == 'import' else 'an all_reduce',
-                                                 first_lines(err))
+            result['error'] = '%s failed: %s%s' % (
+                'import torch' if result['phase'] == 'import' else 'an all_reduce', first_lines(err),
+                brought(err, os.environ) if result['phase'] == 'import' else '')
     result['maps'] = mapped_libraries()
     probe.serve(probe.store)
     os._exit(0)

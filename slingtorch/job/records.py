@@ -172,9 +172,26 @@ def file_to_write(path: str) -> str:
 
 
 def write(record: dict, path: str) -> None:
-    """Write the file, whole or not at all."""
-    part = path + '.part'
-    with open(part, 'w') as stream:
-        json.dump(record, stream, indent=1)
-        stream.write('\n')
-    os.replace(part, path)
+    """Write a file for read(), whole or not at all."""
+    write_whole({path: json.dumps(record, indent=1) + '\n'})
+
+
+def write_whole(texts: dict) -> None:
+    """Write files, {path: text}, all of them whole or none; what is no file, as /dev/stdout, is written to."""
+    parts = {}
+    try:
+        for path, text in texts.items():
+            path = os.path.realpath(path)
+            part = path if os.path.exists(path) and not os.path.isfile(path) else '%s.part-%d' % (path, os.getpid())
+            if part != path:
+                parts[part] = path
+            with open(part, 'w') as stream:
+                stream.write(text)
+                stream.flush()
+                if part != path:
+                    os.fsync(stream.fileno())  # a file system over a network says only now that it is full
+        for part, path in parts.items():
+            os.replace(part, path)
+    finally:
+        for part in filter(os.path.exists, parts):
+            os.remove(part)

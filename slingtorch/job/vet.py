@@ -10,21 +10,15 @@ same time, over process groups of what a training takes (pairs.py).
 """
 import argparse
 import collections
-import contextlib
 import json
-import os
-import queue
 import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
 
 from . import gather, look, node, pairs, records
 from .machine import Machine, expand_hosts, seconds_to_wait
-from .messages import one_line
-from .probe import scratch_file
+from .messages import Child, one_line
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -35,7 +29,6 @@ SLOW = 0.5
 ROUNDS = 8
 # the share of the line rate below which it is said, by backend: over TCP, gloo reaches a tenth of a fast network's
 OF_LINE_RATE = {'nccl': 0.5, 'gloo': node.SLOW_LINK}
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def best_pairs(speeds: dict) -> dict:
@@ -174,71 +167,8 @@ def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Opt
 
 def write_lists(prefix: str, good: list, bad: list) -> None:
     """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
-    write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
-                 for suffix, names in (('.vetted', good), ('.cordon', bad))})
-
-
-def write_whole(texts: dict) -> None:
-    """Write files, {path: text}, all of them whole or none; what is no file, as /dev/stdout, is written to."""
-    parts = {}
-    try:
-        for path, text in texts.items():
-            path = os.path.realpath(path)
-            part = path if os.path.exists(path) and not os.path.isfile(path) else '%s.part-%d' % (path, os.getpid())
-            if part != path:
-                parts[part] = path
-            with open(part, 'w') as stream:
-                stream.write(text)
-                stream.flush()
-                if part != path:
-                    os.fsync(stream.fileno())  # a file system over a network says only now that it is full
-        for part, path in parts.items():
-            os.replace(part, path)
-    finally:
-        for part in filter(os.path.exists, parts):
-            os.remove(part)
-
-
-class Child:
-    """pairs.py as a child, so that a crash or a hang in a library is a finding."""
-
-    def __init__(self, environ: dict, *words: object) -> None:
-        self.errors = scratch_file() or open(os.devnull, 'w+b')
-        self.process = subprocess.Popen([sys.executable, '-B', HERE, 'pairs'] + list(map(str, words)), env=environ,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)  # type: Any
-        self.said = queue.Queue()  # type: queue.Queue
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self) -> None:
-        """Take its answers until it ends."""
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):       # of a library that knows the descriptor
-                self.said.put(json.loads(line.decode()))
-        self.said.put(None)
-
-    def hear(self, end: float) -> dict:
-        """What it says next, before the time `end`."""
-        try:
-            found = self.said.get(timeout=max(0.1, end - time.monotonic()))
-        except queue.Empty:
-            return {'error': "no answer in time"}
-        if found is None:
-            self.errors.seek(0)
-            last = [line.decode(errors='replace').strip() for line in self.errors if line.strip()][-1:]
-            return {'error': "it ended with status %s%s" % (self.process.wait(), ''.join(
-                ': ' + text[:300] for text in last))}
-        return dict(found)
-
-    def tell(self, word: str) -> None:
-        """How it ended."""
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(word.encode() + b'\n')
-            self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Nobody wants anything of it any more."""
-        self.process.kill()
-        self.process.wait()
+    records.write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
+                         for suffix, names in (('.vetted', good), ('.cordon', bad))})
 
 
 def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
@@ -257,9 +187,9 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
         return 0
     known, seconds = machine.gpus(), seconds_to_wait(machine.environ)
     seen = max(1, len(look.visible_gpus(machine, known)) if known else 0)
-    children = [Child(machine.environ, number, seen) for number in range(seen)]
+    children = [Child(machine.environ, 'pairs', number, seen) for number in range(seen)]
     if machine.environ['RANK'] == '0':
-        children.append(Child(machine.environ, 'keep', count, int(seconds)))
+        children.append(Child(machine.environ, 'pairs', 'keep', count, int(seconds)))
     try:
         end = time.monotonic() + 2 * seconds + 60 + count * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
         if machine.environ['RANK'] == '0':
@@ -337,7 +267,7 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
         entries = [{'name': name, 'good': number in good, 'why': wrong.get(number, untested.get(number, '')),
                     'line_rates': rates[number], 'backend': figures.get(number)} for number, name in enumerate(names)]
         entries += [{'name': name, 'good': False, 'why': 'fails: it did not answer'} for name in absent]
-        write_whole({path: json.dumps({
+        records.write_whole({path: json.dumps({
             'format': 2, 'title': text.splitlines()[0], 'rounds': count, 'backend': told['kind'], 'yellow': yellow,
             'not_tested': not_tested, 'nodes': entries,
             'seconds': {'start': told['imported'], 'backend': told['took']}}, indent=1)})

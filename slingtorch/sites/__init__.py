@@ -449,7 +449,7 @@ def read_site(name: str, path: str, environ: Env) -> Site:
     for include in split_list(own['site', None, None].get('include')):
         shared = find_files(SHARED, environ)
         if include not in shared:
-            fail(path, 'site', "include names '%s', which is none of %s" % (include, ', '.join(shared)))
+            fail(path, 'site', "include names '%s', which is not one of %s" % (include, ', '.join(shared)))
         sections.update(read_shared(shared[include], os.stat(shared[include]).st_mtime_ns))
     sections.update(own)
 
@@ -517,7 +517,7 @@ def directories(environ: Env) -> List[str]:
                                 "module. Look at what is in it, then close it: chmod o-w '%s'"
                                 % (name, PATH_VARIABLE, name))
     own = user_directory(environ)
-    # a home directory that a compute node does not have is no error
+    # a home directory that a compute node does not have is not an error
     if own and os.path.isdir(own):
         check_private(os.path.dirname(own))
         check_private(own)

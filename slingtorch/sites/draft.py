@@ -174,7 +174,7 @@ class Draft:
                      source="%s; %s" % (source, NCCL_GUIDE))
 
     def file_systems(self) -> None:
-        """What containers must be given to see."""
+        """Shared file systems, which containers must bind."""
         found = {path: kind for path, kind, _ in machine.read_mounts(self.text['mounts']) if kind in machine.SHARED}
         self.note('shared file systems', ', '.join('%s (%s)' % item for item in found.items()), "/proc/mounts has none")
         # the runtime takes a colon or a comma for a separator

@@ -107,7 +107,7 @@ def layer(tmp_path_factory):
 
 @pytest.fixture
 def docker(registry, layer):
-    """Address of an image; its blobs are there anew for each test."""
+    """Address of an image; its blobs are there again for each test."""
     registry.refuse = registry.account = None
     compressed, diff_id = layer
     config = json.dumps({'architecture': 'amd64' if os.uname().machine == 'x86_64' else 'arm64', 'os': 'linux',

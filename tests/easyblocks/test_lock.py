@@ -437,7 +437,7 @@ NOT_LOCKED = [
     (("['alpha==1.0']", "'alpha==1.0'"), "python_packages is 'alpha==1.0', and must be a list of strings"),
     ((f"['{PYTHON}']", '[]'), 'python_versions is [], and must name the Python'),
     (("moduleclass = 'ai'", "wheel_platform = 'linux'"), "wheel_platform is 'linux', and must have the form manylinux_2"),
-    (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is no address"),
+    (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is not an address"),
     (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, and must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Keep it in ~/.netrc'),
     (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option and no package'),

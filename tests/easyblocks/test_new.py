@@ -246,10 +246,10 @@ def test_files_that_are_damaged(project, source, text):
 @pytest.mark.parametrize('name', ['../mine', 'a/b', '.hidden', ''])
 def test_a_name_that_is_a_path(project, name):
     project.write('requirements.txt', 'alpha\n')
-    assert 'is no name for a module' in project.refused('requirements.txt', name=name)
+    assert 'is not a name for a module' in project.refused('requirements.txt', name=name)
 
 
 def test_on_something_else(project):
     project.write('requirements.txt', 'alpha\n')
     project.on.with_suffix('.lock').unlink()
-    assert 'is no easyconfig of PythonVenv with a lock file of PyTorch' in project.refused('requirements.txt')
+    assert 'is not an easyconfig of PythonVenv with a lock file of PyTorch' in project.refused('requirements.txt')

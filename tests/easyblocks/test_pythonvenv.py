@@ -623,7 +623,7 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
     assert process.returncode == 0, text
     assert second.returncode != 0 and '--wait-on-lock-limit' in output(second)
     assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
-    # what was killed while it was made anew is not taken for one that was not changed
+    # what was killed while it was made again is not taken for one that was not changed
     alpha, = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/alpha.py')
     alpha.write_text('')
     process = start_installation(tiny, eb_env, '--rebuild')

@@ -295,7 +295,7 @@ class Process:
         }
 
     def link(self, name, compiler, source='', flags=()):
-        """Make one of the toy's libraries anew."""
+        """Make one of the toy's libraries again."""
         run([compiler, '-shared', '-fPIC', '-o', self.torch / 'lib' / name, '-xc', '-', '-xnone', *flags],
             input=source + '\n')
 

@@ -461,7 +461,7 @@ def test_preset_venv_without_runtime(site):
     ({'container_python': None, 'preset_venv': 'x'}, 'an environment needs Python'),
     ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c': it must be a name"),
     ({'wrappers': 'python'}, "wrappers is 'python': it must be a list of strings: wrappers = ['...']"),
-    ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'this is no name of a variable'),
+    ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'not a name of a variable'),
     ({'container_environment': {'a b': 'x'}}, "container_environment has 'a b'"),
     ({'container_environment': {'COLOUR': 'a\nb'}}, 'has a control character'),
     ({'sanity_check_packages': ['torch']}, "sanity_check_packages is ['torch']: it must be a dictionary"),

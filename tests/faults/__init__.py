@@ -146,7 +146,7 @@ class Job:
             self.on(node, f'dd if=/dev/zero of={where}/fill bs=4k 2> /dev/null || true')
 
     def over(self, node, path, what):
-        """One node sees another file (or directory) in the place of this one."""
+        """One node sees another file (or directory) instead of this one."""
         self.on(node, f'mount --bind {what} {path}', f'umount -l {path}')
 
     def tmp(self, node, options, fill=False):

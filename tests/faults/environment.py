@@ -33,7 +33,7 @@ VARIABLES = {
         ('nothing', ''),
     'PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1': ('nothing', ''),
 }
-# srun would set these anew
+# srun would set these again
 IN_RANKS = ('SLURM_',)
 
 for exported, (colour, says) in VARIABLES.items():

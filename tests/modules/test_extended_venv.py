@@ -144,7 +144,7 @@ def test_another_version_was_loaded(module, mine, tmp_path):
 
 @pytest.mark.parametrize('name', SHELLS)
 def test_one_after_the_other(module, mine, tmp_path, name):
-    """A second environment ends the first, whichever of them is extended; the same one again is no harm."""
+    """A second environment ends the first, whichever of them is extended; the same one again does no harm."""
     extended(module, tmp_path / 'second')
     run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'plain'])
     for first, then in [(mine, tmp_path / 'second'), (mine, mine), (tmp_path / 'plain', mine), (mine, tmp_path / 'plain')]:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""PyTorch's own distributed_test.py (in every wheel), on ranks of slingmpi. Prints each test that ran, and counts.
+"""PyTorch's own tests on ranks of slingmpi. Prints each test that ran, and counts.
 
-    mpiexec -n 3 python pytorch.py mpi|opened|gloo [NAME ...]
+    mpiexec -n 3 python pytorch.py mpi|opened|gloo [NAME ...]           distributed_test.py, which is in every wheel
+    mpiexec -n 4 python pytorch.py opened|gloo FILE.py [NAME ...]       of PyTorch's sources: test/distributed/...
 
 mpi      as PyTorch tests its own backend "mpi", which is slingmpi here
-opened   slingmpi in the place of gloo, with all that is asked of gloo alone
+opened   slingmpi instead of gloo, with all that is asked of gloo alone
 gloo     gloo itself, to compare
 
-Without names all tests; a name may be the beginning of several. What needs a GPU or another backend is not counted.
+Without names all tests; a name may be the beginning of several. What needs a GPU, another backend or another number of
+ranks is not counted.
 """
 import datetime
+import functools
+import importlib
 import os
 import sys
 import tempfile
@@ -20,6 +24,7 @@ import unittest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.testing._internal import common_distributed
 
 import slingmpi
 
@@ -50,7 +55,7 @@ def put_in_place_of_gloo():
     class Gloo(metaclass=Always):
         def __new__(cls, store, rank, size, timeout):
             return slingmpi._create(types.SimpleNamespace(
-                store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=members[1],
+                store=store, group_rank=rank, group_size=size, timeout=min(timeout, LIMIT), group_id=members[1],
                 global_ranks_in_group=members[0]))
     distributed_c10d._new_process_group_helper = noting
     distributed_c10d._create_process_group_wrapper = wrapping
@@ -58,10 +63,10 @@ def put_in_place_of_gloo():
     torch._C._distributed_c10d.Backend.options = types.SimpleNamespace()    # PyTorch notes the members in gloo's
 
 
-def outcome(case):
+def outcome(test):
     """'passed', 'skipped' or the traceback of one test."""
     try:
-        case.debug()
+        test()
     except unittest.SkipTest:
         return 'skipped'
     except SystemExit:          # how PyTorch's decorators leave out a test in a process of its own
@@ -71,8 +76,26 @@ def outcome(case):
     return 'passed'
 
 
+def tests_of(file, rank, size, directory):
+    """Name and function of each test of a file that would start its ranks itself, as one of these runs it."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    module = importlib.import_module(os.path.splitext(os.path.basename(file))[0])
+
+    def run(kind, name):
+        case = kind(name)
+        case.rank, case.file_name = rank, os.path.join(directory, f'{kind.__name__}.{name}')
+        if case.world_size != size:
+            raise unittest.SkipTest
+        getattr(case, name)()
+    for kind in list(vars(module).values()):
+        if isinstance(kind, type) and issubclass(kind, common_distributed.MultiProcessTestCase):
+            for name in unittest.defaultTestLoader.getTestCaseNames(kind):
+                yield f'{kind.__name__}.{name}', functools.partial(run, kind, name)
+
+
 def main():
     kind, *wanted = sys.argv[1:]
+    file = wanted.pop(0) if wanted and wanted[0].endswith('.py') else None
     if kind == 'mpi':
         slingmpi.take_name_mpi()
     rank, size = slingmpi._load().start()
@@ -102,19 +125,22 @@ def main():
     class Tests(common_utils.TestCase, distributed_test.DistributedTest._DistTestBase):
         pass
     Tests.rank, Tests.world_size = rank, size
+    tests = tests_of(file, rank, size, os.environ['TEMP_DIR']) if file else (
+        (name, Tests(name).debug) for name in sorted(dir(Tests)) if name.startswith('test_'))
     counts = {'passed': 0, 'failed': 0}
-    for number, name in enumerate(sorted(name for name in dir(Tests) if name.startswith('test_'))):
-        if wanted and not any(name.startswith(one) for one in wanted):
+    for name, test in tests:
+        if wanted and not any(name.startswith(one) or f'.{one}' in name for one in wanted):
             continue
         own = dist.PrefixStore(name, store)
         if kind == 'mpi':
             dist.init_process_group('mpi', timeout=LIMIT)
-        else:
+        elif not file:
             dist.init_process_group('gloo', store=own, rank=rank, world_size=size, timeout=LIMIT)
-        found = outcome(Tests(name))
+        found = outcome(test)
         own.set(f'outcome {rank}', found)
         all_found = [own.get(f'outcome {one}').decode() for one in range(size)]
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         distributed_test.Barrier.barrier_id = 0
         if rank == 0:
             for file in os.scandir(os.path.join(os.environ['TEMP_DIR'], 'barrier')):

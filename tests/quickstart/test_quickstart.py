@@ -82,7 +82,7 @@ def test_from_clone_to_training_and_again(tmp_path):
     eb_after = commands.splitlines()[0] + '\n' + commands.splitlines()[1] + '\neb --version'
     assert 'EasyBuild 5.4' in run(['bash', '--noprofile', '--norc', '-ec', eb_after], env=env, cwd=tmp_path).stdout
 
-    # again: nothing is installed. What is broken is made anew: test_program.py
+    # again: nothing is installed. What is broken is made again: test_program.py
     again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '3'], env=env, timeout=900,
                 cwd=tmp_path).stdout
     assert 'PyTorch/2.13.0-local-cpu is already installed' in again

@@ -92,7 +92,7 @@ def test_no_gpu_and_a_snapshot_that_is_none(job):
     (job.dir / 'snapshot.pt').write_text('nothing\n')
     done = job.run(3)
     assert done.returncode != 0 and 'snapshot.pt cannot be read as a snapshot' in done.output
-    assert 'remove it to start anew' in done.output and 'Traceback' not in done.output
+    assert 'remove it to start again' in done.output and 'Traceback' not in done.output
     job.env['BACKEND'] = ''
     done = job.run(3)
     assert done.returncode != 0 and 'PyTorch sees no GPU here' in done.output and 'export BACKEND=gloo' in done.output

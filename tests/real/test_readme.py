@@ -106,7 +106,7 @@ os.write(1, (json.dumps([rank, ranks, node, nodes]) + '\\n').encode())
 def test_first_hour(home, installed_pytorch, lmod, slurm):
     """From the activation to the reader's own script; PyTorch is installed already. The reader writes into the scripts."""
     page = 'docs/first-hour.md'
-    (activation, install, which), (example,) = readme.blocks('2.', page), readme.blocks('3.', page)
+    (activation, which, install), (example,) = readme.blocks('2.', page), readme.blocks('3.', page)
     for room in ('examples', 'docs'):
         shutil.copytree(ROOT / room, home / 'bundle' / room)
     (home / 'train.py').write_text(TRAIN.replace('NCCL_SOCKET_IFNAME', 'HOME'))
@@ -119,7 +119,7 @@ sed -i 's,PyTorch/2.15.0-cuda-13.2,PyTorch/2.13.0-local-cpu,; /gpus-per-node/d; 
 sed -i 's/ddp_training.py --epochs 1 --output-dir "$name"/train.py/; s/--ntasks-per-node=1/--ntasks-per-node=4/' ddp_pytorch.job
 sbatch --wait -o mine.out ddp_pytorch.job
 """
-    lines = activation + edited + install.replace('2.15.0-cuda-13.2', '2.13.0-local-cpu') + which + example + own
+    lines = activation + edited + which + install.replace('2.15.0-cuda-13.2', '2.13.0-local-cpu') + example + own
     lines = lines.replace('$PWD/easybuild', str(installed_pytorch.modulepath.parents[1])).replace('PARTITION', 'gpu')
     done = typed(lines, home, lmod, env={'SLURM_CONF': slurm.env['SLURM_CONF'], 'GLOO_SOCKET_IFNAME': 'lo',
                                          'OMP_NUM_THREADS': '1', 'SLINGTORCH_CACHE_ROOT': home})

@@ -375,7 +375,7 @@ def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
     (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
     (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint: its value is missing'),
     (['--checkpoint='], {'PBS_JOBID': '1'}, '--checkpoint: its value is empty'),
-    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is no number"),
+    (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is not a number"),
     (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'there is no option --requeue'),
     (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory is not there'),
     (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),

@@ -156,7 +156,7 @@ def test_until_done_goes_on_without_a_node_that_goes_down(three, installed_pytor
     assert 'until-done: done: start 2 ran' in output and set(nodes()) == set(NODES), output
 
 
-# PyTorch as it is with two GPUs, as far as pairs.py asks: gloo in the place of NCCL, whose works end by themselves.
+# PyTorch as it is with two GPUs, as far as pairs.py asks: gloo instead of NCCL, whose works end by themselves.
 # The second GPU of rank 1 sends and receives late.
 TWO_GPUS = """
 import os, sys, threading, time, types

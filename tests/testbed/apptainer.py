@@ -33,7 +33,7 @@ PATCHELF = 'libexec/patchelf'
 """Where it is kept below an installation, for copies of this."""
 
 RECIPE = 3
-"""Raised when an installation made by an earlier version of this file must be made anew."""
+"""Raised when an installation made by an earlier version of this file must be made again."""
 
 
 class Unavailable(Exception):

@@ -131,7 +131,7 @@ def made_from(easyconfig):
 
 
 def state_of_bundle(easyconfig):
-    """A short digest of what an installation is made from, so that a kept one is made anew after a change."""
+    """A short digest of what an installation is made from, so that a kept one is made again after a change."""
     digest = hashlib.sha256(sys.version.encode())
     for path in made_from(easyconfig):
         digest.update(str(path.relative_to(ROOT)).encode() + b'\0' + path.read_bytes() + b'\0')

@@ -16,7 +16,7 @@ from . import DIR, locked, missing, run
 COMMANDS = ('bash', 'sh', 'env', 'cat', 'chmod', 'false', 'id', 'kill', 'ls', 'mkdir', 'mktemp', 'mv', 'readlink', 'rm',
             'rmdir', 'sed', 'sleep', 'stat', 'touch', 'true', 'uname')
 RECIPE = 4
-"""Raised when images made by an earlier version of this file must be made anew."""
+"""Raised when images made by an earlier version of this file must be made again."""
 
 ENSUREPIP = '''
 def _main(argv=None):

@@ -563,6 +563,19 @@ def test_the_port_of_torchruns_agent(job):
     assert not red(found) and found['ranks'] == [0]
 
 
+@pytest.mark.parametrize('limits, kept, agent, level', [
+    ('32768\t60999', '', '', ['yellow']), ('32768 60999', '39000-41000', '', []), ('1024 20000', '', '', []),
+    ('32768 60999', '', 'True', []), ('', '', '', []),
+])
+def test_a_port_that_the_kernel_may_give_to_others(tmp_path, limits, kept, agent, level):
+    for name, text in {'ip_local_port_range': limits, 'ip_local_reserved_ports': kept}.items():
+        (tmp_path / 'proc/sys/net/ipv4').mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'proc/sys/net/ipv4' / name).write_text(text)
+    report = findings.Report(0)
+    check.check_port(Machine({'MASTER_PORT': '40000', 'TORCHELASTIC_USE_AGENT_STORE': agent}, str(tmp_path)), report)
+    assert [finding.level for finding in report.having(name='port')] == level
+
+
 def test_a_name_with_ipv6_only():
     report = findings.Report(0)
     look.look_at_master(Machine({'MASTER_ADDR': '::1'}), report)
@@ -974,6 +987,7 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     result = probe.result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
+    assert (f'[PYTHONPATH brings {tmp_path}/torch.py]' in result['error']) == ('failed' in says)
 
 
 @pytest.mark.parametrize('names, code, missing, error', [
@@ -991,6 +1005,15 @@ def test_the_plugin_is_tried(tmp_path, names, code, missing, error):
     probe.end()
     assert result['plugin_missing'] is missing
     assert error in result['plugin_error'] if error else 'plugin_error' not in result
+
+
+def test_a_child_that_is_no_longer_wanted_leaves_nothing_open(tmp_path):
+    code = ("import gc, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import check; "
+            "probe = check.Probe({}, [], {'ranks': 1, 'seconds': 60, 'program': [], 'meet': False}); "
+            "probe.result(check.time.monotonic() + 60); probe.end(); del probe; gc.collect()")
+    done = subprocess.run([sys.executable, '-B', '-W', 'error', '-c', code, str(ROOT)], stderr=subprocess.PIPE, text=True,
+                          env={'TMPDIR': str(tmp_path)}, check=True)
+    assert done.stderr == ''
 
 
 # --- vetting

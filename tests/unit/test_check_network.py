@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -312,7 +313,7 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 
 @pytest.mark.parametrize('option, limit, level', [
     ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 8 << 30, None),
-    ('d', 100 << 20, 'red'), ('s', 8 << 20, None),
+    ('d', 100 << 20, 'red'), ('v', 5 << 30, 'yellow'), ('d', 3 << 29, 'yellow'), ('s', 8 << 20, None),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     found = limited({3: {'limits': {option: limit}}}, TOOK)
@@ -399,7 +400,7 @@ def test_a_job_that_ends_soon(tmp_path, end, says):
 
 
 def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0: 'Read-only file system' * (directory == '.'))
+    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0, sync=False: 'Read-only file system' * (directory == '.'))
     monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
     monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
     report = findings.Report(0)
@@ -437,17 +438,30 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
     assert [(finding.level, finding.name) for finding in report.findings] == ([(level, name)] if level else [])
 
 
-def test_what_torch_compile_needs(tmp_path):
-    script = tmp_path / 'train.py'
-    script.write_text('import torch\nmodel = torch.compile(model)\n')
-    for text, says in (('', False), ('#!/bin/sh\n', True)):
-        if text:
-            (tmp_path / 'g++').write_text(text)
-            (tmp_path / 'g++').chmod(0o755)
-        report = findings.Report(0)
-        program.look_at_program(report, [str(script)], {}, {'PATH': str(tmp_path)})
-        assert bool([text for text in of_level(report, 'yellow', 'torch') if 'no C++ compiler' in text]) != says
-        assert says or 'TORCH_COMPILE_DISABLE=1' in report.text('')
+@pytest.mark.parametrize('compiler, says', [
+    (None, 'no C++ compiler in PATH'), ('PATH=/usr/bin:/bin exec g++ "$@"', ''),
+    ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
+    ('while (($# > 1)); do shift; [[ $1 != *.so ]] || echo > "$1"; done', 'cannot be loaded (file too short)'),
+])
+def test_what_torch_compile_needs(tmp_path, compiler, says):
+    if compiler:
+        (tmp_path / 'g++').write_text('#!/bin/bash\n' + compiler)
+        (tmp_path / 'g++').chmod(0o755)
+    report, env = findings.Report(0), {'PATH': str(tmp_path), 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'new')}
+    limits.look_at_compiler(report, env, {'compiles': False})
+    limits.look_at_compiler(report, {**env, 'TORCH_COMPILE_DISABLE': '1'}, {'compiles': True})
+    assert not report.findings
+    limits.look_at_compiler(report, env, {'compiles': True})
+    assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
+    assert [path.name for path in tmp_path.iterdir()] == ['g++'] * bool(compiler)
+
+
+@pytest.mark.parametrize('text, yes', [
+    ('model = torch.compile(model)', True), ('@torch.compile\ndef step(): pass', True), ('model.compile()', True),
+    ("torch.compile(model, backend='aot_eager')", False), ("re.compile('x')", False), ('compile(text, name, mode)', False),
+])
+def test_which_program_compiles(text, yes):
+    assert any(map(program.compiles, ast.walk(ast.parse(text)))) == yes
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
@@ -616,6 +630,8 @@ def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
     ([('file shapes.py', 'a', 1), ('file shapes.py', 'b', 2)], 'red', 'nodes have different copies of shapes.py'),
     ([('argument /data/x', '5 bytes, abc', 1), ('argument /data/x', 'No such file or directory', 2)], 'yellow',
      '/data/x, an argument, is not the same on all nodes: 5 bytes, abc; No such file or directory'),
+    ([('named /data/x', '5 bytes, abc', 1), ('named /data/x', '6 bytes, abd', 2)], 'yellow',
+     '/data/x, which the program names, is not the same on all nodes: 5 bytes, abc; 6 bytes, abd'),
     ([('working directory', '/home/a', 1), ('working directory', '/tmp', 2)], 'yellow',
      'the nodes have different working directories: /home/a, /tmp'),
     ([('file train.py', 'a', 3), ('argument 10', 'No such file or directory', 3)], None, None),
@@ -645,15 +661,101 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
     program.look_at_arguments(report, ['-u', 'train.py', f'--data={tmp_path}/data', str(tmp_path), '--epochs', '3'])
     facts = {name: list(values)[0] for name, values in report.facts.items()}
     assert facts[f'argument {tmp_path}/data'].startswith('200000 bytes, ')
-    assert facts[f'argument {tmp_path}'] == 'a directory' and facts['argument 3'] == 'No such file or directory'
+    assert facts[f'argument {tmp_path}'].startswith('a directory of 1, ') and facts['argument 3'] == 'No such file or directory'
 
 
+@pytest.mark.parametrize('words, said', [
+    (['--data', '/no/such'], True), (['model.config=./no.yaml'], True), (['--data', '/'], False),
+    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False),
+])
+def test_data_that_is_not_there(words, said):
+    report = findings.Report(0)
+    program.look_at_arguments(report, ['train.py', *words])
+    assert [' is not there on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
+
+
+def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
+    (tmp_path / 'gone').mkdir()
+    monkeypatch.chdir(tmp_path / 'gone')
+    (tmp_path / 'gone').rmdir()
+    report = findings.Report(0)
+    limits.look_at_directories(Machine({}, str(tmp_path)), report)
+    assert list(report.facts['working directory']) == ['one that has been removed'] and not report.having('red', 'disk')
+    assert not gather.Aside({'RANK': '1', 'HOME': ''}).files
+
+
+@pytest.mark.parametrize('most, says', [(70, True), (1000, False)])
+def test_how_many_processes_a_user_may_have(tmp_path, monkeypatch, most, says):
+    root = tree(tmp_path, {**{f'proc/{pid}/status': 'Name:\tx\nUid:\t77\t77\n' for pid in (1, 2)},
+                           'proc/3/status': 'Uid:\t0\n', **{f'proc/1/task/{number}/x': '' for number in range(8)}})
+    monkeypatch.setattr(limits.resource, 'getrlimit', lambda number: (
+        most if number == limits.resource.RLIMIT_NPROC else limits.resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(os, 'geteuid', lambda: 77)
+    monkeypatch.setattr(os, 'getuid', lambda: 77)
+    report = findings.Report(0)
+    limits.look(Machine({}, root), report, {'local_rank': 0})
+    assert [text.startswith('ulimit -u: this user may have 70 processes and threads on a node, and has 8')
+            for text in of_level(report, 'yellow', 'limit')] == [True] * says
+
+
+def test_directories_are_compared_by_names_and_sizes(tmp_path):
+    found = []
+    for texts in ({'a': '1'}, {'a': '1', 'slurm-7.out': 'x', '.hidden': ''}, {'a': '12'}, {'b': '1'}):
+        shutil.rmtree(tmp_path / 'data', ignore_errors=True)
+        for name, text in texts.items():
+            (tmp_path / 'data').mkdir(exist_ok=True)
+            (tmp_path / 'data' / name).write_text(text)
+        found.append(program.listing(tmp_path / 'data'))
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
+@pytest.mark.parametrize('words, text, path', [
+    (['--out', '/x/y'], '', '/x/y'), (['--save-dir=/x'], '', '/x'), (['trainer.output_dir=/x'], '', '/x'), (['-o', './a'], '', './a'),
+    (['--log-level', 'INFO', '--save_every', '10', '--data', '/x', '--out', 's3://a/b'], '', None),
+    ([], "open('/x/log.txt', 'w')", '/x/log.txt'), ([], "open('/x/log.txt')", None), ([], "open('/x', mode='ab')", '/x'),
+    ([], "PLACE = '/x'\ntorch.save(model.state_dict(), PLACE + '/m.pt')", '/x/m.pt'),
+    ([], "torch.save(model, f'/x/{epoch}.pt')", '/x'), ([], "torch.save(model, os.path.join('/x', name))", '/x'),
+    ([], "(Path('/x') / 'a').write_text('b')", '/x/a'), ([], "SummaryWriter(log_dir='runs/one')", 'runs/one'),
+    ([], "parser.add_argument('--out', default='/x/y')", '/x/y'),
+    (['--out=/z/z'], "parser.add_argument('--out', default='/x/y')", '/z/z'), ([], "print('/x/y', file=log)", None),
+])
+def test_where_a_program_writes(words, text, path):
+    assert list(program.outputs(['train.py', *words], [ast.parse(text)])) == ([path] if path else [])
+
+
+@pytest.mark.parametrize('path, makes, says', [
+    ('sound/a', False, ''), ('sound/new/a', False, 'is not there, and the program makes none'),
+    ('sound/new/a', True, ''), ('file/a', False, 'is no directory'), ('full/a', False, 'No space left on device'),
+])
+def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, says):
+    (tmp_path / 'sound').mkdir()
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'file').write_text('')
+    trial = limits.write_trial
+    monkeypatch.setattr(limits, 'write_trial',
+                        lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
+    report = findings.Report(0)
+    limits.look_at_outputs(report, {'written': {str(tmp_path / path): 'line 3'}, 'makes': makes})
+    assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)
+    assert not list((tmp_path / 'sound').iterdir())
+
+
+def test_paths_in_the_text_of_a_program_are_compared(tmp_path):
+    tree = ast.parse("data = torch.load('data/train.pt'); a = 'no path'; b = '/scratch/x'; c = 'a/b'; d = 'text/html'")
+    assert program.named_paths([tree], set()) == ['/scratch/x', 'data/train.pt']
+    assert program.named_paths([tree], {'/scratch/x'}) == ['data/train.pt']
+
+
+GROUP = "dist.init_process_group()\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
 
 @pytest.mark.parametrize('text, level, says', [
     ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), and this job has 4'),
-    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)", 'red', 'world_size=2'),
+    ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)\nmain()", 'red', 'world_size=2'),
+    ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
+    ("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", None, ''),
+    ("dist.init_process_group('fake', rank=0, world_size=1024)", None, ''),
     ("dist.init_process_group('gloo', world_size=4)", None, ''),
     ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
     ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'and this rank sees no GPU'),
@@ -667,6 +769,35 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (SAMPLED + "DistributedDataParallel(model)", None, ''),
     ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
     ("DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
+    ("dist.init_process_group('gloo', rank=0)", 'red', 'init_process_group(rank=0) in each of the 4 ranks'),
+    ("dist.init_process_group('gloo', rank=rank)", None, ''),
+    ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'takes the number on the'),
+    ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'which is each node itself'),
+    ("dist.init_process_group(init_method='tcp://n1:2345')", None, ''),
+    ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'which names a node, and this job has'),
+    ("dist.init_process_group(init_method='file:///x')", 'yellow', 'that all nodes must share'),
+    ("dist.init_process_group(init_method='env://')", None, ''),
+    (GROUP + "torch.save(model, 'model.pt')", 'yellow', 'all ranks write one file'),
+    (GROUP + "if rank == 0:\n    torch.save(model, 'model.pt')", None, ''),
+    (GROUP + "torch.save(model, f'model-{rank}.pt')", None, ''),
+    (GROUP + "name = 'model-%d.pt' % dist.get_rank()\ntorch.save(model, name)", None, ''),
+    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nif main_process:\n    save()", None, ''),
+    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nsave()", 'yellow', 'all ranks write one file'),
+    (GROUP + "def save():\n    if rank:\n        return\n    torch.save(model, 'model.pt')\nsave()", None, ''),
+    (GROUP + "@rank_zero_only\ndef save():\n    torch.save(model, 'model.pt')\nsave()", None, ''),
+    ("torch.save(model, 'model.pt')", None, ''),     # of one process
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'not the same on all ranks'),
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=args.seed))'), None, ''),
+    (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'barrier() where some ranks alone come'),
+    (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
+    (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
+    (GROUP + "if rank != -1:\n    dist.barrier()", None, ''),
+    (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', 'GPU with the number of the rank'),
+    (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', 'GPU with the number of the rank'),
+    (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
+    (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
+    ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each of them runs all of it again'),
+    ("def f(): pass\nif __name__ == '__main__':\n    mp.set_start_method('spawn')", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
@@ -692,8 +823,13 @@ IMPORTS = {
                                       'No module named'),
     'what only reads the environment': ({'train.py': 'import os, signal\nos.kill(os.getpid(), int(os.environ.get("X", 9)))\n'
                                                      'import shapes\n', 'shapes.py': ''}, {}, None, ''),
-    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(0)'}, {}, None,
-                           ''),
+    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(3)'}, {}, True,
+                           'line 1: import shapes ends the program: SystemExit: 3'),
+    'a module that ends at once': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos._exit(0)'}, {}, True,
+                                   'import shapes ended the process with status 0'),
+    'a module that asks': ({'train.py': 'import shapes\n', 'shapes.py': 'input()'}, {}, False, 'EOFError'),
+    'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, {}, False,
+               'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
                True, "import torch takes a file beside the script: ImportError: cannot import name 'shuffle'"),
     'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,
@@ -717,6 +853,29 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
     assert not text or 'random.py' in found.get('shadows', ['random.py'])
 
 
+@pytest.mark.parametrize('code, says', [
+    ("os.chdir('/')", 'the working directory (/'), ("os.environ['RANK'] = '7'", 'RANK (7, before: 0)'),
+    ("os.environ.pop('RANK')", 'RANK (none, before: 0)'), ("os.environ['MASTER_ADDR'] = 'localhost'", 'MASTER_ADDR (local'),
+    ("os.environ['MASTER_ADDR'] = 'n1'", ''),   # what it is
+    ("os.environ.setdefault('MASTER_ADDR', 'localhost')", ''), ("os.umask(0o777)", 'the umask (0777'),
+    ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 99))", 'RLIMIT_FSIZE (9)'),
+    ("import resource; resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)[1:] * 2)", ''),
+    ("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)", 'SIGCHLD (is ignored)'),
+    ("import signal; signal.signal(signal.SIGTERM, print)", ''), ("import signal; signal.alarm(100)", 'a timer (SIGALRM)'),
+    ("import sys; sys.stdout.close()", 'stdout (closed)'), ("os.close(1)", 'stdout (closed)'),
+    ("import subprocess, sys; subprocess.Popen(['sleep', '9'])", 'its own processes (1)'), ("import json", ''),
+])
+def test_what_an_import_changes_is_named(tmp_path, code, says):
+    (tmp_path / 'train.py').write_text('import shapes\nimport json\n')
+    (tmp_path / 'shapes.py').write_text('import os\n' + code)
+    call = ('import json, os, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
+            'os.dup2(1, 9); os.write(9, json.dumps(imports.Trial(sys.argv[2:]).result()).encode())')
+    done = subprocess.run([sys.executable, '-B', '-c', call, str(ROOT), str(tmp_path / 'train.py')], text=True, check=True,
+                          stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ, 'RANK': '0', 'MASTER_ADDR': 'n1'})
+    changed = json.loads(done.stdout).get('changed', [])
+    assert [text.startswith('line 1: import shapes: ' + says) for text in changed] == [True] * bool(says), changed
+
+
 def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     (tmp_path / 'src').mkdir()
     (tmp_path / 'src' / 'train.py').write_text('import helper\n')
@@ -737,8 +896,9 @@ def test_what_the_imports_say_is_a_line():
     assert "the script's imports fail: line 1: import a" in of_level(report, 'red', 'script')[0]
     assert 'OSError: too long' in of_level(report, 'red', 'worker')[0]
     report = findings.Report(0)
-    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x'}, False)
-    assert of_level(report, 'yellow', 'script') and of_level(report, 'yellow', 'worker')
+    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, False)
+    program.check_imports(report, {'wrong': ['from mpi4py import MPI ended the process with status 1', True]}, False, True)
+    assert len(of_level(report, 'yellow', 'script')) == 3 and of_level(report, 'yellow', 'worker')
 
 
 # --- PyTorch's own variables

@@ -86,7 +86,7 @@ def test_a_foreign_pickle_runs_nothing(tmp_path):
     done = command(files)
     shown = done.stdout.decode()
     assert done.returncode == 3 and not (tmp_path / 'trapped').exists()
-    assert 'rank-0 is no file of the flight recorder' in shown and 'rank-1 is no file' in shown
+    assert 'rank-0 is not a file of the flight recorder' in shown and 'rank-1 is not a file' in shown
     assert 'has no files of PyTorch' in shown
 
 

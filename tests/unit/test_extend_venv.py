@@ -247,7 +247,7 @@ def test_help(module):
 
 def test_no_environment(module, tmp_path):
     assert f'python -m venv --system-site-packages {tmp_path}/gone' in module.refuses(tmp_path / 'gone')
-    assert 'no virtual environment, with a bin/activate' in module.refuses(tmp_path)
+    assert 'not a virtual environment, with a bin/activate' in module.refuses(tmp_path)
     assert "the module's own environment" in module.refuses(module.root)
 
 
@@ -277,7 +277,7 @@ def test_python_of_another_version(module, venv):
 
 
 def test_moved_environment(module, venv):
-    """bin/python finds itself, yet another environment's Python is none of this one."""
+    """bin/python finds itself, yet the Python of another environment does not belong to this one."""
     (venv / 'bin/python').unlink()
     (venv / 'bin/python').symlink_to(OWN_PYTHON)
     other = make(venv.parent / 'other')

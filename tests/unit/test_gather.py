@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from slingtorch.job import findings, gather, meet, messages, network
+from slingtorch.job import check, findings, gather, meet, messages, network
 from testbed import ROOT
 
 
@@ -344,3 +344,39 @@ def test_an_ignored_sigchld_changes_nothing(tmp_path):
     said = [entry['text'] for entry in json.loads((tmp_path / 'found.json').read_text())['findings']
             if entry['level'] == 'red']
     assert any('import torch ended the process with status -11' in text for text in said), said
+
+
+def test_a_node_that_does_not_meet_rank_0s_tells_it_why_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'home').mkdir()
+    env = {'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0', 'HOME': str(tmp_path / 'home'), 'WORLD_SIZE': '8',
+           'MASTER_ADDR': 'n1', 'MASTER_PORT': '1', 'SLURM_STEP_NODELIST': 'n1,n2'}
+    there, report = gather.Aside({**env, 'RANK': '4'}), findings.Report(4)
+    report.add('red', 'import', 'import torch failed: ImportError: libmkl', 'load it')
+    report.fact('node', 'n2')
+    report.fact('MASTER_PORT', '2')
+    there.tell(report)
+    [place] = tmp_path.glob('.slingtorch-check-*')
+    (place / 'rank-5').write_text('no message')
+    assert place.stat().st_mode & 0o77 == 0 and not there.is_read()
+    said = gather.Aside({**env, 'RANK': '0'}).read(0xf0)
+    assert there.is_read() and not list(tmp_path.glob('**/.slingtorch*'))
+    there.end()
+    there.tell(report)      # of a thread that comes late
+    assert not list(tmp_path.glob('**/.slingtorch*'))
+    whole = findings.Report(0)
+    whole.ranks = 0xf
+    whole.fact('MASTER_PORT', '1')
+    check.check_answers(whole, env, [], 'n1', network.segments(), said)
+    check.check_same(whole)
+    texts = [finding.text for finding in whole.having('red')]
+    assert 'n2 says: import torch failed: ImportError: libmkl -> load it' in texts[0]
+    assert 'MASTER_PORT differs: 1 on ranks 0-3; 2 on rank 4' in texts[1]
+
+
+def test_where_no_file_can_be_written_aside_nobody_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gather, 'make_private', lambda path: os.mkdir('/proc/no'))
+    there = gather.Aside({'RANK': '1', 'HOME': '/nonexistent'})
+    there.tell(findings.Report(1))
+    assert there.is_read()

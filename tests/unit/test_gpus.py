@@ -107,7 +107,7 @@ def test_login_node(site_gpu, uname, name, reason, machine):
 
 
 def test_other_easyconfigs(machine, tmp_path):
-    """A directory of a centre's own; what is for one site is no wheel for any cluster."""
+    """A directory of a centre's own; what is for one site is not a wheel for any cluster."""
     directory = tmp_path / 'mine/p/PyTorch'
     directory.mkdir(parents=True)
     source = ROOT / 'easyconfigs/p/PyTorch'

@@ -59,7 +59,7 @@ class Parser:
         self.easyblocks = []
 
     def configure(self, *args, site=None, groups=None):
-        """Configure EasyBuild anew, with the hooks of the bundle."""
+        """Configure EasyBuild again, with the hooks of the bundle."""
         reset_easybuild()
         for variable in list(os.environ):
             if variable.startswith(('EASYBUILD_', 'SLINGTORCH_', 'NCAR_', 'LUMI_', 'LMOD_SYSTEM')):

@@ -528,7 +528,7 @@ def test_mpiexec_in_pbs(job, nodefile):
 
 def test_pmi_without_local_ranks_is_an_error(job):
     assert "(pmi) does not say the local_rank" in job.error({"PMI_RANK": "0", "PMI_SIZE": "2"})
-    assert "says '', which is no number" in job.error({"PALS_RANKID": "0"})
+    assert "says '', which is not a number" in job.error({"PALS_RANKID": "0"})
 
 
 def test_pmix_alone_is_an_error_and_not_one_rank(job):
@@ -704,7 +704,7 @@ def test_the_innermost_launcher_wins(job, inner, outer, size, form):
 
 @pytest.mark.parametrize("inner", [inner for inner in STARTS if inner != "torchrun"])
 def test_ranks_exported_by_hand_that_contradict_the_launcher_are_an_error(job, inner):
-    """torchrun sets RANK and WORLD_SIZE anew."""
+    """torchrun sets RANK and WORLD_SIZE again."""
     message = job.error({**STARTS[inner](3), "RANK": "0", "WORLD_SIZE": "1"})
     assert "RANK='0' WORLD_SIZE='1' contradicts the launcher" in message and "rank 3 of 4" in message
 
@@ -1243,7 +1243,7 @@ def test_gpus_of_an_mpiexec(job):
     "name", ["PATH", "LD_PRELOAD", "a[$(id)]", "CUDA_VISIBLE_DEVICES ", "ZE_AFFINITY_MASK, GPU_DEVICE_ORDINAL"]
 )
 def test_gpu_variable_must_be_one_of_five(job, name):
-    assert "is none of ROCR_VISIBLE_DEVICES, CUDA" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
+    assert "is not one of ROCR_VISIBLE_DEVICES, CUDA" in job.error({**slurm(1), "SLINGTORCH_GPU_VISIBILITY": name})
 
 
 OFI = {"SLINGTORCH_MULTINODE_NCCL_NET": "AWS Libfabric"}
@@ -1422,8 +1422,8 @@ def test_torchrun_binds_workers_where_pytorch_can(job):
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "0-55", "hides all GPUs from this task"),
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "2"}, "0-55", "hides all GPUs"),
     (("--torchrun=2", "a.py"), {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "0-55", "this task sees 1 GPU(s) only"),
-    (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "0"}, "0-55", "no number of workers"),
-    (("--torchrun=many", "a.py"), {}, "0-55", "--torchrun='many': this is no number of workers"),
+    (("--torchrun", "a.py"), {"SLURM_GPUS_ON_NODE": "0"}, "0-55", "not a number of workers"),
+    (("--torchrun=many", "a.py"), {}, "0-55", "--torchrun='many': this is not a number of workers"),
     (("--torchrun", "a.py"), {**slurm(1, "4(x2)"), "SLURM_GPUS_ON_NODE": "8"}, "0-55", "this node has 4 tasks already"),
 ])
 def test_torchrun_that_cannot_be_right(job, args, env, cores, message):
@@ -1564,7 +1564,7 @@ def test_home_directory_that_nodes_lack(job):
     assert found["XDG_CACHE_HOME"] == f"{work}/.cache" and found["CUPY_CACHE_DIR"] == f"{work}/.cupy/kernel_cache"
     assert job.rank({**env, "XDG_CACHE_HOME": "/mine"})["XDG_CACHE_HOME"] == "/mine"
     assert "XDG_CACHE_HOME" not in job.rank({**env, "HOME": "/root"})
-    assert "has not the form /home:/work" in job.error({**env, "SLINGTORCH_WORK_HOME": "/work"})
+    assert "does not have the form /home:/work" in job.error({**env, "SLINGTORCH_WORK_HOME": "/work"})
     work.rmdir()
     done = job.start(env)
     assert done.returncode == 0 and "cannot be written on this node" in done.stderr and done.stderr.count("\n") == 1
@@ -1832,7 +1832,7 @@ def test_mpi4py_without_pmi_is_said(job):
 def test_one_word_about_the_mpi_for_each_node(job):
     done = job.start(slurm(rank=1, SLINGTORCH_MPI="openmpi"))
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    assert "none of auto, openmpi, mpich" in job.error({"SLINGTORCH_MPI": "yes"})
+    assert "not one of auto, openmpi, mpich" in job.error({"SLINGTORCH_MPI": "yes"})
 
 
 # ------------------------------------------------------------------------ several nodes, and nobody who starts the ranks

@@ -117,7 +117,7 @@ def test_node_file_errors(tmp_path):
         assert "names no host" in error(env={"PBS_NODEFILE": str(nodes)}, status=1)
     for text in ("a b\n", "node[1-2]\n", "-x\n", "a\x07\n"):
         nodes.write_text(text)
-        assert "is no host name" in error(env={"PBS_NODEFILE": str(nodes)})
+        assert "is not a host name" in error(env={"PBS_NODEFILE": str(nodes)})
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file of another user needs root")

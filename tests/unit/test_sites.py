@@ -362,7 +362,7 @@ def test_shared_values_of_the_user(site_dir):
 
 
 def test_what_editors_leave(site_dir, tmp_path):
-    """A byte order mark is no part of the text; hidden files, as Emacs' links and copies of editors, are no sites."""
+    """A byte order mark is not part of the text; hidden files, as Emacs' links and copies of editors, are no sites."""
     environ = site_dir(mine=SITE, mine__inc=ENV)
     (tmp_path / 'mine.cfg').write_text('\ufeff' + SITE + 'include = mine\n', encoding='utf-8')
     (tmp_path / 'mine.inc').write_text('\ufeff' + ENV, encoding='utf-8')
@@ -389,7 +389,7 @@ def test_circular_include(site_dir):
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
     with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is none of first, llnl_mi300a, loop"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', which is not one of first, llnl_mi300a, loop"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 
@@ -452,7 +452,7 @@ FAULTS = {
     'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n',
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
-    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is none of llnl_mi300a, slingshot11"),
+    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is not one of llnl_mi300a, slingshot11"),
     'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
     'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role'),
     'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from slingtorch.commands.check import reference_options
-from slingtorch.job import meet, pairs, vet
+from slingtorch.job import meet, messages, pairs, vet
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
@@ -210,7 +210,7 @@ ALONE = {'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': 
 def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
     if code:
         (tmp_path / 'torch.py').write_text(code)
-    child = vet.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 0, 1)
+    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs', 0, 1)
     try:
         assert child.hear(vet.time.monotonic() + 60) == found
     finally:
@@ -219,7 +219,7 @@ def test_a_start_that_goes_wrong_is_said(tmp_path, code, found):
 
 def test_a_process_that_hangs_is_given_up(tmp_path):
     (tmp_path / 'torch.py').write_text('import select; select.select([], [], [])')
-    child = vet.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 0, 1)
+    child = messages.Child({'PYTHONPATH': str(tmp_path), 'TMPDIR': str(tmp_path), **ALONE}, 'pairs', 0, 1)
     try:
         assert child.hear(vet.time.monotonic() + 0.5) == {'error': 'no answer in time'}
     finally:

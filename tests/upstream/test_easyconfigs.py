@@ -66,7 +66,7 @@ toolchain = SYSTEM
 
 source_urls = ['https://example.org/releases']
 sources = ['%(name)s-%(version)s.tar.gz']
-# the server signs it anew every day
+# the server signs it again every day
 checksums = [None]
 
 sanity_check_commands = ['python -s -c "import good"']
@@ -78,7 +78,7 @@ moduleclass = 'tools'
 @pytest.mark.parametrize('old, new', [
     ("toolchain = SYSTEM", "toolchain = SYSTEM\nif True:\n    toolchain = SYSTEM"),
     ("toolchain = SYSTEM", "toolchain = SYSTEM\ntoolchain = SYSTEM"), ("version = '1.0'", "version = '1.1'"),
-    ("# the server signs it anew every day\n", "\n"), ("python -s -c", "python -c"), ("https:", "http:"),
+    ("# the server signs it again every day\n", "\n"), ("python -s -c", "python -c"), ("https:", "http:"),
     ("import good", "import good; $root"),
 ])
 def test_fault_is_found(old, new):
