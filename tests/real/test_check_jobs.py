@@ -72,6 +72,26 @@ def test_a_name_that_no_finding_has_is_refused(job):
     assert "'valeu' is no name of a finding" in done.stderr
 
 
+@pytest.fixture
+def cut_off(installed_pytorch, tmp_path):
+    """PATH with a python that has a network of its own, with nothing in it, on the second node."""
+    testbed.only_root('unshares the network')
+    python = tmp_path / 'bin/python'
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/bash\n[[ $SLURMD_NODENAME != {testbed.NODES[1]} ]] || cut=(unshare -n)\n'
+                      f'exec "${{cut[@]}}" {installed_pytorch.python} "$@"\n')
+    python.chmod(0o755)
+    return f'{python.parent}:{installed_pytorch.env["PATH"]}'
+
+
+def test_a_node_without_network_is_named(job, cut_off):
+    done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='40')
+    text, ranks = red(found)['no-answer']
+    assert f'Nothing came from {testbed.NODES[1]}' in text and ranks == [1]
+    assert f'{testbed.NODES[1]} says: no connection to MASTER_ADDR=' in text
+    assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
+
+
 def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, tmp_path):
     """Gloo does not start on the second one. That a node which does not answer is bad as well: test_vet_jobs.py."""
     python = tmp_path / 'bin/python'
