@@ -10,7 +10,7 @@ import time
 import pytest
 
 import testbed
-from testbed import NODES, ROOT, debianroot, launchers, run, slurm as slurm_
+from testbed import ROOT, debianroot, launchers, run, slurm as slurm_
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
