@@ -292,8 +292,7 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
     old.write_text(OLD_PYTHON.format(python=f'{quickvenv.python3()}/python3'))
     old.chmod(0o755)
     root = eb_env.prefix / 'software/PyTorch/0.1-tiny'
-    for more, options, program in [({'SLINGTORCH_UV': UV}, '', 'uv'), ({'SLINGTORCH_UV': ''}, '', 'pip'),
-                                   ({'SLINGTORCH_UV': '/nowhere/uv'}, '', 'pip'),
+    for more, options, program in [({'SLINGTORCH_UV': UV}, '', 'uv'), ({'SLINGTORCH_UV': '/nowhere/uv'}, '', 'pip'),
                                    ({'SLINGTORCH_UV': UV}, f'python_command = {str(old)!r}', 'pip')]:
         tiny.write(options=options)
         printed = output(eb_env(tiny.easyconfig, '--force', '--logtostdout', env={**env, **more}))
@@ -537,7 +536,7 @@ def small_disk(path, size):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
 def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
-    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(40_000_000)}))
     tiny.write()
     with small_disk(tmp_path / 'small', '30m') as disk:
         done = eb_env(tiny.easyconfig, f'--installpath={disk}', env={**tiny.have(eb_env), **installer},
@@ -552,10 +551,10 @@ def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
 def test_full_disk_while_downloading(tiny, eb_env, tmp_path):
-    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.py': '#' + 'x' * 40_000_000}))
+    tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(6_000_000)}))
     tiny.write()
     direct = {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1'}
-    with small_disk(tmp_path / 'small', '30m') as disk, index_server(tiny) as (address, _):
+    with small_disk(tmp_path / 'small', '4m') as disk, index_server(tiny) as (address, _):
         path = f'{disk}:{ROOT}/runscripts'
         done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**direct, 'PIP_INDEX_URL': address}, check=False)
         assert done.returncode != 0 and f'Downloading the packages of {tiny.lock_file} failed (to {disk}' in output(done)

@@ -92,11 +92,18 @@ def test_a_node_without_network_is_named(job, cut_off):
     assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
 
 
-def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, cut_off, tmp_path):
+def test_a_job_with_a_spare_starts_on_the_good_node(slurm, installed_pytorch, tmp_path):
+    """Gloo does not start on the second one. That a node which does not answer is bad as well: test_vet_jobs.py."""
+    python = tmp_path / 'bin/python'
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/bash\n[[ $SLURMD_NODENAME != {testbed.NODES[1]} ]] || export GLOO_SOCKET_IFNAME=hsn0\n'
+                      f'exec {installed_pytorch.python} "$@"\n')
+    python.chmod(0o755)
     script = ('#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\n$RUNSCRIPTS/with-spares 1 srun '
               'bash -c \'echo "runs on $SLURMD_NODENAME"\'\n')
-    batch = slurm.sbatch(script, env={**installed_pytorch.env, 'PATH': cut_off, 'SLINGTORCH_CHECK_SECONDS': '40',
+    batch = slurm.sbatch(script, env={**installed_pytorch.env, 'PATH': f'{python.parent}:{installed_pytorch.env["PATH"]}',
+                                      'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1',
                                       'SLINGTORCH_VET_DIR': tmp_path, 'SLINGTORCH_CACHE_ROOT': tmp_path})
     assert batch.returncode == 0, batch.output
-    assert f'Cordon: {testbed.NODES[1]}    fails: it did not answer' in batch.output
+    assert f'Cordon: {testbed.NODES[1]}    fails: gloo does not start' in batch.output
     assert batch.output.count(f'runs on {testbed.NODES[0]}') == 2 and f'runs on {testbed.NODES[1]}' not in batch.output

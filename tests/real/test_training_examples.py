@@ -21,40 +21,53 @@ def pytorch(installed_pytorch, tmp_path_factory):
         GLOO_SOCKET_IFNAME='lo', OMP_NUM_THREADS='1', SLINGTORCH_CACHE_ROOT=str(tmp_path_factory.mktemp('caches')))
 
 
-def test_same_losses_on_any_number_of_ranks(pytorch, tmp_path):
+def train(pytorch, mpich, ranks, program, *words, **kwargs):
+    """What so many ranks printed; without torchrun, whose agent imports PyTorch besides them."""
+    command = [pytorch.runscripts / 'conda-python-distributed', program, *words]
+    done = mpich.run(ranks, *command, env=pytorch.env, **kwargs) if ranks > 1 else run(command, env=pytorch.env, **kwargs)
+    return done.stdout
+
+
+def losses(text):
+    # mpiexec may put the text of one rank into that of the other, but rank 0 alone prints these
+    return [float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)]
+
+
+def test_same_losses_on_any_number_of_ranks(mpich, pytorch, tmp_path):
     """Of DistributedDataParallel and FSDP2; and the weights that they save are the same, and those of one device whole."""
-    printed = {}
+    found = {}
     for program, ranks in (('ddp', 1), ('ddp', 3), ('fsdp2', 2)):
-        command = [pytorch.root / 'bin/torchrun', '--standalone', f'--nproc-per-node={ranks}', PROGRAMS / f'{program}_training.py',
-                   '--epochs', '2', '--output-dir', tmp_path / f'{program}-{ranks}']
-        printed[ranks] = run(command, env=pytorch.env).stdout
-        assert f' on 360 test images, {ranks} ranks\n' in printed[ranks]
-    losses = [[float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)] for text in printed.values()]
-    assert len(losses[0]) == 2 and losses[1] == pytest.approx(losses[0], abs=2e-4) == losses[2]
-    run([pytorch.python, PROGRAMS / 'base_training.py', '--epochs', '1', '--output-dir', tmp_path / 'base'], env=pytorch.env)
+        printed = train(pytorch, mpich, ranks, PROGRAMS / f'{program}_training.py',
+                        '--epochs', '2', '--output-dir', tmp_path / f'{program}-{ranks}')
+        assert f' on 360 test images, {ranks} ranks\n' in printed
+        found[ranks] = losses(printed)
+    assert len(found[1]) == 2 and found[3] == pytest.approx(found[1], abs=2e-4) == found[2]
     code = '''
-import sys, torch
-base, one, ddp, fsdp2 = (torch.load(f'{name}/model.pt', weights_only=True) for name in sys.argv[1:])
+import runpy, sys, torch
+words, sys.argv[1:] = sys.argv[1:], ['--epochs', '1', '--output-dir', 'base']
+runpy.run_path(PROGRAM, run_name='__main__')
+base, one, ddp, fsdp2 = (torch.load(f'{name}/model.pt', weights_only=True) for name in ['base', *words])
 assert list(one) == list(base)
 for weights in (ddp, fsdp2):
     assert list(weights) == list(one)
     for name in one:
         torch.testing.assert_close(weights[name], one[name], rtol=1e-3, atol=1e-4)
-'''
-    directories = ['base', 'ddp-1', 'ddp-3', 'fsdp2-2']
+'''.replace('PROGRAM', repr(str(PROGRAMS / 'base_training.py')))
+    directories = ['ddp-1', 'ddp-3', 'fsdp2-2']
     run([pytorch.python, '-c', code, *directories], env=pytorch.env, cwd=tmp_path)
     assert all(os.listdir(tmp_path / name) == ['model.pt'] for name in directories)
 
 
-def resume(pytorch, tmp_path, ranks, *words, program=PROGRAMS / 'resume_training.py', check=True):
-    """What a run of resume_training.py printed; its CompletedProcess if it may fail."""
-    command = [pytorch.root / 'bin/torchrun', '--standalone', f'--nproc-per-node={ranks}', program,
-               '--checkpoints', tmp_path / 'saved', *words]
-    done = run(command, env=pytorch.env, cwd=tmp_path, check=check)
-    return done.stdout if check else done
+RESUME = PROGRAMS / 'resume_training.py'
 
 
-def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(pytorch, tmp_path):
+def with_torchrun(pytorch, tmp_path, program, *words):
+    """Two ranks of which one fails, whose end torchrun makes that of the other; the CompletedProcess."""
+    command = [pytorch.root / 'bin/torchrun', '--standalone', '--nproc-per-node=2', program, '--checkpoints', 'saved', *words]
+    return run(command, env=pytorch.env, cwd=tmp_path, check=False)
+
+
+def test_fsdp2_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(mpich, pytorch, tmp_path):
     """The signal reaches one rank only, and all of them save."""
     (tmp_path / 'program.py').write_text(f'''
 import os, signal, sys
@@ -70,31 +83,30 @@ def signalled(*args):
 program.save = signalled
 program.main()
 ''')
-    done = resume(pytorch, tmp_path, 2, '--fsdp2', program=tmp_path / 'program.py', check=False)
+    done = with_torchrun(pytorch, tmp_path, 'program.py', '--fsdp2')
     assert done.returncode and 'exitcode  : 85' in done.stderr, done.stderr
-    whole = resume(pytorch, tmp_path, 1, '--epochs', '3', '--checkpoints', tmp_path / 'whole')
-    rest = resume(pytorch, tmp_path, 3, '--fsdp2', '--epochs', '3')
-    assert f'from {tmp_path}/saved/epoch-0002-step-000005\n' in rest and ' on 360 test images, 3 ranks\n' in rest
-    losses = [[float(loss) for loss in re.findall(r'^epoch .* loss (\S+)$', text, re.M)] for text in (done.stdout + rest, whole)]
-    assert len(losses[1]) == 3 and losses[0] == pytest.approx(losses[1], abs=2e-4)
+    whole = train(pytorch, mpich, 1, RESUME, '--epochs', '3', '--checkpoints', 'whole', cwd=tmp_path)
+    rest = train(pytorch, mpich, 3, RESUME, '--checkpoints', 'saved', '--fsdp2', '--epochs', '3', cwd=tmp_path)
+    assert 'from saved/epoch-0002-step-000005\n' in rest and ' on 360 test images, 3 ranks\n' in rest
+    assert len(losses(whole)) == 3 and losses(done.stdout + rest) == pytest.approx(losses(whole), abs=2e-4)
 
 
-def test_full_disk_leaves_the_last_checkpoint_whole(pytorch, tmp_path):
+def test_full_disk_leaves_the_last_checkpoint_whole(mpich, pytorch, tmp_path):
     only_root('mounts file systems')
     (tmp_path / 'saved').mkdir()
     run(['mount', '-t', 'tmpfs', '-o', 'size=2m', 'tmpfs', tmp_path / 'saved'])
     try:
-        resume(pytorch, tmp_path, 2, '--epochs', '1')
+        train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--epochs', '1', cwd=tmp_path)
         with contextlib.suppress(OSError), open(tmp_path / 'saved/other', 'wb') as other:
             while True:
                 other.write(bytes(4096))
                 other.flush()
-        done = resume(pytorch, tmp_path, 2, '--epochs', '2', check=False)
+        done = with_torchrun(pytorch, tmp_path, RESUME, '--epochs', '2')
         assert done.returncode and 'No space left on device' in done.stderr, done.stderr
         assert {name for name in os.listdir(tmp_path / 'saved') if not name.endswith('.part')} == {
             'other', 'epoch-0002-step-000000'}
         (tmp_path / 'saved/other').unlink()
-        done = resume(pytorch, tmp_path, 2, '--epochs', '2')
+        done = train(pytorch, mpich, 1, RESUME, '--checkpoints', 'saved', '--epochs', '2', cwd=tmp_path)
         assert 'saved/epoch-0002-step-000000\nepoch  2 of 2: loss ' in done
         assert sorted(os.listdir(tmp_path / 'saved')) == ['epoch-0002-step-000000', 'epoch-0003-step-000000']
     finally:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import testbed
-from testbed import NODES, ROOT, debianroot, launchers, run, slurm as slurm_
+from testbed import ROOT, debianroot, launchers, run, slurm as slurm_
 from testbed.slurm import wait
 
 pytestmark = pytest.mark.real
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real
 UNTIL_DONE = ROOT / 'runscripts/until-done'
 MACHINE = {'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'}
 
-# 20 epochs; a file `at-EPOCH` says that a rank waits there: for the signal, or for its end
+# 17 epochs; a file `at-EPOCH` says that a rank waits there: for the signal, or for its end
 TRAIN = '''
 import os, pathlib, signal, sys, time
 
@@ -48,10 +48,10 @@ def hold():
         time.sleep(0.01)
 '''
 FLOW = TRAIN + '''
-while epoch < 20:
+while epoch < 17:
     epoch += 1
     save()
-    if epoch in (6, 12, 15, 18) and not pathlib.Path(f'at-{epoch}-{rank}').exists():
+    if epoch in (6, 12, 15) and not pathlib.Path(f'at-{epoch}-{rank}').exists():
         hold()
         sys.exit(85)
     if epoch == 9 and rank == 1 and not pathlib.Path('killed').exists():
@@ -133,17 +133,6 @@ def lines(output):
     return [re.sub(r'status (85|137|143)\b', 'status N', line) for line in said]
 
 
-def go(job, node):
-    """Through four allocations: the signal at epoch 6 and 12, the node down at 15, the signal at 18."""
-    for epoch in (6, 12):
-        job.wait_at(epoch)
-        job.signal()
-    job.wait_at(15)
-    job.lose(node)
-    job.wait_at(18)
-    job.signal()
-
-
 @pytest.fixture(params=['/', *debianroot.SUITES])
 def nodes(request):
     """Two nodes with the Slurm of this Debian."""
@@ -170,11 +159,11 @@ def held(args, model, optimizer, place):
     save(args, model, optimizer, place)
     epoch = place[0] - 1
     mark = pathlib.Path('at-%d-%s' % (epoch, rank))
-    if place[1] == 0 and epoch in (6, 12, 15, 18) and not mark.exists():
+    if place[1] == 0 and epoch == 2 and not mark.exists():
         mark.touch()
         while not came:
             time.sleep(0.01)
-    if place[1] == 0 and epoch == 9 and rank == '1' and not os.path.exists('killed'):
+    if place[1] == 0 and epoch == 4 and rank == '1' and not os.path.exists('killed'):
         pathlib.Path('killed').touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -184,22 +173,22 @@ program.main()
 
 
 def test_training_has_the_losses_of_one_that_was_not_interrupted(separate_nodes, installed_pytorch):
-    """To all digits, printed or not; each signal comes in the middle of an epoch, which is not begun again."""
+    """To all digits, printed or not; the signal comes in the middle of an epoch, which is not begun again."""
     where = separate_nodes.shared / 'training'
     env = {**installed_pytorch.env, **MACHINE, 'GLOO_SOCKET_IFNAME': 'eth0', 'SLINGTORCH_CACHE_ROOT': separate_nodes.shared}
     start = installed_pytorch.runscripts / 'conda-python-distributed'
     job = Job(separate_nodes, where, f'exec {UNTIL_DONE} --checkpoint ckpt srun {start} train.py --checkpoints ckpt '
-              '--json resumed.json', env=env, program=HELD)
-    go(job, NODES[1])
+              '--epochs 6 --json resumed.json', env=env, program=HELD)
+    job.wait_at(2)
+    job.signal()
     assert job.end() == ('COMPLETED', '0'), job.output()
-    assert lines(job.output())[-1] == 'done: start 6 ran N s, status 0, saved epoch-0021-step-000000', job.output()
-    assert re.findall(r'^from ckpt/(.*)', job.output(), re.M) == [
-        f'epoch-{epoch:04}-step-{step:06}' for epoch, step in ((7, 5), (10, 0), (13, 5), (16, 0), (19, 5))]
-    assert sorted(os.listdir(where / 'ckpt')) == ['epoch-0020-step-000000', 'epoch-0021-step-000000']
+    assert lines(job.output())[-1] == 'done: start 3 ran N s, status 0, saved epoch-0007-step-000000', job.output()
+    assert re.findall(r'^from ckpt/(.*)', job.output(), re.M) == ['epoch-0003-step-000005', 'epoch-0005-step-000000']
+    assert sorted(os.listdir(where / 'ckpt')) == ['epoch-0006-step-000000', 'epoch-0007-step-000000']
     whole = separate_nodes.srun('-N2', '--ntasks-per-node=1', start, ROOT / 'examples/training/resume_training.py',
-                                '--checkpoints', 'whole', '--json', 'whole.json', env=env, cwd=where)
+                                '--checkpoints', 'whole', '--epochs', '6', '--json', 'whole.json', env=env, cwd=where)
     epochs = re.findall(r'^epoch .*', whole.stdout, re.M)
-    assert len(epochs) == 20 and re.findall(r'^epoch .*', job.output(), re.M) == epochs
+    assert len(epochs) == 6 and re.findall(r'^epoch .*', job.output(), re.M) == epochs
     found = [json.loads((where / f'{name}.json').read_text()) for name in ('resumed', 'whole')]
     assert found[0]['losses'] == found[1]['losses'] and found[0]['accuracy'] == found[1]['accuracy']
 
@@ -207,23 +196,26 @@ def test_training_has_the_losses_of_one_that_was_not_interrupted(separate_nodes,
 def test_four_allocations_a_killed_rank_and_a_node_that_goes_down(nodes):
     python = f'PATH={os.path.dirname(testbed.sys.executable)}:$PATH'
     job = Job(nodes, nodes.shared / 'flow', f'{python} exec {UNTIL_DONE} --checkpoint ckpt srun python train.py')
-    go(job, launchers.NODES[1])
+    job.wait_at(6)
+    job.signal()
+    job.wait_at(12)
+    job.lose(launchers.NODES[1])
+    job.wait_at(15)
+    job.signal()
     assert job.end() == ('COMPLETED', '0'), job.output()
     again = 'job N goes back to the queue: '
     # what it may still say, and has to say, where a node goes down
-    ends = re.compile(r'(the batch system ends job N|start 5, job N, from epoch; start 4) ?.*')
+    ends = re.compile(r'(the batch system ends job N|start 4, job N, from epoch; start 3) ?.*')
     said = [ends.sub(r'\1', line) for line in lines(job.output())]
     assert [line for line in said if line != 'the batch system ends job N'] == [
         'start 1, job N, from no checkpoint',
         again + (first := 'start 1 ran N s, status N after SIGUSR1, saved epoch'),
         f'start 2, job N, from epoch; {first}',
         'start 3, job N, from epoch; start 2 ran N s, status N, saved epoch',
-        again + (third := 'start 3 ran N s, status N after SIGUSR1, saved epoch'),
-        f'start 4, job N, from epoch; {third}',
-        'start 5, job N, from epoch; start 4',
-        again + (fifth := 'start 5 ran N s, status N after SIGUSR1, saved epoch'),
-        f'start 6, job N, from epoch; {fifth}',
-        'done: start 6 ran N s, status 0, saved epoch']
+        'start 4, job N, from epoch; start 3',
+        again + (fourth := 'start 4 ran N s, status N after SIGUSR1, saved epoch'),
+        f'start 5, job N, from epoch; {fourth}',
+        'done: start 5 ran N s, status 0, saved epoch']
     assert not (job.dir / 'ckpt.starts').exists()
 
 

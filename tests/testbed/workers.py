@@ -7,12 +7,19 @@ TOGETHER = {'tests/containers/test_pytorch_image.py': 'tests/containers/test_lum
 """Files that need the same dear thing for the first time, which one worker makes: {file: file that it goes with}."""
 
 FIRST = ['tests/stages/test_horovod.py', 'tests/stages/test_pytorch_source.py',
-         'tests/containers/test_lumi_document.py', 'tests/quickstart/test_quickstart.py',
-         'tests/mpi_backend/test_mpi_backend.py', 'tests/easyblocks/test_pytorch_cray.py',
-         'tests/easyblocks/test_pythonvenv.py', 'tests/easyblocks/test_pytorch_cray_input.py',
-         'tests/modules/test_cirrus.py', 'tests/faults/test_faults.py', 'tests/real/test_slurm_jobs.py',
-         'tests/real/test_launchers.py', 'tests/real/test_frontier_example.py', 'tests/modules/test_activation.py']
-"""Files that take longest, so that no worker is left alone with one of them at the end."""
+         'tests/mpi_backend/test_mpi_backend.py', 'tests/quickstart/test_quickstart.py',
+         'tests/easyblocks/test_pythonvenv.py', 'tests/containers/test_lumi_document.py',
+         'tests/real/test_until_done.py', 'tests/modules/test_wheels.py', 'tests/faults/test_faults.py',
+         'tests/easyblocks/test_lock.py', 'tests/easyblocks/test_pytorch_cray.py', 'tests/real/test_vet_jobs.py',
+         'tests/real/test_training_examples.py', 'tests/containers/test_singularity_wrappers.py',
+         'tests/real/test_readme.py', 'tests/easyblocks/test_slingmpi.py', 'tests/unit/test_cli.py',
+         'tests/unit/test_runscripts.py', 'tests/easyblocks/test_singularity.py', 'tests/easyblocks/test_new.py',
+         'tests/modules/test_derecho_examples.py', 'tests/easyblocks/test_pytorch_cray_input.py',
+         'tests/modules/test_cirrus.py', 'tests/real/test_slurm_jobs.py', 'tests/real/test_frontier_example.py']
+"""Files that take longest, so that no worker is left alone with one of them at the end.
+
+Of the first ones only one needs PyTorch: one worker installs it, and no other waits for that.
+"""
 
 
 class Scheduling(LoadScopeScheduling):
