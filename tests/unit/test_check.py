@@ -251,7 +251,7 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
 
 @pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(gather.Usage, match='no name of a finding.* no-answer, plugin'):
+    with pytest.raises(gather.Usage, match='not a name of a finding.* no-answer, plugin'):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
