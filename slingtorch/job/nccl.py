@@ -80,7 +80,7 @@ def refuses_to_share(paths: list) -> bool:
     return bool(library and library.match(re.compile(b'Duplicate GPU detected|sing the same GPU')))
 
 
-def listen(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
+def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
     """Have NCCL say what it does in this file. What fails does not end the process: who tries it says so."""
     environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
                    NCCL_DEBUG_SUBSYS='INIT,NET',

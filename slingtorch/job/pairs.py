@@ -192,7 +192,7 @@ def limit_of(turn: int) -> int:
 def play(number: int, lanes: int, descriptor: int) -> None:
     """A process of a GPU: come, measure in all rounds, and say how it ended."""
     environ, log, begin = os.environ, messages.scratch_file(), time.monotonic()
-    nccl.listen(environ, log)
+    nccl.log_into(environ, log)
     exchange, error, absent = None, '', False
     try:
         exchange = Exchange(number)

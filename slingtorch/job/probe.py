@@ -57,7 +57,7 @@ class Probe:
 
     def load(self, plugins: list) -> 'Any':
         """Import PyTorch, and load the plugin as NCCL does."""
-        nccl.listen(os.environ, self.log)
+        nccl.log_into(os.environ, self.log)
         begin = time.monotonic()
         import torch
         self.result['seconds']['import'] = time.monotonic() - begin
