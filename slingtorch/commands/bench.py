@@ -11,7 +11,7 @@ from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_s
                                     table_head, table_row, wrong_values)
 
 NOTHING_COMPARED = 3
-"""Exit status if a verdict was asked for and there is no reference figure."""
+"""Exit status when a verdict was requested but there is no reference figure."""
 
 HOW = """\
 'slingtorch bench' measures nothing itself: the ranks of a job do. In a job, after 'module load' of a PyTorch:

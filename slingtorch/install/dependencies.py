@@ -67,11 +67,11 @@ def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
                 # one after the other: a module may need an earlier one that extends $MODULEPATH
                 tool.load([name])
             except EasyBuildError as err:
-                raise EasyBuildError("There is no module %s on this system, which %s needs. 'eb --robot' installs it "
-                                     "first where it is EasyBuild's. Else this may be for another system, or need a "
-                                     "module to be loaded before 'eb' is run: 'module avail' and 'module spider' show "
-                                     "what there is. The modules tool says: %s",
-                                     name, os.path.basename(easyblock.cfg.path), err,
+                raise EasyBuildError("%s needs the module %s, which this system does not have. If an easyconfig of "
+                                     "EasyBuild makes it, 'eb --robot' installs it first. Otherwise the easyconfig may "
+                                     "be for another system, or another module must be loaded before 'eb' is run: see "
+                                     "'module avail' and 'module spider'. The modules tool says: %s",
+                                     os.path.basename(easyblock.cfg.path), name, err,
                                      exit_code=EasyBuildExit.MISSING_DEPENDENCY)
         yield
     finally:

@@ -114,7 +114,7 @@ def test_nothing_wrong(site, plain):
 
 def test_module_missing_on_the_system(own_site):
     (own_site.derecho.path / 'modules/23.09/gcc/mkl/2024.0.0.lua').unlink()
-    assert f'There is no module mkl/2024.0.0 on this system, which {NAME} needs' in own_site.fails()
+    assert f'{NAME} needs the module mkl/2024.0.0, which this system does not have' in own_site.fails()
 
 
 def test_no_transport_layer_variables(own_site):

@@ -196,7 +196,7 @@ def test_on_another_system(tmp_path, lmod):
     done = eb('PyTorch-2.4.0-derecho-cray-mpich.eb', '--stop=fetch', check=False,
               env={'EASYBUILD_SOURCEPATH': f'{tmp_path}:{ROOT}/patches:{ROOT}/runscripts'})
     assert done.returncode != 0
-    assert 'There is no module ncarenv/23.09 on this system' in done.stdout + done.stderr
+    assert 'needs the module ncarenv/23.09, which this system does not have' in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize('name, options', [
