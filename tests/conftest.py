@@ -120,13 +120,14 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(autouse=True)
 def own_temporary_directory():
     """EasyBuild configured inside a test moves Python's temporary directory: not for the tests after it."""
-    tempdir, variable = tempfile.tempdir, os.environ.get('TMPDIR')
+    tempdir, before = tempfile.tempdir, {name: os.environ.get(name) for name in ('TMPDIR', 'TEMP', 'TMP')}
     yield
     tempfile.tempdir = tempdir
-    if variable is None:
-        os.environ.pop('TMPDIR', None)
-    else:
-        os.environ['TMPDIR'] = variable
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 # --- the components
