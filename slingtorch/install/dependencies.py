@@ -69,8 +69,8 @@ def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
             except EasyBuildError as err:
                 raise EasyBuildError("%s needs the module %s, which this system does not have. If EasyBuild has an "
                                      "easyconfig for it, 'eb --robot' installs it first. Otherwise the former may be "
-                                     "meant for another system, or you may need to load another module before running 'eb': see "
-                                     "'module avail' and 'module spider'. The modules tool says: %s",
+                                     "meant for another system, or you may need to load another module before running "
+                                     "'eb': see 'module avail' and 'module spider'. The modules tool says: %s",
                                      os.path.basename(easyblock.cfg.path), name, err,
                                      exit_code=EasyBuildExit.MISSING_DEPENDENCY)
         yield
