@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """The command; a package that hides ours is named in the place of a traceback."""
+    """The command; a package that hides ours is named instead of a traceback."""
     try:
         from slingtorch.cli import main as command
     except Exception:   # whatever foreign code does

@@ -18,7 +18,7 @@ class KeepsPrevious(EasyBlock):
     To be inherited from first.
     """
 
-    # whether the easyblock makes all files of an installation again, in make_installdir() and after it
+    # whether the easyblock makes all files of an installation from scratch, in make_installdir() and after it
     sets_aside = True
 
     def __init__(self, *args, **kwargs):

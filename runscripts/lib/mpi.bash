@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Whether the MPI that Python will use understands what started the ranks. If not, each rank is a job of its own (rank 0
 # of 1), ends with words about PMI, or hangs. Sourced by conda-python-distributed, after ranks.bash, where
-# SLINGTORCH_MPI is set.
+# SLINGTORCH_MPI is set or nothing speaks PMI.
 
 # kind of the first MPI library in these directories -> mpi, mpi_dir; mpi is "both" for Open MPI and MPICH in one
 # directory

@@ -4,7 +4,7 @@
 _count_cores() {  # -> cores: CPUs that this task may use
     local entry IFS=$' \n'
     local -a lines
-    mapfile -t lines 2> /dev/null < "$_proc_status"
+    mapfile -t lines < "$_proc_status"
     cores=0
     [[ ${lines[*]} =~ Cpus_allowed_list:[[:blank:]]*([0123456789,-]+) ]] || return 0
     for entry in ${BASH_REMATCH[1]//,/ }; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
         except OSError as err:
             raise RuntimeError("%s: %s. Name a log, a job script or check's JSON" % (path, err.strerror))
         if parts is None:
-            raise RuntimeError("%s is not a text. Name a log, a job script or check's JSON" % path)
+            raise RuntimeError("%s is not text. Name a log, a job script or check's JSON" % path)
         text = CONTROLS.sub('', '\n\n[... what is between is left out ...]\n\n'.join(parts).replace('\r', '\n'))
         title = "File " + os.path.abspath(path)
         print("===== %s =====\n%s\n" % (title, text))

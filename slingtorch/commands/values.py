@@ -97,7 +97,7 @@ def variables(root: str, site: Any, groups: Iterable[str], own: OwnPyTorch) -> L
     found += sorted((name, value) for name, value in module_values(site, groups).items()
                     if name != NET or own.kind or own.problem)
     found += [('SLINGTORCH_CUDA_VERSION', own.toolkit if own.kind == 'cuda' else None)]
-    # for images of others: their own environment begins again, and they see few directories
+    # for images of others: their environment starts from scratch, and they see few directories
     binds = site.parameter_values(groups).get('bind_paths')
     paths = [root] + [path for path in (binds.value if binds else []) if os.path.exists(path.split(':')[0])]
     for runtime in ('APPTAINER', 'SINGULARITY'):

@@ -70,7 +70,7 @@ def test_nothing_is_overwritten(job):
 
 
 @pytest.mark.parametrize('name, says', [('slurm-2.out', 'No such file'), ('.', 'Is a directory'),
-                                        ('pipe.log', 'is not a text'), ('train.o17', 'is not a text')])
+                                        ('pipe.log', 'is not text'), ('train.o17', 'is not text')])
 def test_no_file_of_text(job, name, says):
     """A pipe does not make it wait."""
     done = run_report(job, job / name)
