@@ -67,7 +67,7 @@ def parse(text: bytes) -> 'ast.Module':
 
 
 def parsed(text: bytes) -> 'Optional[ast.AST]':
-    """Its syntax tree; None of one that is no Python."""
+    """Its syntax tree; None of one that is not Python."""
     try:
         return parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -429,7 +429,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         try:
             trees.append(parse(content))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
-            report.add('red', 'script', "%s is no Python that %s understands: line %s: %s" % (
+            report.add('red', 'script', "%s is not Python that %s understands: line %s: %s" % (
                 path, 'this release (%d.%d)' % sys.version_info[:2], getattr(err, 'lineno', '?'),
                 getattr(err, 'msg', err)), "python -m py_compile %s shows the place" % path)
     check_layout(report, list(files.values()), details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
@@ -603,7 +603,8 @@ def check_imports(report: 'Report', trial: dict, workers: bool, mpi: bool = Fals
             text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
             "rename what lies beside the script" if shadows else
             "see what this module asks for; an import ends no program" if re.search('end(s|ed) the pro', text) else
-            "install what is missing where all nodes have it, or start Python as the script needs it")
+            "install what is missing where all nodes have it, or start Python as the script needs it" if re.search(
+                'No module named|cannot open shared object', text) else "correct it there: no rank comes further")
     for text in trial.get('changed', ()):
         report.add('yellow', 'script', "an import changes what the training finds: %s" % text,
                    "have the module do this in a function that is called where it is needed")

@@ -584,7 +584,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     whole.merge(reports[1])
     program.compare_programs(whole)
     assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
-    assert 'is no Python that' in of_level(reports[4], 'red', 'script')[0]
+    assert 'is not Python that' in of_level(reports[4], 'red', 'script')[0]
 
 
 @pytest.mark.parametrize('line, sees, words', [
@@ -899,6 +899,19 @@ def test_what_the_imports_say_is_a_line():
     program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, False)
     program.check_imports(report, {'wrong': ['from mpi4py import MPI ended the process with status 1', True]}, False, True)
     assert len(of_level(report, 'yellow', 'script')) == 3 and of_level(report, 'yellow', 'worker')
+
+
+@pytest.mark.parametrize('error, remedy', [
+    ("ModuleNotFoundError: No module named 'x'", 'install'),
+    ('OSError: libx.so: cannot open shared object file: No such file or directory', 'install'),
+    ('SyntaxError: invalid syntax (x.py, line 2)', 'correct'),
+    ('ImportError: attempted relative import with no known parent package', 'correct'),
+])
+def test_remedy_fits_what_an_import_says(error, remedy):
+    report = findings.Report(0)
+    program.check_imports(report, {'wrong': [f'line 1: import a: {error}', True]}, False)
+    (_, _, _, said, _), = report.sorted()
+    assert said.startswith(remedy)
 
 
 # --- PyTorch's own variables
