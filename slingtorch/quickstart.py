@@ -6,7 +6,6 @@ run of the same user. `rm -r` removes it.
 """
 import argparse
 import configparser
-import ensurepip
 import fcntl
 import glob
 import os
@@ -139,6 +138,8 @@ def set_up_tools(prefix: str) -> None:
     print("installing with uv: " + ' '.join(wanted))
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', venv], check=True)
     packages = glob.glob(venv + '/lib/python3*/site-packages')[0]
+    # Debian's python3 has ensurepip with python3-venv, which --help does not need
+    import ensurepip
     # as ensurepip does, which takes four seconds to compile all of pip; Debian has the wheel elsewhere
     for directory in (os.path.dirname(ensurepip.__file__) + '/_bundled', sysconfig.get_config_var('WHEEL_PKG_DIR')):
         for wheel in glob.glob('%s/pip-*.whl' % directory):

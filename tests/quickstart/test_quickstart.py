@@ -119,8 +119,13 @@ def test_machine_with_gpus(tmp_path, lmod):
     assert 'there are 3 GPUs for 6 ranks, and each rank needs its own\n            --ranks 3; or --cpu' in done.stderr
 
 
-def test_help_says_all_options():
-    done = run([ROOT / 'quickstart', '--help'])
+@pytest.mark.parametrize('command', [
+    [ROOT / 'quickstart', '--help'],
+    # Debian's python3 without python3-venv
+    [sys.executable, '-c', "import sys; sys.modules['ensurepip'] = None; from slingtorch import quickstart; "
+     "quickstart.main(['--help'])"]])
+def test_help_says_all_options(command):
+    done = run(command, cwd=ROOT)
     for option in ('--cpu', '--prefix', '--ranks', '--python', '--help'):
         assert option in done.stdout
 
