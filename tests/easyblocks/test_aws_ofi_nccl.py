@@ -469,12 +469,6 @@ def test_provider_cannot_be_asked(bench):
     assert "It cannot be asked whether libfabric has the provider 'cxi'" in printed
 
 
-def test_wrong_checksum(bench):
-    easyconfig = bench.easyconfig()
-    easyconfig.write_text(re.sub(r"checksums = \['[0-9a-f]{8}", "checksums = ['00000000", easyconfig.read_text()))
-    assert 'Checksum verification for' in bench.error(easyconfig)
-
-
 def test_dry_run_fetch_and_module_only(bench):
     easyconfig = bench.easyconfig()
     done = bench.run(easyconfig, '-x')

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from testbed import run, stagedenv, wheels
+from testbed import run, stagedenv
 
 LIBRARY = 'python%d.%d' % sys.version_info[:2]
 
@@ -95,21 +95,6 @@ def test_no_mksquashfs(eb_env, tmp_path):
     assert done.returncode != 0 and 'environment_image needs the command mksquashfs' in said
     assert 'package squashfs-tools' in said and '--try-amend=environment_image=False' in said
     assert not (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin').exists()
-
-
-def test_packages_of_the_system_are_refused(eb_env, tmp_path):
-    tiny = stagedenv.write_easyconfig(tmp_path, 'system_site_packages = True\n')
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and 'environment_image and system_site_packages exclude each other' in done.stderr
-
-
-def test_without_the_option_there_is_no_image(eb_env, tmp_path):
-    tiny = stagedenv.write_easyconfig(tmp_path, image=False)
-    eb_env(tiny.easyconfig, env=tiny.pip_env)
-    module = (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
-    assert 'ENVIRONMENT_IMAGE' not in module
-    assert not list((eb_env.prefix / 'software/PyTorch/0.1-tiny').glob('*squashfs*'))
-    assert wheels.sha256(tiny.lock_file) in tiny.easyconfig.read_text()
 
 
 def test_run_paths_lead_into_the_image(unpacked, tmp_path):

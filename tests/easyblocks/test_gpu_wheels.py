@@ -2,7 +2,6 @@
 """The easyconfigs of PyTorch's GPU wheels for any cluster: what their lock files say, and what eb makes of them."""
 import ast
 import re
-import subprocess
 
 import pytest
 
@@ -96,28 +95,3 @@ def test_eb_finds_them_by_name(eb_env):
     for name in EXPECTED:
         assert re.search(r'\[ \] .*/%s\.eb \(module: %s\)' % (re.escape(name), re.escape(name.replace('-', '/', 1))),
                          done.stdout), done.stdout
-
-
-@pytest.mark.parametrize('name', EXPECTED)
-def test_python_without_wheels(name, eb_env, tmp_path):
-    """3.15: said before anything is downloaded."""
-    pythons = EXPECTED[name][4]
-    python = tmp_path / 'python3.15'
-    python.write_text('#!/bin/sh\necho 3.15\n')
-    python.chmod(0o755)
-    done = eb_env(f'{name}.eb', f'--try-amend=python_command={python}', check=False, env={'PIP_NO_INDEX': '1'})
-    assert done.returncode != 0
-    said = ' '.join((done.stdout + done.stderr).split())
-    assert f'Python 3.15 ({python}) is not supported' in said and f'Python {", ".join(pythons)} only' in said
-    assert f'--try-amend=python_command=/path/to/python{pythons[-1]}' in said and 'downloading' not in said
-
-
-def test_no_driver_stops_no_installation(eb_env):
-    """A login node has none: eb goes on as far as the packages."""
-    name = 'PyTorch-2.15.0-cuda-13.2.eb'
-    done = eb_env('-x', '--stop=fetch', name, check=False, env={'PIP_NO_INDEX': '1'})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert 'PyTorch-2.15.0-cuda-13.2.lock will be downloaded with pip' in ' '.join(done.stdout.split())
-    sources = subprocess.run(['git', 'grep', '-l', 'proc/driver/nvidia', '--', 'easyblocks', 'hooks'], cwd=ROOT,
-                             stdout=subprocess.PIPE).stdout
-    assert sources == b''

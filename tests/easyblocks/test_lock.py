@@ -42,26 +42,8 @@ class Locked:
 
     def write(self, packages="['alpha==1.0']", pythons=f"['{PYTHON}']", options=''):
         """Write the easyconfig."""
-        self.easyconfig.write_text(f"""
-easyblock = 'PythonVenv'
-
-name = 'PyTorch'
-version = '0.1'
-versionsuffix = '-tiny'
-
-homepage = 'https://example.org'
-description = "Tiny"
-
-toolchain = SYSTEM
-
-sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
-
-python_packages = {packages}
-python_versions = {pythons}
-{options}
-
-moduleclass = 'ai'
-""")
+        text = wheels.tiny_easyconfig('', f'python_packages = {packages}\npython_versions = {pythons}\n{options}')
+        self.easyconfig.write_text(text.replace("checksums = ['']\n", ''))
 
     def lock(self, easyconfig=None, *options, check=True):
         """`slingtorch lock EASYCONFIG`, of this checkout."""
@@ -220,22 +202,21 @@ def test_uv_is_told_proxy_certificates_and_hosts(monkeypatch):
 # --- eb that locks by itself
 
 def test_one_command_without_a_lock_file(tiny, eb_env):
-    """`eb` locks in the source path, says once what, installs; the next installation is the same."""
+    """`eb` locks in the source path and says once what; the next one installs that, without an index."""
     store = eb_env.prefix / 'sources/p/PyTorch'
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env)
+    done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     made = store / tiny.lock_file.name
     assert done.stdout.count('pinned') == 1
     assert f'pinned alpha==1.0 and 1 more, for Python {PYTHON}, in {made}. The same' in said(done)
     assert 'no checksum' not in said(done) and not tiny.lock_file.exists()
     assert f'# python: {PYTHON}\n' in made.read_text() and '# wanted: alpha==1.0\n' in made.read_text()
     assert sorted(path.name for path in (store / 'wheels').iterdir()) == sorted(wheel.name for wheel in tiny.wheels)
-    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
 
     tiny.wheel('beta', '1.6')
-    done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env)
-    assert 'pinned' not in said(done)
-    library, = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages')
-    assert (library / 'beta-1.5.dist-info').exists()
+    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
+    assert 'pinned' not in said(eb_env(tiny.easyconfig, env=nowhere))
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+    assert list(eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/beta-1.5.dist-info'))
 
     tiny.write("['alpha==1.0', 'beta']")
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
@@ -245,14 +226,7 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
     assert done.returncode != 0 and 'does not pin alpha==1.0, beta: remove the lock file' in said(done)
     made.unlink()
-    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env))
-
-
-def test_fetch_locks_and_the_next_eb_needs_no_index(tiny, eb_env):
-    assert 'pinned alpha==1.0' in said(eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env))
-    nowhere = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple'}
-    eb_env(tiny.easyconfig, env=nowhere)
-    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
+    assert 'pinned alpha==1.0, beta==1.6, for' in said(eb_env(tiny.easyconfig, '--fetch', env=tiny.pip_env))
 
 
 def test_enforce_checksums_makes_no_lock_file(tiny, eb_env):
@@ -359,22 +333,21 @@ def test_wheels_of_a_flat_page_and_of_an_address(tiny, eb_env, with_hash):
         assert locked[:2] == sorted([f'--find-links {link}', f'--find-links {address}/page.html'])
         alpha, beta = (f'--hash=sha256:{wheels.sha256(wheel)}' for wheel in tiny.wheels)
         assert [line.strip(' \\') for line in locked[2:]] == ['alpha==1.0', alpha, 'beta==1.5', beta]
-        eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
-    eb_env(tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
-    assert list(eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/beta.py'))
+        if with_hash:
+            eb_env('--fetch', tiny.easyconfig, env={**tiny.pip_env, 'PIP_FIND_LINKS': None})
+            assert len(list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))) == 2
 
 
 # --- bad input
 
-@pytest.mark.parametrize('where', ['file', 'variable'])
-def test_index_of_the_centre_where_the_user_has_pip_install_to_the_home_directory(tiny, where):
+def test_index_of_the_centre_where_the_user_has_pip_install_to_the_home_directory(tiny):
     """With 'user = true' pip lists the settings of the user's own file alone, unless it is told otherwise."""
-    for name, text in [('centre', f'index-url = {tiny.address}'), ('own', 'user = true' if where == 'file' else '')]:
+    for name, text in [('centre', f'index-url = {tiny.address}'), ('own', 'user = true')]:
         (tiny.dir / name / 'pip').mkdir(parents=True)
         (tiny.dir / name / 'pip/pip.conf').write_text(f'[global]\n{text}\n')
     tiny.pip_env.update(SLINGTORCH_UV=str(BIN / 'uv'), XDG_CONFIG_DIRS=str(tiny.dir / 'centre'), PIP_INDEX_URL=None,
                         XDG_CONFIG_HOME=str(tiny.dir / 'own'), PIP_CONFIG_FILE=None, https_proxy='http://127.0.0.1:9',
-                        PIP_USER='1' if where == 'variable' else None, no_proxy='')
+                        no_proxy='')
     tiny.lock()
     assert 'alpha==1.0' in tiny.text()
 
@@ -490,8 +463,6 @@ def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env
 @pytest.mark.parametrize('change, words', [
     ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, and this is Python {PYTHON}. Load a module'),
     (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, and this machine is {MACHINE} with glibc 2.'),
-    ((f'_{MACHINE}', '_riscv64'), f'is for manylinux_2_28_riscv64, and this machine is {MACHINE}'),
-    ((f'manylinux_2_28_{MACHINE}', 'odd'), "is for odd, and this machine is"),
     (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other packages than the easyconfig wants now (numpy)'),
 ])
 def test_lock_file_for_something_else(tiny, eb_env, change, words):

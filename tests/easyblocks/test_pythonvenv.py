@@ -2,6 +2,7 @@
 """The PythonVenv easyblock, through real `eb`, with tiny wheels."""
 import contextlib
 import functools
+import hashlib
 import http.server
 import os
 import pathlib
@@ -58,13 +59,14 @@ def output(done):
 
 
 @pytest.fixture(scope='module')
-def kept(modulestool, tmp_path_factory):
-    """An installation that is only looked at: Tiny, with `eb` that made it."""
+def kept(lmod, envmodules, tmp_path_factory):
+    """An installation that is only looked at: Tiny, with `eb` that made it, and modules for both tools."""
     tiny = Tiny(tmp_path_factory.mktemp('kept'))
-    tiny.eb = EasyBuild(tiny.dir / 'eb', modulestool)
+    tiny.eb = EasyBuild(tiny.dir / 'eb', lmod)
     tiny.write(options="sanity_check_imports = ['alpha', 'beta']\nsanity_check_packages = {'alpha': '1.0'}\n"
                        "gpu_visibility = 'ROCR_VISIBLE_DEVICES'")
     tiny.eb(tiny.easyconfig, env=tiny.have(tiny.eb))
+    EasyBuild(tiny.dir / 'eb', envmodules)(tiny.easyconfig, '--module-only', '--force', env=tiny.pip_env)
     return tiny
 
 
@@ -76,7 +78,7 @@ def test_installs_and_module_works(kept, modulestool):
     assert os.access(root / 'bin/extend-venv-activate', os.X_OK) and env['SLINGTORCH_MODULE_PYTORCH'] == 'PyTorch/0.1-tiny'
     assert env['PYTHONNOUSERSITE'] == '1'
     assert env['SLINGTORCH_GPU_VISIBILITY'] == 'ROCR_VISIBLE_DEVICES'
-    assert 'PYTHONPATH' not in env
+    assert 'PYTHONPATH' not in env and 'SLINGTORCH_ENVIRONMENT_IMAGE' not in env
     scripts = {pathlib.Path(directory, name).relative_to(ROOT / 'runscripts')
                for directory, _, names in os.walk(ROOT / 'runscripts', followlinks=True) for name in names}
     scripts = {path for path in scripts if not {'container', 'extend-venv-activate', '__pycache__'} & set(path.parts)}
@@ -103,19 +105,6 @@ def test_unloading_gives_back_what_the_user_had(kept, modulestool):
     assert own == ['/mine', '0'] and str(kept.eb.prefix) not in path
 
 
-@pytest.mark.parametrize('parameter, value, message', [
-    ('extra_packages', 'idna', "extra_packages is 'idna': it must be a list of strings"),
-    ('sanity_check_packages', "['torch']", 'sanity_check_packages is'),
-    ('environment_image', 'yes', "environment_image is 'yes': it must be True or False"),
-])
-def test_parameter_of_another_type(kept, tiny, parameter, value, message):
-    """One check for all easyblocks."""
-    options = f"{parameter} = {value if value.startswith('[') else repr(value)}"
-    tiny.write(options=options)
-    done = kept.eb('--extended-dry-run', tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert message in output(done) and 'Traceback' not in output(done)
-
-
 def test_amended_after_the_installation(kept):
     """EasyBuild's word for it is that it skips what is installed."""
     done = kept.eb(kept.easyconfig, '--try-amend=environment_image=True', f'--robot-paths={kept.dir}:', env=kept.pip_env)
@@ -126,6 +115,13 @@ def test_amended_after_the_installation(kept):
 
 def test_sanity_check_only(kept):
     assert 'sanity checking' in output(kept.eb('--sanity-check-only', kept.easyconfig, env=kept.pip_env))
+    info, = kept.eb.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/beta-1.5.dist-info')
+    away = info.rename(kept.dir / 'away')
+    try:
+        done = kept.eb('--sanity-check-only', kept.easyconfig, env=kept.pip_env, check=False)
+    finally:
+        away.rename(info)
+    assert done.returncode != 0 and 'requires `beta>=1`' in output(done)
 
 
 def test_fetch_then_install_without_network(tiny, eb_env, tmp_path):
@@ -149,12 +145,17 @@ def test_fetch_then_install_without_network(tiny, eb_env, tmp_path):
 
 
 def test_dry_run_and_module_only(tiny, eb_env):
+    tiny.write(options="environment_image = 'yes'")
+    done = eb_env('-x', tiny.easyconfig, env=tiny.pip_env, check=False)
+    assert "environment_image is 'yes': it must be True or False" in output(done) and 'Traceback' not in output(done)
+    tiny.write()
     dry = output(eb_env('-x', tiny.easyconfig, env=tiny.pip_env))
     assert 'runscripts will be copied to' in dry
     assert 'packages named in' in dry and not (eb_env.prefix / 'sources/p/PyTorch/wheels').exists()
     eb_env('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
-    module = eb_env.modulepath / 'PyTorch/0.1-tiny.lua'
-    assert 'RUNSCRIPTS' in module.read_text()
+    text = (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
+    # the site 'local' adds nothing that names a network
+    assert 'RUNSCRIPTS' in text and 'FI_CXI' not in text and 'hsn' not in text
 
 
 def test_other_python_with_its_packages(tiny, eb_env, lmod, tmp_path):
@@ -205,7 +206,7 @@ def test_archived_easyconfig_easyblocks_and_hooks(tiny, lmod, tmp_path):
     hooks = reprod / 'hooks/slingshot_hooks.py'
     # as docs/easyconfigs.md says: the package is not archived
     bundle = eb.env['EASYBUILD_INCLUDE_EASYBLOCKS']
-    command = ['--rebuild', f'--hooks={hooks}', f'--include-easyblocks={reprod}/easyblocks/*.py,{bundle}',
+    command = ['--module-only', '--force', f'--hooks={hooks}', f'--include-easyblocks={reprod}/easyblocks/*.py,{bundle}',
                f'--robot-paths={tiny.dir}:', reprod / tiny.easyconfig.name]
     module.unlink()
     eb(*command, env=env)
@@ -213,16 +214,6 @@ def test_archived_easyconfig_easyblocks_and_hooks(tiny, lmod, tmp_path):
 
 
 # --- bad input
-
-def test_wrong_hash_names_file_hash_and_remedy(tiny, eb_env):
-    tiny.write(lock=wheels.lock_text(tiny.wheels).replace(wheels.sha256(tiny.wheels[1]), '0' * 64))
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode == 42       # EasyBuild's status for a wrong checksum
-    message = output(done)
-    assert 'beta==1.5 from file' in message and f'Got        {wheels.sha256(tiny.wheels[1])}' in message
-    assert f'packages of {tiny.lock_file} failed' in message and 'do not install it' in message
-    assert not (eb_env.modulepath / 'PyTorch').exists() or not list((eb_env.modulepath / 'PyTorch').iterdir())
-
 
 def test_wheel_changed_after_download_is_refused(tiny, eb_env):
     """By the one who installs, and by `eb --fetch`, which gets it again."""
@@ -238,16 +229,8 @@ def test_wheel_changed_after_download_is_refused(tiny, eb_env):
     done = eb_env(tiny.easyconfig, env=env, check=False)
     assert done.returncode == 1 and "cut off or damaged: 'eb --fetch' gets it again" in output(done)
     # with an index at hand the right file is fetched again
-    done = eb_env('--fetch', tiny.easyconfig, env=env, check=False)
-    assert done.returncode != 0 and f'WARNING: Previously-downloaded file {wheel} has bad hash' in output(done)
-    eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
-    assert wheel.read_bytes() == good
-
-
-def test_lock_file_with_another_checksum_than_the_easyconfig_says(tiny, eb_env):
-    tiny.lock_file.write_text(tiny.lock_file.read_text() + '# changed\n')
-    done = eb_env(tiny.easyconfig, env=tiny.have(eb_env), check=False)
-    assert done.returncode != 0 and 'hecksum' in output(done) and 'PyTorch-0.1-tiny.lock' in output(done)
+    done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
+    assert f'WARNING: Previously-downloaded file {wheel} has bad hash' in output(done) and wheel.read_bytes() == good
 
 
 @pytest.mark.parametrize('lock, words', [
@@ -292,10 +275,9 @@ def test_uv_installs_where_it_is_at_hand_else_pip(tiny, eb_env):
     old.write_text(OLD_PYTHON.format(python=f'{quickvenv.python3()}/python3'))
     old.chmod(0o755)
     root = eb_env.prefix / 'software/PyTorch/0.1-tiny'
-    for more, options, program in [({'SLINGTORCH_UV': UV}, '', 'uv'), ({'SLINGTORCH_UV': '/nowhere/uv'}, '', 'pip'),
-                                   ({'SLINGTORCH_UV': UV}, f'python_command = {str(old)!r}', 'pip')]:
+    for options, program in [('', 'uv'), (f'python_command = {str(old)!r}', 'pip')]:
         tiny.write(options=options)
-        printed = output(eb_env(tiny.easyconfig, '--force', '--logtostdout', env={**env, **more}))
+        printed = output(eb_env(tiny.easyconfig, '--force', '--logtostdout', env={**env, 'SLINGTORCH_UV': UV}))
         library, = root.glob('lib/python3*/site-packages')
         assert (library / 'alpha-1.0.dist-info/INSTALLER').read_text().strip() == program
         # what verifies the hashes of all files runs once
@@ -356,11 +338,7 @@ def index_server(tiny, answer=bytes):
             thread.join()
 
 
-@pytest.fixture(params=['uv', 'pip'])
-def installer(request):
-    """Environment in which eb installs with this one."""
-    return {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1',
-            'SLINGTORCH_UV': str(BIN / 'uv') if request.param == 'uv' else ''}
+DIRECT = {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1'}
 
 
 def changed(content):
@@ -368,11 +346,13 @@ def changed(content):
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
-def test_index_that_answers_with_another_file(tiny, eb_env, installer):
+def test_index_that_answers_with_another_file(tiny, eb_env):
     with index_server(tiny, changed) as (address, asked):
-        options = ['--fetch'] if installer['SLINGTORCH_UV'] else []
-        done = eb_env(*options, tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address}, check=False)
-        assert done.returncode == 42 and 'do not install it' in output(done), output(done)
+        done = eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
+        assert done.returncode == 42, output(done)      # EasyBuild's status for a wrong checksum
+        got = hashlib.sha256(changed(tiny.wheels[0].read_bytes())).hexdigest()
+        assert 'alpha==1.0 from http' in output(done) and f'Got        {got}' in output(done)
+        assert f'packages of {tiny.lock_file} failed' in output(done) and 'do not install it' in output(done)
         assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
     assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
     assert [path for path in asked if path.endswith('.whl')]
@@ -383,28 +363,17 @@ def half(content):
     return content[:len(content) // 2]
 
 
-def test_download_that_is_cut(tiny, eb_env, installer):
-    """Nothing is installed of it, and the same command does it where the connection holds; so does --fetch before it."""
-    options = ['--fetch'] if installer['SLINGTORCH_UV'] else []
+def test_download_that_is_cut(tiny, eb_env):
+    """Nothing is installed of it, and the same command does it where the connection holds."""
     with index_server(tiny, half) as (address, _):
-        done = eb_env(*options, tiny.easyconfig, env={**installer, 'PIP_INDEX_URL': address}, check=False)
+        done = eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
         assert done.returncode != 0 and 'Downloading the packages of' in output(done), output(done)
         assert "'eb --fetch' gets it again" in output(done), output(done)
         assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
         assert not list(eb_env.prefix.glob('sources/p/PyTorch/wheels/*.whl'))
     with index_server(tiny) as (address, _):
-        env = {**installer, 'PIP_INDEX_URL': address}
-        eb_env(*options, tiny.easyconfig, env=env)
-    eb_env(tiny.easyconfig, env={**installer, 'PIP_NO_INDEX': '1'})
+        eb_env(tiny.easyconfig, env={**DIRECT, 'PIP_INDEX_URL': address})
     assert (eb_env.prefix / 'software/PyTorch/0.1-tiny/bin/python').exists()
-
-
-def test_lock_file_for_another_processor(tiny, eb_env):
-    other = {'x86_64': 'aarch64', 'aarch64': 'x86_64'}[os.uname().machine]
-    tiny.write(lock=f'# python: {PYTHON_VERSION}\n# platform: manylinux_2_28_{other}\n' + wheels.lock_text(tiny.wheels))
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and f'is for manylinux_2_28_{other}, and this machine is {os.uname().machine}' in output(done)
-    assert not list(eb_env.prefix.glob('software/PyTorch/*/bin'))
 
 
 def test_no_package_index_answers(tiny, eb_env):
@@ -441,8 +410,8 @@ def test_index_that_does_not_answer_is_left_out(tiny, eb_env, tmp_path):
 
 @pytest.mark.parametrize('proxy', ['http://', 'proxy.example:port'])
 def test_malformed_address_of_a_proxy(tiny, eb_env, proxy):
-    env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'https://packages.example/simple',
-           'https_proxy': proxy, 'no_proxy': '', 'PIP_NO_INDEX': None}
+    # with the index that pip asks by itself
+    env = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': None, 'https_proxy': proxy, 'no_proxy': '', 'PIP_NO_INDEX': None}
     done = eb_env(tiny.easyconfig, env=env, check=False)
     assert done.returncode != 0 and 'Traceback' not in output(done)
     said = ' '.join(done.stderr.split())
@@ -478,8 +447,8 @@ def test_what_may_not_be_read_is_named(tiny, eb_env, tmp_path, what):
     finally:
         path.chmod(0o755)
     said = ' '.join(done.stderr.split())
-    assert done.returncode != 0 and f"Permission denied: '{path}'" in said
-    assert 'its owner can allow it' in said and 'Traceback' not in said
+    assert done.returncode != 0 and str(path) in said.partition('says: ')[2]
+    assert 'Permission denied' in said and 'its owner can allow it' in said and 'Traceback' not in said
     assert 'No matching distribution' not in said
 
 
@@ -502,12 +471,6 @@ def test_no_such_python(tiny, eb_env):
     tiny.write(options="python_command = '/nowhere/python3'")
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     assert done.returncode != 0 and "Python was not found: there is no '/nowhere/python3'" in output(done)
-
-
-def test_unknown_gpu_visibility(tiny, eb_env):
-    tiny.write(options="gpu_visibility = 'GPUS'")
-    done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and "gpu_visibility is 'GPUS'" in output(done) and 'ROCR_VISIBLE_DEVICES' in output(done)
 
 
 def test_runscripts_not_on_the_source_path(tiny, eb_env):
@@ -535,11 +498,12 @@ def small_disk(path, size):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
-def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
+@pytest.mark.parametrize('uv', [UV, ''])
+def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, uv):
     tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(40_000_000)}))
     tiny.write()
     with small_disk(tmp_path / 'small', '30m') as disk:
-        done = eb_env(tiny.easyconfig, f'--installpath={disk}', env={**tiny.have(eb_env), **installer},
+        done = eb_env(tiny.easyconfig, f'--installpath={disk}', env={**tiny.have(eb_env), 'SLINGTORCH_UV': uv},
                       check=False)
         assert done.returncode != 0
         assert f'Installing the packages of {tiny.lock_file} failed (to {disk}/software' in output(done)
@@ -553,15 +517,12 @@ def test_full_disk_leaves_nothing_behind(tiny, eb_env, tmp_path, installer):
 def test_full_disk_while_downloading(tiny, eb_env, tmp_path):
     tiny.wheels.append(wheels.make_wheel(tiny.index, 'big', '1.0', files={'big.bin': bytes(6_000_000)}))
     tiny.write()
-    direct = {'PIP_CONFIG_FILE': os.devnull, 'PIP_FIND_LINKS': None, 'PIP_NO_CACHE_DIR': '1'}
     with small_disk(tmp_path / 'small', '4m') as disk, index_server(tiny) as (address, _):
         path = f'{disk}:{ROOT}/runscripts'
-        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**direct, 'PIP_INDEX_URL': address}, check=False)
+        done = eb_env(tiny.easyconfig, f'--sourcepath={path}', env={**DIRECT, 'PIP_INDEX_URL': address}, check=False)
         assert done.returncode != 0 and f'Downloading the packages of {tiny.lock_file} failed (to {disk}' in output(done)
         assert 'Free some space' in output(done), output(done)
         assert not list(eb_env.prefix.glob('software/PyTorch/*/bin')) and not list(eb_env.modulepath.glob('PyTorch/*'))
-    with index_server(tiny) as (address, _):
-        eb_env(tiny.easyconfig, env={**direct, 'PIP_INDEX_URL': address})
 
 
 def start_installation(tiny, eb_env, *options, root=None):
@@ -600,29 +561,23 @@ def test_ended_in_the_middle_and_two_at_once(tiny, eb_env):
         assert not list(eb_env.modulepath.glob('PyTorch/*'))
         assert 'rmdir' not in text    # of the one before
     held = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert held.returncode != 0 and 'one that was killed has left its lock' in output(held)
+    lock, = eb_env.prefix.glob('software/.locks/*')
+    assert held.returncode != 0 and f"has left its lock. If nothing of it runs any more, on this host or another one: rmdir '{lock}'." \
+        in ' '.join(output(held).split())
     unlock(eb_env.prefix)
     process = start_installation(tiny, eb_env)
     second = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     assert second.returncode != 0 and '--wait-on-lock-limit' in output(second)
-    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists()
-    # what was killed while it was made again is not taken for one that was not changed
-    alpha, = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/alpha.py')
-    alpha.write_text('')
-    process = start_installation(tiny, eb_env, '--rebuild')
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    unlock(eb_env.prefix)
-    eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env)
-    assert '1.0' in alpha.read_text() and len(list(alpha.parent.glob('many/m*.py'))) == 1000
+    many = eb_env.prefix.glob('software/PyTorch/0.1-tiny/lib/python3*/site-packages/many/m*.py')
+    assert (eb_env.modulepath / 'PyTorch/0.1-tiny.lua').exists() and len(list(many)) == 1000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='mounting a small file system needs root')
 def test_failed_rebuild_leaves_what_worked(tiny, eb_env, lmod, tmp_path):
     """In whatever step, also where nobody could clean up: the next run puts it back before anything else."""
-    with small_disk(tmp_path / 'small', '60m') as disk:
+    with small_disk(tmp_path / 'small', '40m') as disk:
         env = {**tiny.have(eb_env), 'SLINGTORCH_UV': UV}
         eb = functools.partial(eb_env, tiny.easyconfig, f'--installpath={disk}')
         eb(env=env)
@@ -666,19 +621,3 @@ def test_failed_rebuild_leaves_what_worked(tiny, eb_env, lmod, tmp_path):
         eb('--rebuild', env=env)
         assert os.listdir(software) == ['0.1-tiny'] and os.listdir(modules) == ['0.1-tiny.lua']
         assert alpha.stat().st_ino != before[0] and (alpha.parent / 'many').exists()
-
-
-def test_no_modules_tool(tiny, eb_env):
-    env = {**tiny.pip_env, 'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'}
-    done = eb_env(tiny.easyconfig, env=env, check=False)
-    if pathlib.Path('/usr/bin/lmod').exists():
-        pytest.fail('this machine has an lmod in /usr/bin: hide it from this test')
-    assert done.returncode != 0 and 'odules tool' in output(done)
-
-
-def test_only_our_own_variables_without_site_values(tiny, lmod, tmp_path):
-    """The site 'local' adds nothing that names a network."""
-    eb = EasyBuild(tmp_path / 'eb', lmod, options=['--site', 'local'])
-    eb('--module-only', '--force', tiny.easyconfig, env=tiny.pip_env)
-    text = (eb.modulepath / 'PyTorch/0.1-tiny.lua').read_text()
-    assert 'FI_CXI' not in text and 'hsn' not in text

@@ -157,6 +157,7 @@ def venv(installed):
     path = installed.eb.prefix / 'PyTorch-2.4.0-derecho-venv.eb'
     text = (ROOT / 'easyconfigs/p/PyTorch' / NAME).read_text()
     text = re.sub(r"^extra_packages = \[.*?^\]", "python_packages = []", text, flags=re.M | re.S)
+    text = re.sub(r"    \('torchvision'.*?^    }\),\n", '', text, flags=re.M | re.S)
     text = text.replace("'run conda', ", '').replace("'-derecho-cray-mpich'", "'-derecho-venv'")
     path.write_text(text + "modextravars = {'ONLY_HERE': 'yes'}\nenvironment_image = True\n")
     installed(easyconfig=str(path))
@@ -185,8 +186,8 @@ def test_environment_as_one_image(installed, venv, lmod, tmp_path):
     """Started from an unpacked image everything is the node's own, but for what belongs to the system: MPI, CUDA."""
     env = lmod.load('PyTorch/2.4.0-derecho-venv', modulepath=[installed.eb.modulepath, installed.derecho.modulepath])
     assert env['SLINGTORCH_ENVIRONMENT_IMAGE'] == f'{venv}/environment.squashfs'
-    code = ('import mpi4py, os, sys, torch, torchvision\n'
-            'print(sys.prefix, torch.__file__, torchvision.__file__, mpi4py.__file__, os.environ["VIRTUAL_ENV"], sep="\\n")\n'
+    code = ('import mpi4py, os, sys, torch\n'
+            'print(sys.prefix, torch.__file__, mpi4py.__file__, os.environ["VIRTUAL_ENV"], sep="\\n")\n'
             'print(*{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}, sep="\\n")\n')
     done = run([venv / 'runscripts/conda-python-distributed', '--stage', '-c', code],
                env={**env, 'SLINGTORCH_STAGE_DIR': tmp_path, 'TMPDIR': tmp_path})
@@ -194,7 +195,7 @@ def test_environment_as_one_image(installed, venv, lmod, tmp_path):
     paths = done.stdout.splitlines()
     assert not [path for path in paths if path.startswith(str(venv))]
     staged = paths[0]
-    assert staged.startswith(str(tmp_path)) and all(path.startswith(staged) for path in paths[:5])
+    assert staged.startswith(str(tmp_path)) and all(path.startswith(staged) for path in paths[:4])
     assert f'{installed.mpich}/lib/libmpi_gnu_91.so.12' in paths
 
 
@@ -451,8 +452,6 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     assert 'not built again' not in fails('--try-amend=version_label=changed')
     assert '2.4.0+changed' in (package / 'built.py').read_text()
     before = (package / 'environment.json').stat().st_mtime_ns
-    # still wrong: it stays
-    fails('--try-amend=version_label=changed')
     site.sources.write_extension('mpi4py', '4.0.0')
     done = site('--try-amend=version_label=changed', easyconfig=easyconfig)
     assert 'PyTorch itself is there already, from a run in which an extension failed: not built again' in done.stdout

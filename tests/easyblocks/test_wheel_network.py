@@ -48,7 +48,7 @@ class Site:
     def install(self, modules=('cuda/12.9.0', 'plugin/1.19.2'), nccls=('libnccl.so.2',), cuda='12.9', options='',
                 check=True):
         """Install a wheel with these libraries; all that `eb` printed, in one line."""
-        index = self.dir / 'index'
+        index = self.eb.prefix / 'sources/p/PyTorch/wheels'
         files = wheels.toy_torch(self.dir / 'wheel', '2.10.0+cu129', cuda=cuda,
                                  nccls={name: 22707 + number for number, name in enumerate(nccls)})
         wheel = wheels.make_wheel(index, 'torch', '2.10.0', files=files)
@@ -60,7 +60,7 @@ class Site:
         (self.dir / 'metadata.cfg').write_text(self.metadata)
         done = self.eb(easyconfig, check=check, env={
             'EASYBUILD_EXTERNAL_MODULES_METADATA': self.dir / 'metadata.cfg', 'MODULEPATH': self.modules,
-            'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': index})
+            'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1'})
         assert check or done.returncode != 0
         assert check or not (self.eb.modulepath / 'PyTorch/0.1-tiny.lua').exists()
         return ' '.join((done.stdout + done.stderr).split())

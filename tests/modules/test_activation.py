@@ -14,11 +14,11 @@ pytestmark = pytest.mark.real
 def test_shell_goes_on_working(tmp_path, request, tool, scheme):
     """The module is visible where `eb` made it, and `eb` works after it brought its own Python."""
     modulestool = request.getfixturevalue(tool)
-    made = wheels.make_wheel(tmp_path / 'index', 'alpha', '1.0')
+    made = wheels.make_wheel(tmp_path / '.local/easybuild/sources/p/PyTorch/wheels', 'alpha', '1.0')
     (tmp_path / 'PyTorch-0.1-tiny.lock').write_text(wheels.lock_text([made]))
     (tmp_path / 'PyTorch-0.1-tiny.eb').write_text(wheels.tiny_easyconfig(tmp_path / 'PyTorch-0.1-tiny.lock'))
     env = {'PATH': f'{quickvenv.python3()}:{BIN}:{os.environ["PATH"]}', 'HOME': tmp_path, 'PIP_CONFIG_FILE': '/dev/null', 'PIP_NO_INDEX': '1',
-           'PIP_FIND_LINKS': tmp_path / 'index', 'PIP_EXTRA_INDEX_URL': None, 'EASYBUILD_OUTPUT_STYLE': 'no_color',
+           'PIP_EXTRA_INDEX_URL': None, 'EASYBUILD_OUTPUT_STYLE': 'no_color',
            'EASYBUILD_MODULE_NAMING_SCHEME': scheme, 'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}
     done = modulestool.bash('''
         set -e

@@ -165,27 +165,21 @@ def test_build_job_gets_the_modules_of_its_generation(login):
     assert login.builds == [[*words, '--fetch'], words]
 
 
-def test_build_job_starts_where_the_easyconfigs_were_fetched(login):
-    """A file of the user's, named by a relative path or found in the directory, is the one that is built."""
-    mine = login.path / 'my easyconfigs'
-    mine.mkdir()
-    _, submitted = login.build('PyTorch-2.4.0-derecho-cray-mpich.eb', cwd=mine)
-    assert (login.path / 'eb-directory').read_text() == f'{mine}\n'
-    # and it ends with the status of eb
-    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
-    assert len(login.builds) == 2 and (login.path / 'eb-directory').read_text() == f'{mine}\n'
-
-
 ODD = "/glade/a b,c='d' \"e\" $HOME `f` \\ \n%g"
 
 
 def test_build_job_has_the_users_settings(login):
-    """Whatever is in the values: qsub -v would end them at a comma."""
+    """Whatever is in the values: qsub -v would end them at a comma. It starts where the easyconfigs were fetched, where
+    a file of the user's may lie, and ends with the status of eb."""
+    mine = login.path / 'my easyconfigs'
+    mine.mkdir()
     settings = {'EASYBUILD_SOURCEPATH': '/glade/my sources:/glade/$more', 'EASYBUILD_PREFIX': '/glade/work/me/eb, 2',
                 'SLINGTORCH_SITE_GROUPS': 'gdr', 'EASYBUILD_MAX_PARALLEL': '32', 'CCACHE_DIR': ODD}
-    _, submitted = login.build(env=settings)
+    _, submitted = login.build('PyTorch-2.4.0-derecho-cray-mpich.eb', env=settings, cwd=mine)
     fetched = login.environment()
-    login.job(submitted)
+    assert (login.path / 'eb-directory').read_text() == f'{mine}\n'
+    assert login.job(submitted, check=False, EB_STATUS='7').returncode == 7
+    assert len(login.builds) == 2 and (login.path / 'eb-directory').read_text() == f'{mine}\n'
     built = login.environment()
     assert built == fetched
     bundle = f'{ROOT}/patches:{ROOT}/runscripts'

@@ -21,21 +21,29 @@ STATE = r'state() { env -0 | tr "\n\0" "?\n" | grep -E "^[A-Za-z_]" | grep -vE "
 
 
 @pytest.fixture(scope='module')
-def module(modulestool, tmp_path_factory):
-    """Installation of a small environment with the packages alpha and beta, which needs another module."""
+def installed(lmod, tmp_path_factory):
+    """Directory of an installation of a small environment with the packages alpha and beta, which needs another module."""
     directory = tmp_path_factory.mktemp('module')
-    made = [wheels.make_wheel(directory / 'index', 'alpha', '1.0', requires=['beta>=1']),
-            wheels.make_wheel(directory / 'index', 'beta', '1.5')]
+    eb = EasyBuild(directory / 'eb', lmod)
+    made = [wheels.make_wheel(eb.prefix / 'sources/p/PyTorch/wheels', 'alpha', '1.0', requires=['beta>=1']),
+            wheels.make_wheel(eb.prefix / 'sources/p/PyTorch/wheels', 'beta', '1.5')]
     lock_file = directory / 'PyTorch-0.1-tiny.lock'
     lock_file.write_text(wheels.lock_text(made))
     needed = "dependencies = [('site/1.0', EXTERNAL_MODULE)]"
     (directory / 'PyTorch-0.1-tiny.eb').write_text(wheels.tiny_easyconfig(lock_file, needed))
-    eb = EasyBuild(directory / 'eb', modulestool)
     site = eb.modulepath / 'site/1.0'
     site.parent.mkdir(parents=True)
     site.write_text('#%Module\nsetenv SITE 1\n')
-    eb(directory / 'PyTorch-0.1-tiny.eb', env={'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_EXTRA_INDEX_URL': None,
-                                               'PIP_FIND_LINKS': str(directory / 'index')})
+    eb(directory / 'PyTorch-0.1-tiny.eb')
+    return directory
+
+
+@pytest.fixture(scope='module')
+def module(installed, modulestool):
+    """The Installation as this modules tool loads it."""
+    eb = EasyBuild(installed / 'eb', modulestool)
+    if modulestool.name != 'Lmod':
+        eb(installed / 'PyTorch-0.1-tiny.eb', '--module-only', '--force')
     installation = Installation('PyTorch/0.1-tiny', eb.modulepath, modulestool)
     installation.tool = modulestool
     return installation
@@ -90,7 +98,7 @@ def test_new_shell(module, mine, name):
     assert said(done) == ''
     alpha, beta, *path = done.stdout.splitlines()
     assert alpha == str(module.root / own.relative_to(mine) / 'alpha.py') and beta == str(own / 'beta.py')
-    packages = [line for line in path if line.endswith('site-packages')]
+    packages = [line for line in path if line.endswith('site-packages') and 'quickvenv' not in line]
     assert packages[:2] == [str(own), os.path.dirname(alpha)] and len(packages) == 3
     assert path[-5:] == [str(module.runscripts), str(mine), f'site/1.0:{module.module}', 'loaded: ', 'status 127']
     assert (mine / 'after').read_text() == with_module_command(module, mine)

@@ -1,38 +1,24 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The hooks in real runs of eb: the module files that come out, and the lock of a run that was killed."""
-import os
-import signal
-import subprocess
-
+"""The hooks in real runs of eb: the module files that come out."""
 import pytest
 
 from testbed import easybuild
 
 EASYCONFIG = """
 easyblock = 'Binary'
-name = '%(name)s'
+name = 'PyTorch'
 version = '9.9'
 homepage = 'https://example.org'
 description = "a tiny one"
 toolchain = SYSTEM
 sources = []
 extract_sources = True
-install_cmd = "%(command)s"
+install_cmd = "mkdir -p %(installdir)s/bin && touch %(installdir)s/bin/tool"
 sanity_check_paths = {'files': ['bin/tool'], 'dirs': []}
-%(more)s
+modextravars = {'NCCL_CROSS_NIC': '2'}
 moduleclass = 'ai'
 """
-INSTALL = "mkdir -p %(installdir)s/bin && touch %(installdir)s/bin/tool"
 
-
-def write_easyconfig(directory, name='PyTorch', command=INSTALL, more=''):
-    """Write an easyconfig that installs an empty file; its path."""
-    path = directory / ('%s-9.9.eb' % name)
-    path.write_text(EASYCONFIG % {'name': name, 'command': command, 'more': more})
-    return path
-
-
-# --- modules
 
 @pytest.fixture(params=['lmod, Lua', 'lmod, Tcl', 'envmodules, Tcl'])
 def tool_and_syntax(request):
@@ -51,7 +37,8 @@ def test_module(tool_and_syntax, tmp_path):
     """Loading gives the site's values, unloading gives the user's own back."""
     tool, syntax = tool_and_syntax
     eb = easybuild.EasyBuild(tmp_path / 'eb', tool, ['--site', 'derecho', '--with', 'alt_read'])
-    done = eb(write_easyconfig(tmp_path, more="modextravars = {'NCCL_CROSS_NIC': '2'}"), '--module-syntax=%s' % syntax)
+    (tmp_path / 'PyTorch-9.9.eb').write_text(EASYCONFIG)
+    done = eb(tmp_path / 'PyTorch-9.9.eb', '--module-syntax=%s' % syntax)
     assert done.stdout.count('slingtorch: site derecho: PyTorch-9.9.eb: 11 site values') == 1
     assert 'group alt_read, which needs: mpiexec --disable-rdzv-get' in done.stdout
 
@@ -79,25 +66,3 @@ def test_module(tool_and_syntax, tmp_path):
         'out NCCL_SOCKET_IFNAME=eth7', 'out FI_MR_CACHE_MONITOR=unset', 'out SLINGTORCH_MULTINODE_NCCL_NET=unset',
         'out NCCL_CROSS_NIC=unset', 'out FI_CXI_RDZV_PROTO=unset', 'out NCCL_NET=unset',
     ]
-
-
-# --- locks
-
-def test_the_lock_of_a_killed_run(lmod, tmp_path):
-    """kill -9 leaves EasyBuild's lock; the next eb says what to do, and then the installation is done again."""
-    eb, started = easybuild.EasyBuild(tmp_path / 'eb', lmod), tmp_path / 'started'
-    os.mkfifo(started)
-    path = write_easyconfig(tmp_path, command='echo > %s; %s' % (started, INSTALL))
-    process = subprocess.Popen([str(easybuild.BIN / 'eb'), str(path)], env=eb.env, cwd=eb.prefix,
-                               start_new_session=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with open(started):     # its install step has begun, and waits until this is closed
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=60)
-    [lock] = (eb.prefix / 'software/.locks').iterdir()
-    path = write_easyconfig(tmp_path)
-    done = eb(path, check=False)
-    assert done.returncode != 0 and "rmdir '%s'. To wait" % lock in ' '.join((done.stdout + done.stderr).split())
-    lock.rmdir()
-    eb(path)
-    assert (eb.modulepath / 'PyTorch/9.9.lua').exists()

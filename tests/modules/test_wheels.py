@@ -131,100 +131,19 @@ def test_one_eb_and_a_rank(install, name, mpich, remark):
         f'rank {rank} of 2 {version} {frontier.root}' for rank in range(2)]
 
 
-@pytest.fixture
-def fresh(tmp_path, lmod):
-    """Frontier of today, as shipped, before anything is installed."""
-    made = sitewheels.Shipped(tmp_path, lmod, TODAY)
-    yield made
-    made.internet.stop()
-
-
-def nothing_installed(fresh):
-    # EasyBuild makes the directory before it fetches
-    assert not list(fresh.root.rglob('*')) and not (fresh.eb.modulepath / f'{fresh.module}.lua').exists()
-
-
-def test_an_index_with_another_file_of_the_same_name(fresh):
-    """Only torch is another one: all the rest fits, and nothing of it is installed."""
-    torch, = [wheel for wheel in fresh.wheels if wheel.name.startswith('torch-')]
-    shipped = next((ROOT / 'easyconfigs').rglob(fresh.lock_file.name)).read_text()
-    real, = re.findall(r'^torch==.*\\\n.*sha256:(\w+)', shipped, re.M)
-    before = wheels.sha256(fresh.lock_file)
-    fresh.lock_file.write_text(fresh.lock_file.read_text().replace(wheels.sha256(torch), real))
-    fresh.easyconfig.write_text(fresh.easyconfig.read_text().replace(before, wheels.sha256(fresh.lock_file)))
-    fresh.install(check=False)
-    done = fresh.done
-    assert done.returncode != 0
-    assert f"https://download.pytorch.org/whl/rocm7.1/torch/{torch.name.replace('+', '%2B')}" in said(done)
-    assert f'Expected sha256 {real} Got {wheels.sha256(torch)}' in said(done)
-    assert 'do not install it' in said(done)
-    assert 'compare the hash that was got with that which the publisher' in said(done)
-    nothing_installed(fresh)
-    assert not list(fresh.eb.prefix.rglob(torch.name))
-
-
-def test_the_lock_file_itself_takes_no_stand_in(fresh):
-    """That of the bundle, unchanged: not one file of these indexes is what it wants."""
-    shipped = next((ROOT / 'easyconfigs').rglob(fresh.lock_file.name))
-    text = fresh.easyconfig.read_text()
-    fresh.easyconfig.write_text(text.replace(wheels.sha256(fresh.lock_file), wheels.sha256(shipped)))
-    fresh.lock_file.write_bytes(shipped.read_bytes())
-    fresh.install(check=False)
-    done = fresh.done
-    first = min(fresh.wheels, key=lambda wheel: wheel.name)
-    real, = re.findall(r'^%s==.*\\\n((?:.*--hash.*\n)+)' % first.name.split('-')[0], shipped.read_text(), re.M)
-    expected = re.findall(r'sha256:(\w+)', real)
-    assert done.returncode != 0, done.stdout
-    assert first.name in said(done) and 'do not install it' in said(done), done.stdout + done.stderr
-    assert f'Expected sha256 {expected[0]} Expected or {expected[1]} ' in said(done)
-    assert f'Got {wheels.sha256(first)}' in said(done)
-    nothing_installed(fresh)
-    assert not list(fresh.eb.prefix.rglob('*.whl'))
-
-
 @pytest.fixture(scope='module')
 def today(tmp_path_factory, lmod):
     """Frontier of today, before anything is installed."""
     return Wheels(tmp_path_factory.mktemp('today'), lmod, TODAY)
 
 
-def test_one_eb_locks_and_installs(install):
-    """Not all hashes of this one are public either: the lock file is made in the source path."""
-    made = install(DERECHO)
-    lock, told = made.lock_file, said(made.done)
-    assert told.count('pinned') == 1 and f'in {lock}. The same will be installed next time' in told
-    assert 'torch==2.10.0+cu129, ' in told and 'torch==2.10.0+cu129 \\\n' in lock.read_text()
-    assert (made.root / 'packages.lock').read_text() == lock.read_text()
-
-
-@pytest.mark.parametrize('change, words', [
-    (("'cc -shared'", "'ftn -shared'"), "MPI's compiler 'ftn -shared', and there is none in $PATH"),
-    (("'cc -shared'", "'gcc -shared'"), "MPI's compiler 'gcc -shared', and it links no MPI"),
-])
-def test_no_mpi_to_build_mpi4py_with(today, change, words):
-    if not today.easyconfig.with_suffix('.lock').exists():
-        today.slingtorch('lock', today.easyconfig)
-    other = today.path / 'other' / today.name
-    other.parent.mkdir(exist_ok=True)
-    other.write_text(today.easyconfig.read_text().replace(*change))
-    other.with_suffix('.lock').write_text(today.easyconfig.with_suffix('.lock').read_text())
-    done = today.eb(other, '--robot', '--ignore-checksums', check=False)
-    assert done.returncode != 0 and words in said(done) and 'or correct mpicc' in said(done)
-
-
 def test_gpu_aware_mpi_is_linked_where_the_modules_stay(today):
-    """And a wheel of mpi4py, which takes any MPI that it meets, is noticed."""
-    for change, words in [((r"        'unload_modules': .*\n", ''), ''),
-                          ((r"'4.1.2', {", "'4.1.3', {"), 'mpi4py uses no MPI, and was to be built with')]:
-        derecho.ToySources(today.path / 'sources').write_extension('mpi4py', '4.1.3', 'int use(void) { return 0; }')
-        if not today.easyconfig.with_suffix('.lock').exists():
-            today.slingtorch('lock', today.easyconfig)
-        other = today.path / 'gpu' / today.name
-        other.parent.mkdir(exist_ok=True)
-        other.write_text(re.sub(*change, today.easyconfig.read_text()))
-        other.with_suffix('.lock').write_text(today.easyconfig.with_suffix('.lock').read_text())
-        done = today.eb(other, '--robot', '--rebuild', '--ignore-checksums', check=False)
-        assert (done.returncode != 0) == bool(words) and words in said(done)
-        if not words:
-            library = next(today.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
-            assert 'libmpi_gtl_hsa.so.0' in needs(library)[0]
+    """And a build of mpi4py without MPI, as a wheel of it would be, is noticed."""
+    today.easyconfig.write_text(re.sub(r"        'unload_modules': .*\n", '', today.easyconfig.read_text()))
+    today.slingtorch('lock', today.easyconfig)
+    today.install()
+    library = next(today.root.glob('lib/python3*/site-packages/mpi4py/libuse.so'))
+    assert 'libmpi_gtl_hsa.so.0' in needs(library)[0]
+    derecho.shared_library(library, source='int use(void) { return 0; }')
+    done = today.eb(today.easyconfig, '--sanity-check-only', '--ignore-checksums', check=False)
+    assert done.returncode != 0 and 'mpi4py uses no MPI, and was to be built with' in said(done)

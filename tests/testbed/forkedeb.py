@@ -16,6 +16,7 @@ The server is this file run as a program. It serves one process of pytest and en
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -196,6 +197,8 @@ def warm_up():
         return code
 
     SourceFileLoader.source_to_code = source_to_code
+    gc.collect()
+    gc.freeze()     # the children neither look at it nor copy it
 
 
 def serve(path):

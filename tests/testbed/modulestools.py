@@ -33,11 +33,6 @@ class ModulesTool:
         return {**clean_environ(), **self.variables, 'EASYBUILD_MODULES_TOOL': self.name,
                 'EASYBUILD_MODULE_SYNTAX': self.syntax}
 
-    @property
-    def eb_args(self):
-        """The same choice as options of `eb`."""
-        return [f'--modules-tool={self.name}', f'--module-syntax={self.syntax}']
-
     def bash(self, script, modulepath=(), env=None, check=True, timeout=120, cwd=None):
         """Run a bash script in which `module` works.
 

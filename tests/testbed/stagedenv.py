@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A small environment that is also one image, for everything about staging that needs no PyTorch."""
 import os
+import shutil
 
 from . import wheels
 from .easybuild import EasyBuild, Installation
@@ -19,7 +20,8 @@ class write_easyconfig:
     def __init__(self, directory, options='', image=True):
         index = directory / 'index'
         script = 'alpha-1.0.data/scripts/where'
-        made = [wheels.make_wheel(index, 'alpha', '1.0', files={'alpha.py': "__version__ = '1.0'\n", script: WHERE})]
+        made = [wheels.make_wheel(index, 'alpha', '1.0', files={'alpha.py': "__version__ = '1.0'\n", script: WHERE}),
+                wheels.make_wheel(index, 'pip', '26.3')]     # as in the bundle's lock files: eb puts none there itself
         self.lock_file = directory / 'PyTorch-0.1-tiny.lock'
         self.lock_file.write_text(wheels.lock_text(made))
         self.easyconfig = directory / 'PyTorch-0.1-tiny.eb'
@@ -32,7 +34,8 @@ def installed(directory, tool):
     """Install it with real `eb`: an Installation with the path of its image besides."""
     eb = EasyBuild(directory / 'eb', tool)
     files = write_easyconfig(directory)
-    eb(files.easyconfig, env=files.pip_env)
+    shutil.copytree(directory / 'index', eb.prefix / 'sources/p/PyTorch/wheels')
+    eb(files.easyconfig)
     installation = Installation('PyTorch/0.1-tiny', eb.modulepath, tool)
     installation.image = installation.root / 'environment.squashfs'
     return installation

@@ -66,6 +66,7 @@ def lock_text(wheels):
 def tiny_easyconfig(lock_file, options=''):
     """Text of PyTorch-0.1-tiny.eb: a virtual environment from this lock file, which must lie beside it.
 
+    :param lock_file: its path; '' for none yet, and an empty checksum
     :param options: more lines for the easyconfig
     """
     return f"""
@@ -81,7 +82,7 @@ description = "Tiny"
 toolchain = SYSTEM
 
 sources = ['%(name)s-%(version)s%(versionsuffix)s.lock']
-checksums = ['{sha256(lock_file)}']
+checksums = ['{lock_file and sha256(lock_file)}']
 
 {options}
 
