@@ -119,7 +119,7 @@ def test_one_eb_and_a_rank(install, name, mpich, remark):
     assert asked.count(f'{index}/torch/{torch}') >= 1
     assert {re.match('https://([^/]*)', address).group(1) for address in asked} == set(internet.HOSTS)
     made = frontier.eb.prefix / f'sources/p/PyTorch/{name[:-3]}.lock'
-    assert made.exists() == (name == OLD) == (f'in {made}. The same will be installed next time' in said(done))
+    assert made.exists() == (name == OLD) == (f'in {made}. The next installation is the same' in said(done))
     locked = (frontier.root / 'packages.lock').read_text()
     assert locked == (made if name == OLD else frontier.lock_file).read_text()
     assert all(f'sha256:{wheels.sha256(wheel)}' in locked for wheel in frontier.wheels if 'numpy-2.5' not in wheel.name
@@ -158,7 +158,7 @@ def test_an_index_with_another_file_of_the_same_name(fresh):
     assert f"https://download.pytorch.org/whl/rocm7.1/torch/{torch.name.replace('+', '%2B')}" in said(done)
     assert f'Expected sha256 {real} Got {wheels.sha256(torch)}' in said(done)
     assert 'do not install it' in said(done)
-    assert 'compare the hash that was got with that which the publisher' in said(done)
+    assert 'compare the hash that was found with the publisher' in said(done)
     nothing_installed(fresh)
     assert not list(fresh.eb.prefix.rglob(torch.name))
 
@@ -192,14 +192,14 @@ def test_one_eb_locks_and_installs(install):
     """Not all hashes of this one are public either: the lock file is made in the source path."""
     made = install(DERECHO)
     lock, told = made.lock_file, said(made.done)
-    assert told.count('pinned') == 1 and f'in {lock}. The same will be installed next time' in told
+    assert told.count('pinned') == 1 and f'in {lock}. The next installation is the same' in told
     assert 'torch==2.10.0+cu129, ' in told and 'torch==2.10.0+cu129 \\\n' in lock.read_text()
     assert (made.root / 'packages.lock').read_text() == lock.read_text()
 
 
 @pytest.mark.parametrize('change, words', [
-    (("'cc -shared'", "'ftn -shared'"), "MPI's compiler 'ftn -shared', and there is none in $PATH"),
-    (("'cc -shared'", "'gcc -shared'"), "MPI's compiler 'gcc -shared', and it links no MPI"),
+    (("'cc -shared'", "'ftn -shared'"), "MPI's compiler 'ftn -shared', but it is not in $PATH"),
+    (("'cc -shared'", "'gcc -shared'"), "MPI's compiler 'gcc -shared', but it links no MPI"),
 ])
 def test_no_mpi_to_build_mpi4py_with(today, change, words):
     if not today.easyconfig.with_suffix('.lock').exists():
@@ -215,7 +215,7 @@ def test_no_mpi_to_build_mpi4py_with(today, change, words):
 def test_gpu_aware_mpi_is_linked_where_the_modules_stay(today):
     """And a wheel of mpi4py, which takes any MPI that it meets, is noticed."""
     for change, words in [((r"        'unload_modules': .*\n", ''), ''),
-                          ((r"'4.1.2', {", "'4.1.3', {"), 'mpi4py uses no MPI, and was to be built with')]:
+                          ((r"'4.1.2', {", "'4.1.3', {"), 'mpi4py uses no MPI, but should have been built with')]:
         derecho.ToySources(today.path / 'sources').write_extension('mpi4py', '4.1.3', 'int use(void) { return 0; }')
         if not today.easyconfig.with_suffix('.lock').exists():
             today.slingtorch('lock', today.easyconfig)
