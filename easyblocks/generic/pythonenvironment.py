@@ -171,7 +171,7 @@ class PythonEnvironment(EasyBlock):
         finished = os.path.join(self.installdir, FINISHED)
         if os.path.exists(finished) and read_file(finished) == self.recipe and not (
                 build_option('rebuild') or build_option('force')):
-            print_msg("keeping %s itself, from a run in which only an extension failed", self.name,
+            print_msg("keeping %s itself: in an earlier run, only an extension failed", self.name,
                       log=self.log, silent=self.silent)
             self.is_kept = self.cfg['keeppreviousinstall'] = True
         return super().make_installdir(*args, **kwargs)

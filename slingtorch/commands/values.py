@@ -122,16 +122,13 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
         return "the site's file names none for %s %s%s; docs/easyconfigs.md explains how to build one" % (
             sites.NAMES_OF_GPUS[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
     generation = next((name for name in fitting if 'default' in site.generations[name]), fitting[0])
-    text = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
-    if text in sites.ROLES:
-        text = site.provided(generation, text, 'slingtorch env --values')
-    parts = sites.split_provided(text)
+    parts = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
     if not parts['eb']:
         return "the site has it: module load %s" % parts['module']
     suffix = site.suffix(generation)
-    return "build it once ('eval \"$(slingtorch env)\"' in another shell first): %seb --robot %s.eb; then in this " \
-        "shell: module load %s%s" % ('%s=%s ' % (sites.GENERATION_VARIABLE, generation) if suffix else '',
-                              str(parts['module']).replace('/', '-'), parts['module'], suffix)
+    return "build it once ('eval \"$(slingtorch env)\"' in another shell first): %seb --robot %s.eb; then in " \
+        "this shell: module load %s%s" % ('%s=%s ' % (sites.GENERATION_VARIABLE, generation) if suffix else '',
+                                          str(parts['module']).replace('/', '-'), parts['module'], suffix)
 
 
 def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]]) -> List[str]:

@@ -74,7 +74,7 @@ def runtime_directory(kind: str) -> Optional[str]:
 
 @contextlib.contextmanager
 def runtime_for(doing: str, directories: Any = None) -> Any:
-    """The runtime's command, with these directories, and without the user's bind mounts: no image may contain them."""
+    """The runtime's command, with these directories set, the user's bind mounts unset: no image may contain these."""
     saved = dict(os.environ)
     for kind, path in (directories or {}).items():
         if path:

@@ -246,8 +246,8 @@ class Site:
         names.sort(key=lambda name: 'default' not in self.generations[name])
         return self.toolkit(names[0]) or None if names else None
 
-    def provided(self, generation: str, role: str, asked_by: str) -> str:
-        """This generation's value for a role, in the form of the site file."""
+    def provided(self, generation: str, role: str, asked_by: str) -> Dict[str, Optional[str]]:
+        """Parts of this generation's value for a role, from split_provided(); follows a value that names a role."""
         if role not in ROLES:
             raise SiteError("%s names the role '%s'. The roles are: %s" % (asked_by, role, ', '.join(ROLES)))
         text = self.generations[generation].get(role)
@@ -255,7 +255,8 @@ class Site:
             raise SiteError("%s, section [provides %s] has no module for the role '%s', but %s needs one: add the line "
                             "'%s = MODULE/VERSION'%s"
                             % (self.path, generation, role, asked_by, role, self._where_to_add()))
-        return text
+        # another role's module provides it, as ROCm's provides RCCL
+        return self.provided(generation, text, asked_by) if text in ROLES else split_provided(text)
 
     def _where_to_add(self) -> str:
         """Which file to edit, if the site's file belongs to the bundle."""

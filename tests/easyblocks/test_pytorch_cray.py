@@ -455,7 +455,7 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     fails('--try-amend=version_label=changed')
     site.sources.write_extension('mpi4py', '4.0.0')
     done = site('--try-amend=version_label=changed', easyconfig=easyconfig)
-    assert 'keeping PyTorch itself, from a run in which only an extension failed' in done.stdout
+    assert 'keeping PyTorch itself: in an earlier run, only an extension failed' in done.stdout
     assert (package / 'environment.json').stat().st_mtime_ns == before and module.exists()
     # a whole installation is never taken for an unfinished one
     assert not list(site.root.glob('easybuild/finished*'))

@@ -414,8 +414,8 @@ def old_easybuild(tmp_path):
 
 def test_older_easybuild_in_pythonpath(environ, old_easybuild):
     """An EasyBuild module sets PYTHONPATH: 'slingtorch env' sees it before, and eb says it in one line."""
-    wrong = f'this is EasyBuild 5.0.0 in {old_easybuild}, but slingtorch needs 5.4.1 or newer. PYTHONPATH puts this version first: ' \
-            "PYTHONPATH: unload the module that sets it, or 'unset PYTHONPATH'\n"
+    wrong = f'this is EasyBuild 5.0.0 in {old_easybuild}, but slingtorch needs 5.4.1 or newer. PYTHONPATH puts this version ' \
+            'first: unload the module that sets PYTHONPATH, or unset it\n'
     active = evaluate('', environ)
     environ['PYTHONPATH'] = f'{old_easybuild}:{ROOT}'
     done = run(['env'], environ)

@@ -259,8 +259,8 @@ def test_parameters_of_the_site_for_what_names_roles(roles):
 
 
 @pytest.mark.parametrize('suffix, wrong', [
-    ('-cuda-13.2', 'is for CUDA 13, but this site's network plugin is for CUDA 12'),
-    ('-rocm-7.1', 'is for ROCm 7, but this site's network plugin is for CUDA 12'), ('-cuda-12.8', None)])
+    ('-cuda-13.2', "is for CUDA 13, but this site's network plugin is for CUDA 12"),
+    ('-rocm-7.1', "is for ROCm 7, but this site's network plugin is for CUDA 12"), ('-cuda-12.8', None)])
 def test_a_plugin_for_another_cuda(roles, suffix, wrong):
     """Said before anything is downloaded; parsing, and so --inject-checksums, goes on."""
     section = PROVIDES % ('a', 'a', '12.9') + 'nccl_plugin = net/1\n'

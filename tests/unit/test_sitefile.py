@@ -284,7 +284,7 @@ def test_sinfo_fails(person):
         assert 'not seen: partitions: sinfo ended with status 1: Unable to contact slurm controller' in text
     person.complete(without(node=True, sinfo=('', 'sinfo did not answer within 20 s')))
     assert (person.site().gpu, person.site().gpus_per_node) == ('cuda', '4')
-    assert 'only this job's GPUs' in person.path.read_text()
+    assert "only this job's GPUs" in person.path.read_text()
 
 
 @pytest.mark.parametrize('gres, gpus', [
