@@ -307,15 +307,13 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         mpi = sorted(name for name in linked if OF_AN_MPI.match(name))
         if mpi:
             raise EasyBuildError("%s is linked with MPI (%s), so NCCL in programs without MPI could not load it. Build "
-                                 "it without MPI modules and compiler wrappers (module --force purge)",
-                                 path, ', '.join(mpi))
+                                 "it without MPI modules and wrappers (module --force purge)", path, ', '.join(mpi))
         # only nodes with a GPU have the driver's libraries
         driver = build_option('filter_rpath_sanity_libs')
         absent = sorted(name for name in linked if linked[name] == 'not found' and name not in driver)
         if absent:
-            raise EasyBuildError("%s needs %s, which cannot be found without $LD_LIBRARY_PATH, so the plugin would not "
-                                 "load without modules. Make the software with these libraries a dependency",
-                                 path, ', '.join(absent))
+            raise EasyBuildError("%s needs %s, which cannot be found without $LD_LIBRARY_PATH, so it would not load "
+                                 "without modules. Make what has it a dependency", path, ', '.join(absent))
         root = self.root('libfabric') or '/'
         found = [linked[name] for name in linked if name.startswith('libfabric.so')]
         below = [path for path in found if path.startswith(root + os.sep)

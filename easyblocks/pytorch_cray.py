@@ -366,8 +366,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                     "run the same command again; it starts from scratch, but with ccache in $PATH it resumes")
             raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. If a compiler "
                                  "was killed, memory was too small: eb --max-parallel=N. After fixing the error, %s",
-                                 err.exit_code,
-                                 '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
+                                 err.exit_code, '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
                                  exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
     def extension_variables(self):

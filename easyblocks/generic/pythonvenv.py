@@ -490,8 +490,7 @@ class PythonVenv(RunScripts):
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
         except BaseException as err:
-            # also if interrupted: leave no half environment that somebody might activate, and free the space on a full
-            # disk
+            # also if interrupted: leave no half environment that somebody might activate, and free its space
             remove_dir(self.installdir)
             remedy = problem_of(str(err), PIP_PROBLEMS)[1]
             if isinstance(err, OSError) and remedy:

@@ -110,8 +110,7 @@ class RunScripts(KeepsPrevious):
         elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
             print_warning("Nothing is installed in %s, so this module does not work. To install the software, run eb "
                           "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
-                          self.installdir,
-                          log=self.log)
+                          self.installdir, log=self.log)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
