@@ -126,9 +126,8 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                                  "bundle with 'eval \"$(slingtorch env)\"'")
         version = re.search('^version = "(.*)"', read_file(path), re.M).group(1)
         if version != self.version:
-            raise EasyBuildError("This bundle has slingmpi %s, but the easyconfig is for slingmpi %s: use an "
-                                 "easyconfig of the bundle's version, or --try-software-version=%s",
-                                 version, self.version, version)
+            raise EasyBuildError("This bundle has slingmpi %s, but the easyconfig is for slingmpi %s: use one of the "
+                                 "bundle's version, or --try-software-version=%s", version, self.version, version)
         return os.path.dirname(os.path.realpath(path))
 
     def fetch_step(self, skip_checksums=False):
