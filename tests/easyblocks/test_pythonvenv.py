@@ -104,9 +104,9 @@ def test_unloading_gives_back_what_the_user_had(kept, modulestool):
 
 
 @pytest.mark.parametrize('parameter, value, message', [
-    ('extra_packages', 'idna', "extra_packages is 'idna': it must be a list of strings"),
+    ('extra_packages', 'idna', "extra_packages is 'idna', but must be a list of strings"),
     ('sanity_check_packages', "['torch']", 'sanity_check_packages is'),
-    ('environment_image', 'yes', "environment_image is 'yes': it must be True or False"),
+    ('environment_image', 'yes', "environment_image is 'yes', but must be True or False"),
 ])
 def test_parameter_of_another_type(kept, tiny, parameter, value, message):
     """One check for all easyblocks."""

@@ -135,7 +135,7 @@ def test_transport_layer_not_there(own_site):
 
 
 def test_unknown_transport_layer(site):
-    assert "mpi_gtl is 'opencl': it must be 'cuda', 'hsa', or None" in \
+    assert "mpi_gtl is 'opencl', but must be 'cuda', 'hsa', or None" in \
         site.fails("mpi_gtl = 'opencl'", drop=['mpi_gtl'])
 
 

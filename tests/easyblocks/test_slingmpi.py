@@ -265,7 +265,7 @@ def test_cray_mpich_and_gtl(cray):
 
 
 def test_refused_elsewhere(machine):
-    refused(machine, "is for the site 'derecho', and this is the site 'local'", name=DERECHO, args=())
+    refused(machine, "is for the site 'derecho', but this is the site 'local'", name=DERECHO, args=())
 
 
 def test_roles(tmp_path, lmod):

@@ -207,7 +207,7 @@ def test_on_another_site(tmp_path, lmod, name, options):
     done = eb(name, *options, check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0
-    assert f"{name} is for the site 'derecho', and this is the site 'lumi'" in said
+    assert f"{name} is for the site 'derecho', but this is the site 'lumi'" in said
     assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said and "Couldn't find file" not in said
 
 

@@ -241,8 +241,8 @@ def test_a_prefix_that_the_module_does_not_set(roles, parser):
     ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
     app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
     hooks = eb_hooks.load_hooks(str(HOOKS))
-    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .* names as its prefix"
-                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA"):
+    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
+                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
         hooks['post_prepare_hook'](app)
     parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
     hooks['post_prepare_hook'](app)
@@ -277,7 +277,7 @@ def test_a_role_in_the_module_of_another(roles):
 
 
 @pytest.mark.parametrize('sections, more, message', [
-    (PROVIDES % ('a', 'a', '12'), "[('gpu', '1')]", r"it must be a list of roles, such as"),
+    (PROVIDES % ('a', 'a', '12'), "[('gpu', '1')]", r"must be a list of roles, such as"),
     (PROVIDES % ('a', 'a', '12'), "['cuda']", r"names the role 'cuda'. The roles are: .*gpu"),
     (PROVIDES % ('a', 'a', '12'), "['blas']",
      r"mine.cfg, section \[provides a\] has no module for the role 'blas'.*add the line 'blas = MODULE/VERSION'"),
@@ -507,7 +507,7 @@ def test_another_site_is_refused(installing):
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
-    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', and this is" % other):
+    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
         hooks['pre_easyblock_hook'](app)
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)

@@ -54,7 +54,7 @@ def test_a_terminal_is_asked_for_each_file(job, answer, taken):
     done = run_report(job, job / 'slurm-1.out', stdin=theirs)
     os.close(ours)
     os.close(theirs)
-    assert done.returncode == 0 and 'all is lost' in done.stdout and 'Take this file' in done.stdout
+    assert done.returncode == 0 and 'all is lost' in done.stdout and 'Include this file' in done.stdout
     assert ('all is lost' in (job.parent / report.DEFAULT_NAME).read_text()) == taken
 
 

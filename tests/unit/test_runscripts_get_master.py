@@ -145,7 +145,7 @@ def test_sourced_it_defines_functions_and_changes_nothing():
         '''
     done = subprocess.run(["bash", "-uc", program], capture_output=True, text=True)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["0 a1 []", "2  [this is not a valid host list, see character 2: \\\\[]", "same", "still"]
+    assert done.stdout.splitlines() == ["0 a1 []", "2  [this is not a valid host list, see character 2: \\[]", "same", "still"]
 
 
 @pytest.mark.parametrize("hostlist,count", [

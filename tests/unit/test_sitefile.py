@@ -189,7 +189,7 @@ def test_slingshot_by_the_configuration_of_slurm(person):
 def test_existing_file_stays(person):
     person.new(recorded('ethernet-cpu'))
     before = person.path.read_text()
-    with pytest.raises(sitefile.SiteFileError, match='There is a file .*mine.cfg already.*site new --complete mine'):
+    with pytest.raises(sitefile.SiteFileError, match='The file .*mine.cfg already exists.*site new --complete mine'):
         person.new(recorded('infiniband-h100'))
     assert person.path.read_text() == before
 
@@ -212,7 +212,7 @@ source = me
     site = person.site()
     assert (site.gpus_per_node, site.network, values(site)['NCCL_SOCKET_IFNAME']) == ('2', 'infiniband', 'eth7')
     again = person.complete(recorded('infiniband-h100', node=True))
-    assert 'says all of it already' in again and person.path.read_text() == now
+    assert 'already has everything' in again and person.path.read_text() == now
 
 
 def test_complete_of_several_tasks(person):
@@ -228,7 +228,7 @@ def test_complete_in_the_wrong_place(person):
     with pytest.raises(sitefile.SiteFileError, match='no file .*mine.cfg to complete. Write it on the login'):
         person.complete(recorded('infiniband-h100', node=True))
     person.new(recorded('infiniband-h100'))
-    with pytest.raises(sitefile.SiteFileError, match='This is a login node: .*srun .*slingtorch site new --complete'):
+    with pytest.raises(sitefile.SiteFileError, match='This is a login node, .*srun .*slingtorch site new --complete'):
         person.new(recorded('infiniband-h100'), complete=True)
 
 
@@ -307,7 +307,7 @@ def test_odd_names(name, person):
 
 
 def test_name_of_another_site(person, tmp_path):
-    with pytest.raises(sitefile.SiteFileError, match="There is a site 'lumi' already, .*hooks/sites/lumi.cfg"):
+    with pytest.raises(sitefile.SiteFileError, match="The site 'lumi' already exists in .*hooks/sites/lumi.cfg"):
         person.new(recorded('ethernet-cpu'), name='lumi')
     (tmp_path / 'mine.cfg').write_text(test_sites.SITE)
     with pytest.raises(sitefile.SiteFileError, match="There is a site 'mine' already"):

@@ -389,7 +389,7 @@ def test_circular_include(site_dir):
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
     with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: a shared file cannot have it'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is not one of first, llnl_mi300a, loop"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', but must be one of first, llnl_mi300a, loop"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 

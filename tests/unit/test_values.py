@@ -65,7 +65,7 @@ def test_twice_is_once_and_the_users_value_is_named(environment):
 
 
 @pytest.mark.parametrize('site, toolkit, line', [
-    ('frontier', {'hip': '7.1.25'}, 'SLINGTORCH_SITE_GENERATION=rocm-7.1.1 eb --robot aws-ofi-nccl-1.21.1.eb; then here: '
+    ('frontier', {'hip': '7.1.25'}, 'SLINGTORCH_SITE_GENERATION=rocm-7.1.1 eb --robot aws-ofi-nccl-1.21.1.eb; then in this shell: '
                                     'module load aws-ofi-nccl/1.21.1-frontier-rocm-7.1.1'),
     ('perlmutter', {'cuda': '12.8'}, 'SLINGTORCH_SITE_GENERATION=cuda-12.4 eb --robot aws-ofi-nccl-1.21.1.eb'),
     ('derecho', {'cuda': '13.2'}, "the site's file names none for CUDA 13.2 (it has CUDA 12.2.1, CUDA 12.3.2, CUDA 12.9.0)"),
