@@ -275,7 +275,7 @@ def test_fits(block, monkeypatch, name, version, apis, advice):
         with pytest.raises(block.EasyBuildError) as error:
             instance.check_fits(set(apis), 'the plugin')
         assert f'{name} {version} cannot load the plugin' in str(error.value)
-        assert f'Take aws-ofi-nccl {advice}' in str(error.value)
+        assert f'Use aws-ofi-nccl {advice}' in str(error.value)
 
 
 def test_no_nccl_to_ask(block, monkeypatch):

@@ -197,7 +197,7 @@ def test_a_wheel_for_another_pytorch(project):
         wheels.make_wheel(pages, 'flash', version)
     project.write('requirements.txt', f'--find-links {pages}\nflash\n')
     said = project.refused('requirements.txt')
-    assert 'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, and PyTorch-0.1-tiny.eb has 0.1' in said
+    assert 'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, but PyTorch-0.1-tiny.eb has 0.1' in said
     assert f'These wheels fit: {pages}/flash-1.0+cu12torch0.1-py3-none-any.whl' in said
     project.write('requirements.txt', f'--find-links {pages}\nflash==1.0+cu12torch0.1\n')
     assert project.made('requirements.txt')[1]['flash'] == '1.0+cu12torch0.1'

@@ -209,7 +209,7 @@ def test_version_of_another_bundle(machine, tmp_path):
     other = tmp_path / LOCAL.replace('0.1.0', '0.0.9')
     path, = (ROOT / 'easyconfigs').rglob(LOCAL)
     other.write_text(path.read_text().replace("version = '0.1.0'", "version = '0.0.9'"))
-    refused(machine, 'slingmpi 0.1.0, and slingmpi 0.0.9 is to be built', '--try-software-version=0.1.0', name=other,
+    refused(machine, 'slingmpi 0.1.0, but the easyconfig is for slingmpi 0.0.9', '--try-software-version=0.1.0', name=other,
             args=())
 
 
