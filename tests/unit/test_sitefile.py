@@ -310,7 +310,7 @@ def test_name_of_another_site(person, tmp_path):
     with pytest.raises(sitefile.SiteFileError, match="The site 'lumi' already exists in .*hooks/sites/lumi.cfg"):
         person.new(recorded('ethernet-cpu'), name='lumi')
     (tmp_path / 'mine.cfg').write_text(test_sites.SITE)
-    with pytest.raises(sitefile.SiteFileError, match="There is a site 'mine' already"):
+    with pytest.raises(sitefile.SiteFileError, match="The site 'mine' already exists"):
         person.new(recorded('ethernet-cpu'), SLINGTORCH_SITES_PATH=str(tmp_path))
 
 
