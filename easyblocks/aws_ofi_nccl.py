@@ -2,7 +2,7 @@
 """
 EasyBuild support for building the OFI plugin, through which NCCL and RCCL use libfabric, implemented as an easyblock.
 
-The tables are read from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), and from
+The tables come from m4/ and src/ of every release tag of aws/aws-ofi-nccl (v1.6.0 to v1.21.1), and from
 ROCm/aws-ofi-rccl@17d41cb.
 """
 import os
@@ -38,16 +38,16 @@ RELEASES = [
     Release('1.21.0', (6, 12), '20', 'lib%s-net-ofi'),
 ]
 FIRST_WITH_ROCM = '1.18.0'
-# releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): 1.13.2, 1.14.2 and 1.16.3 were
-# tried, and 1.9.2 and 1.17.3 do compile
+# releases that do not compile with CUDA 13 ('PFN_cuCtxGetDevice' does not name a type): tested with 1.13.2, 1.14.2 and
+# 1.16.3; 1.9.2 and 1.17.3 do compile
 WITHOUT_CUDA_13 = ('1.13.0', '1.17.3')
 MIN_LIBFABRIC = '1.11'
 
-# AMD's own plugin, from before aws-ofi-nccl knew ROCm
+# AMD's own plugin, from the time before aws-ofi-nccl supported ROCm
 RCCL_PLUGIN = 'aws-ofi-rccl'
 RCCL_PLUGIN_RELEASE = Release('1.4.0', (5, 5), None, 'lib%s-net')
 
-# what the plugin is built against: options (--with-) that take its prefix, and a header below include/
+# what the plugin is built against: options (--with-) for its prefix, and a header below include/
 COMPONENTS = {
     'libfabric': (['libfabric'], 'rdma/fabric.h'),
     'CUDA': (['cuda'], 'cuda_runtime.h'),
@@ -55,19 +55,19 @@ COMPONENTS = {
     'hwloc': (['hwloc'], 'hwloc.h'),
 }
 
-# until ROCm 6, these had prefixes of their own, below that of ROCm
+# before ROCm 6, these had their own prefixes below that of ROCm
 OWN_PREFIXES, SHARED_PREFIX_SINCE = ['hip', 'rccl'], '6'
 
 # with '-isystem /usr/include' in front, '#include_next <stdlib.h>' of the C++ headers finds nothing
 SYSTEM_PREFIXES = ['/', '/usr', '/usr/local']
 
-# variable: the plain compiler, and those that link MPI (on a Cray its GPU transport as well) into what they link
+# variable: the plain compiler, and compilers that add MPI to what they link (on a Cray also its GPU transport)
 COMPILERS = {
     'CC': ('gcc', ['cc', 'mpicc', 'mpiicc', 'mpiicx']),
     'CXX': ('g++', ['CC', 'mpicxx', 'mpic++', 'mpiCC', 'mpiicpc', 'mpiicpx']),
 }
 
-# options of configure, in its help and in configopts
+# options of configure, in its help text and in configopts
 OPTION_REGEX = re.compile(r'(?<!\S)--(?:with|without|enable|disable)-([\w-]+)')
 
 
@@ -75,46 +75,46 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     """
     Support for building the OFI plugin of NCCL and RCCL: aws-ofi-nccl of all release lines since 1.6, and aws-ofi-rccl.
 
-    Which of the two it is for follows from the dependencies: CUDA, or ROCm. A dependency may be an external module
-    whose metadata gives name and prefix. libfabric and hwloc may also be those of the operating system.
+    The dependencies decide whether it is for NCCL or RCCL: CUDA or ROCm. A dependency may be an external module whose
+    metadata has name and prefix. libfabric and hwloc may also be those of the operating system.
     """
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the plugin."""
         extra_vars = with_parameters(ConfigureMake.extra_options(extra_vars), {
-            'libfabric_provider': [None, "Provider that libfabric must have, such as 'cxi'; None: not checked"],
+            'libfabric_provider': [None, "Provider that libfabric must have, such as 'cxi' (None: do not check)"],
         })
         # see obtain_config_guess()
         extra_vars['build_type'][0] = extra_vars['host_type'][0] = False
         return extra_vars
 
     def __init__(self, *args, **kwargs):
-        """Initialise: nothing is compiled or linked against a plugin."""
+        """Initialise; the module needs no variables for compiling, since nothing is linked with a plugin."""
         super().__init__(*args, **kwargs)
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
         self.is_rccl_plugin = self.name.lower() == RCCL_PLUGIN
 
     def obtain_config_guess(self, *args, **kwargs):
-        """Nothing is downloaded: configure has a config.guess of its own."""
+        """Download nothing: configure has its own config.guess."""
 
     def release(self):
-        """Line of releases (Release) that this version belongs to; EasyBuildError when it is older than all of them."""
+        """Line of releases (Release) of this version; EasyBuildError if the version is older than all of them."""
         if self.is_rccl_plugin:
             return RCCL_PLUGIN_RELEASE
         lines = [line for line in RELEASES if not self.older_than(line.since)]
         if not lines:
-            raise EasyBuildError("%s %s is too old for this easyblock, which builds %s or newer", self.name,
+            raise EasyBuildError("%s %s is too old: this easyblock builds %s or newer", self.name,
                                  self.version, RELEASES[0].since)
         return lines[-1]
 
     def older_than(self, version):
-        """Whether the version being built is older than this one; releases for AWS ('1.9.2-aws') count as theirs."""
+        """Whether the version being built is older than this one; '1.9.2-aws' counts as 1.9.2."""
         return LooseVersion(self.version.split('-')[0]) < LooseVersion(version)
 
     def nccl_in_use(self):
-        """Name and version of the NCCL or RCCL that will load the plugin, from its header; version None: not known."""
+        """Name and version of the NCCL or RCCL that will load the plugin, from its header; version None: unknown."""
         name, roots, header = 'NCCL', ['NCCL'], 'nccl.h'
         if self.gpu() == 'ROCm':
             name, roots, header = 'RCCL', ['RCCL', 'ROCm'], 'rccl/rccl.h'
@@ -126,17 +126,17 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         return name, get_software_version(name)
 
     def check_fits(self, apis, what):
-        """Check that NCCL or RCCL can load what exports these ncclNetPlugin_v* (set of numbers, and what has them)."""
+        """Check that NCCL or RCCL can load `what`, which exports these ncclNetPlugin_v* (set of numbers)."""
         name, version = self.nccl_in_use()
         window = accepted_apis(version)
         if not window:
-            self.log.info("It is not checked whether %s can load %s: its version is %s", name, what, version)
+            self.log.info("Not checking if %s can load %s: its version is %s", name, what, version)
             return
         oldest, newest = window
         usable = [api for api in apis if oldest <= api <= newest]
         if not usable:
-            raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, and the plugin has %s. "
-                                 "Take aws-ofi-nccl %s", name, version, what, oldest, newest,
+            raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, but the plugin has %s. "
+                                 "Use aws-ofi-nccl %s", name, version, what, oldest, newest,
                                  ', '.join('v%d' % api for api in sorted(apis)) or 'none',
                                  fitting_releases(oldest, newest, name == 'RCCL'))
         self.log.info("%s %s will use ncclNetPlugin_v%d of %s", name, version, max(usable), what)
@@ -146,40 +146,40 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         return dependency_root(self.cfg, name)
 
     def gpu(self):
-        """GPU software that the plugin is for, from the dependencies: 'CUDA' or 'ROCm'."""
+        """GPU software of the plugin, from the dependencies: 'CUDA' or 'ROCm'."""
         found = [name for name in ['CUDA', 'ROCm'] if self.root(name)]
         if len(found) == 2:
-            raise EasyBuildError("Both CUDA and ROCm are among the dependencies: a plugin is for one of them")
+            raise EasyBuildError("Both CUDA and ROCm are among the dependencies, but a plugin is for only one of them")
         return found[0] if found else 'ROCm' if self.is_rccl_plugin else 'CUDA'
 
     def prefix_of(self, name, needed=False):
-        """Prefix of a dependency (see COMPONENTS), None when it is the system's; if needed, it must be a dependency."""
+        """Prefix of a component (see COMPONENTS), None if it is the system's; if needed, it must be a dependency."""
         root, header = self.root(name), COMPONENTS[name][1]
         if self.dry_run:
             return root or (needed and '$' + get_software_root_env_var_name(name)) or None
         if root and os.path.realpath(root) not in SYSTEM_PREFIXES:
             if not os.path.isfile(os.path.join(root, 'include', header)):
-                raise EasyBuildError("The prefix of %s is %s, and there is no include/%s below it. For an external "
-                                     "module the prefix comes from its metadata (eb option "
+                raise EasyBuildError("The prefix of %s is %s, but it has no include/%s. For an external "
+                                     "module, the prefix comes from its metadata (eb option "
                                      "--external-modules-metadata)", name, root, header)
             return root
         if needed and not root:
-            raise EasyBuildError("%s is not among the dependencies of %s %s, and it must be. For an external module, "
-                                 "its metadata must give the name %s and the prefix (eb option "
+            raise EasyBuildError("%s must be among the dependencies of %s %s. For an external module, "
+                                 "its metadata must have the name %s and the prefix (eb option "
                                  "--external-modules-metadata)", name, self.name, self.version, name)
         cmd = "echo '#include <%s>' | %s -E -x c - >/dev/null" % (header, os.getenv('CC') or COMPILERS['CC'][0])
         if run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
             raise EasyBuildError("The header %s was not found: make %s a dependency (a module, or an external module "
-                                 "with metadata), or have the operating system's package for development installed "
+                                 "with metadata), or install the operating system's development package "
                                  "(%s-devel, lib%s-dev)", header, name, name, name.replace('lib', ''))
-        self.log.info("%s of the operating system is used", name)
+        self.log.info("Using %s of the operating system", name)
         return None
 
     def set_compilers(self):
-        """Take a plain compiler where $CC or $CXX names one that links MPI; check that it can do what is needed."""
+        """Use plain compilers if $CC or $CXX names one that links MPI; check that the compiler is new enough."""
         for variable, (plain, wrappers) in COMPILERS.items():
             if os.path.basename(os.getenv(variable) or '') in wrappers:
-                self.log.info("$%s is %s, which links MPI: %s is taken", variable, os.getenv(variable), plain)
+                self.log.info("$%s is %s, which links MPI: using %s instead", variable, os.getenv(variable), plain)
                 setvar(variable, plain)
 
         standard = self.release().cxx
@@ -187,41 +187,41 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         compiler = given.group(1) if given else os.getenv('CXX') or COMPILERS['CXX'][0]
         cmd = "echo 'int main() { return 0; }' | %s -std=c++%s -fsyntax-only -x c++ -" % (compiler, standard)
         if standard and run_shell_cmd(cmd, fail_on_error=False, hidden=True).exit_code != EasyBuildExit.SUCCESS:
-            raise EasyBuildError("%s %s needs a compiler for C++%s, and %s is none. Make the module of a newer one a "
-                                 "dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
+            raise EasyBuildError("%s %s needs a compiler for C++%s, but %s does not support that. Make the module of a "
+                                 "newer one a dependency, or name it in configopts, for example 'CC=gcc-14 CXX=g++-14'",
                                  self.name, self.version, standard, compiler)
 
     def configure_options(self, known=None):
-        """Options of configure that it knows (None: all) and configopts lacks; their run paths go into $LDFLAGS."""
+        """Options for configure that are known (None: all) and not in configopts; adds run paths to $LDFLAGS."""
         gpu, libfabric = self.gpu(), get_software_version('libfabric')
         cuda, (first, fixed) = get_software_version('CUDA'), WITHOUT_CUDA_13
         if self.is_rccl_plugin:
             pass
         elif gpu == 'ROCm' and self.older_than(FIRST_WITH_ROCM):
-            raise EasyBuildError("%s %s does not know ROCm: %s is the first release that does (before it, there was "
+            raise EasyBuildError("%s %s does not support ROCm: %s is the first release that does (before that, use "
                                  "aws-ofi-rccl)", self.name, self.version, FIRST_WITH_ROCM)
         elif gpu == 'CUDA' and cuda and LooseVersion(cuda) >= LooseVersion('13') and \
                 not self.older_than(first) and self.older_than(fixed):
-            raise EasyBuildError("%s %s does not compile with CUDA %s: take %s or newer, or CUDA 12",
+            raise EasyBuildError("%s %s does not compile with CUDA %s: use %s or newer, or CUDA 12",
                                  self.name, self.version, cuda, fixed)
         if libfabric and LooseVersion(libfabric) < LooseVersion(MIN_LIBFABRIC):
             raise EasyBuildError("libfabric %s is too old: the plugin needs %s or newer", libfabric, MIN_LIBFABRIC)
 
         options, ldflags, given = [], [], set(OPTION_REGEX.findall(self.cfg['configopts']))
-        names = ['libfabric', gpu] + ['hwloc'] * (known is None or 'hwloc' in known)    # 1.7.0 is the first to want it
+        names = ['libfabric', gpu] + ['hwloc'] * (known is None or 'hwloc' in known)    # needed since 1.7.0
         for name in names:
             root = self.prefix_of(name, needed=name == gpu)
             version = get_software_version(name)
             apart = OWN_PREFIXES if name == 'ROCm' and version and LooseVersion(version) < SHARED_PREFIX_SINCE else []
             prefixes = {option: os.path.join(root or '', option) for option in apart}
-            # ROCm is not looked for unless it is asked for
+            # configure searches for ROCm only on request
             options += [(option, '--with-%s=%s' % (option, prefixes.get(option) or root or 'yes'))
                         for option in COMPONENTS[name][0] if root or option == 'rocm']
             if root:
-                # with a comma: EasyBuild's wrappers leave out a '-rpath=' that is below /usr, such as /usr/local/cuda
+                # with a comma: EasyBuild's wrappers drop a '-rpath=' below /usr, such as /usr/local/cuda
                 ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
         if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
-            # these link the driver's library, of which a node without GPU has a stub only
+            # these link the driver's library; a node without GPU has only a stub of it
             ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
         if ldflags:
@@ -229,7 +229,7 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         return [word for option, word in options if option not in given and (known is None or option in known)]
 
     def configure_step(self, *args, **kwargs):
-        """Check what can be checked before anything is compiled, make configure if there is none, and run it."""
+        """Check everything possible before compiling, make the configure script if it is missing, and run it."""
         self.set_compilers()
         oldest, newest = self.release().apis
         self.check_fits(set(range(oldest, newest + 1)), '%s %s' % (self.name, self.version))
@@ -247,25 +247,25 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         return super().configure_step(*args, **kwargs)
 
     def make_configure(self):
-        """Make configure, which archives of a tag do not have."""
+        """Make the configure script, which archives of a tag do not have."""
         missing = [cmd for cmd in ['autoconf', 'automake', 'libtoolize'] if not which(cmd, on_error='ignore')]
         if missing:
-            raise EasyBuildError("The sources of %s %s have no configure script, and there is no %s to make one with: "
-                                 "add Autotools to the builddependencies, or have the packages autoconf, automake and "
-                                 "libtool installed", self.name, self.version, ', '.join(missing))
-        # since 1.19 the version comes from git, and that of a repository around the build directory would be taken
+            raise EasyBuildError("The sources of %s %s have no configure script, and %s to make one is missing: "
+                                 "add Autotools to the builddependencies, or install the packages autoconf, automake "
+                                 "and libtool", self.name, self.version, ', '.join(missing))
+        # since 1.19 the version comes from git, possibly from an unrelated repository around the build directory
         if os.path.exists(os.path.join('m4', 'get_version.sh')) and not os.path.exists('.release_version'):
             write_file('.release_version', self.version + '\n')
         run_shell_cmd('sh ./autogen.sh')
 
     def library_names(self):
-        """Names of the plugin for any NCCL or RCCL (that of ROCm 7.2 wants libnccl-net.so) and NCCL_NET_PLUGIN=ofi."""
+        """Names of the plugin for any NCCL or RCCL (ROCm 7.2's needs libnccl-net.so) and for NCCL_NET_PLUGIN=ofi."""
         flavours = ['rccl', 'nccl'] if self.gpu() == 'ROCm' else ['nccl']
         ext = get_shared_lib_ext()
         return ['lib%s-%s.%s' % (flavour, name, ext) for flavour in flavours for name in ['net', 'net-ofi']]
 
     def post_processing_step(self):
-        """Add the names of the plugin that upstream's installation does not have."""
+        """Add names of the plugin that upstream's installation lacks."""
         super().post_processing_step()
         lib_dir = os.path.join(self.installdir, 'lib')
         flavour = 'rccl' if self.gpu() == 'ROCm' else 'nccl'
@@ -275,13 +275,13 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
                 symlink(target, path, use_abspath_source=False)
 
     def make_module_extra(self, *args, **kwargs):
-        """Name the plugin by its path: RCCL of some releases looks for another file name than it has."""
+        """Set the plugin's path: some releases of RCCL search for a different file name."""
         path = os.path.join(self.installdir, 'lib', self.library_names()[0])
         return super().make_module_extra(*args, **kwargs) + self.module_generator.set_environment(
             'NCCL_NET_PLUGIN', {'value': path, 'pushenv': True})
 
     def check_provider(self):
-        """Check that the libfabric in use has the provider that is asked for, whatever NIC this node has."""
+        """Check that the libfabric in use has the required provider, whatever NIC this node has."""
         provider, root = self.cfg['libfabric_provider'], self.root('libfabric')
         if not provider or self.dry_run:
             return
@@ -292,51 +292,51 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
         providers = re.findall(r'^(\S+):\s*$', res.output, re.M)
         if res.exit_code != EasyBuildExit.SUCCESS or not providers:
-            print_warning("It cannot be asked whether libfabric has the provider '%s', without which jobs would not "
-                          "use the network: %s failed: %s", provider, cmd, res.output.strip(), log=self.log)
+            print_warning("Unknown whether libfabric has the provider '%s', which jobs need in order to use the "
+                          "network: %s failed: %s", provider, cmd, res.output.strip(), log=self.log)
         elif provider not in providers:
             raise EasyBuildError("The libfabric in use (%s) has no provider '%s', so jobs would not use the network. "
                                  "It has: %s. Make the libfabric of the network's vendor the dependency",
                                  root or fi_info, provider, ', '.join(providers))
 
     def check_library(self, path):
-        """Check symbols and linked libraries of the plugin, given the path of its library."""
+        """Check the symbols and linked libraries of the plugin with this path."""
         self.check_fits(exported_apis(path), path)
         res = run_shell_cmd('env -u LD_LIBRARY_PATH ldd "%s"' % path, hidden=True)
         linked = dict(re.findall(r'^\s*(\S+) => (not found|\S+)', res.output, re.M))
         mpi = sorted(name for name in linked if OF_AN_MPI.match(name))
         if mpi:
-            raise EasyBuildError("%s is linked with MPI (%s): NCCL in programs without MPI could not load it. Build it "
-                                 "without modules of MPI and wrappers (module --force purge)", path, ', '.join(mpi))
-        # the driver's libraries are on nodes with a GPU only
+            raise EasyBuildError("%s is linked with MPI (%s), so NCCL in programs without MPI could not load it. Build "
+                                 "it without MPI modules and wrappers (module --force purge)", path, ', '.join(mpi))
+        # only nodes with a GPU have the driver's libraries
         driver = build_option('filter_rpath_sanity_libs')
         absent = sorted(name for name in linked if linked[name] == 'not found' and name not in driver)
         if absent:
-            raise EasyBuildError("%s needs %s, not found when $LD_LIBRARY_PATH is empty: without modules it would not "
-                                 "be loaded. What it is linked with must be a dependency", path, ', '.join(absent))
+            raise EasyBuildError("%s needs %s, which cannot be found without $LD_LIBRARY_PATH, so it would not load "
+                                 "without modules. Make what has it a dependency", path, ', '.join(absent))
         root = self.root('libfabric') or '/'
         found = [linked[name] for name in linked if name.startswith('libfabric.so')]
         below = [path for path in found if path.startswith(root + os.sep)
                  or os.path.realpath(path).startswith(os.path.realpath(root) + os.sep)]
         if found and not below and os.path.realpath(root) not in SYSTEM_PREFIXES:
-            raise EasyBuildError("%s takes libfabric from %s, and not from %s", path, found[0], root)
+            raise EasyBuildError("%s uses libfabric from %s instead of %s", path, found[0], root)
 
     def sanity_check_step(self, custom_paths=None, **kwargs):
         """Check names, symbols and linked libraries of the plugin, and the provider of libfabric."""
         names = [os.path.join('lib', name) for name in self.library_names()]
         path = os.path.join(self.installdir, names[0])
-        # before EasyBuild's own checks, which say less about the same faults
+        # before EasyBuild's own checks, whose messages about the same faults tell less
         if os.path.exists(path) and not self.dry_run:
             self.check_library(path)
             self.check_provider()
         if 'LD_LIBRARY_PATH' in (build_option('filter_env_vars') or []):
-            print_warning("Modules have no $LD_LIBRARY_PATH: NCCL finds the plugin only where $NCCL_NET_PLUGIN is %s",
+            print_warning("Modules do not set $LD_LIBRARY_PATH: NCCL finds the plugin only if $NCCL_NET_PLUGIN is %s",
                           path, log=self.log)
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
 
 
 def fitting_releases(oldest, newest, rccl):
-    """Releases of aws-ofi-nccl that export one of ncclNetPlugin_v<oldest> to v<newest> (and know ROCm), in words."""
+    """A text with the releases of aws-ofi-nccl that export one of ncclNetPlugin_v<oldest> to v<newest>."""
     fitting = [number for number, line in enumerate(RELEASES) if line.apis[0] <= newest and line.apis[1] >= oldest]
     since = FIRST_WITH_ROCM if rccl else RELEASES[0].since
     since = max(since, RELEASES[fitting[0]].since, key=LooseVersion)
@@ -346,5 +346,5 @@ def fitting_releases(oldest, newest, rccl):
 
 
 def libdir(root):
-    """Directory with the libraries below a prefix, as configure of the plugin chooses it: lib64 where there is one."""
+    """Library directory below a prefix, as the plugin's configure script chooses it: lib64 if it exists."""
     return os.path.join(root, 'lib64' if os.path.isdir(os.path.join(root, 'lib64')) else 'lib')

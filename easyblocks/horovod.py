@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""EasyBuild support for Horovod as an extension of software that is a Python environment, as an easyblock."""
+"""EasyBuild support for Horovod as an extension of a Python environment, implemented as an easyblock."""
 import glob
 import os
 import re
@@ -17,10 +17,10 @@ from slingtorch.install.dependencies import dependency_root, last_lines, with_pa
 from slingtorch.install.process import (
     OPENMPI_SETTINGS, mpi_launcher, needed_libraries, probe_pytorch)
 
-# The newer one was tried with the patch as it is, the older one with its changes for C++17 alone, nothing between or
-# beyond them (docs/verification.md).
+# Tested with these two only: the newer one with the whole patch, the older one with only its changes for C++17
+# (docs/verification.md).
 TRIED_PYTORCH = ('2.3.1', '2.13.0')
-# Horovod's CMakeLists.txt wants 3.13. From 4.0 on CMake refuses the 2.8 of the Gloo in it, which the patch changes.
+# Horovod's CMakeLists.txt needs 3.13. Since 4.0 CMake refuses the required 2.8 of its Gloo, which the patch changes.
 OLDEST_CMAKE, UNTRIED_CMAKE = '3.13', '5'
 ALL_REDUCE = """
 import horovod.torch as hvd, sys, torch
@@ -34,8 +34,8 @@ sys.exit(0 if right else "%d ranks of 2, and a sum of %s in place of 3" % (hvd.s
 class EB_Horovod(EnvironmentPackage):
     """Builds Horovod for the PyTorch of the environment: MPI and Gloo, and for GPUs NCCL.
 
-    Options that Horovod itself would guess are all given: a CUDA that happens to be there would be built for, and NCCL
-    would be linked statically, a second one beside PyTorch's, without the network plugin.
+    All options that Horovod would guess are set: otherwise it would use any CUDA that happens to be there, and link a
+    static NCCL, a second one besides PyTorch's, without the network plugin.
     """
 
     IMPORT_MPI = 'import horovod.torch'
@@ -44,30 +44,30 @@ class EB_Horovod(EnvironmentPackage):
     def extra_options(extra_vars=None):
         """Options of the extension."""
         extra_vars = with_parameters(EnvironmentPackage.extra_options(extra_vars), {
-            'cuda_home': [None, "Directory of CUDA, may contain $VARIABLES; None: the dependency called CUDA"],
-            'gpu_operations': [None, "What moves tensors in the memory of GPUs: 'NCCL', or None without GPUs"],
-            'mpicxx': ['mpicxx', "MPI's compiler for C++, beside mpicc: a command in $PATH"],
-            'nccl_home': [None, "Directory of NCCL, may contain $VARIABLES; None: the dependency called NCCL"],
+            'cuda_home': [None, "Directory of CUDA; may contain $VARIABLES; None: the dependency called CUDA"],
+            'gpu_operations': [None, "What transfers tensors in GPU memory: 'NCCL', or None without GPUs"],
+            'mpicxx': ['mpicxx', "MPI's C++ compiler, besides mpicc: a command in $PATH"],
+            'nccl_home': [None, "Directory of NCCL; may contain $VARIABLES; None: the dependency called NCCL"],
         })
         extra_vars['mpicc'][0] = 'mpicc'
         return extra_vars
 
     def configure_step(self):
-        """Look at what Horovod is built for and with; say all of it in variables, which are Horovod's options."""
+        """Check PyTorch, MPI and CMake, and set Horovod's options, which are variables."""
         super().configure_step()
         if self.cfg['gpu_operations'] not in [None, 'NCCL']:
-            raise EasyBuildError("Horovod: gpu_operations is %r and must be 'NCCL' or None",
+            raise EasyBuildError("Horovod: gpu_operations is %r, but must be 'NCCL' or None",
                                  self.cfg['gpu_operations'])
         self.check_pytorch()
         mpicxx = which(self.cfg['mpicxx'], on_error=IGNORE)
         if not mpicxx:
-            raise EasyBuildError("Horovod is to be built with MPI's compiler '%s', and there is none in $PATH. Add the "
-                                 "module that has it to the dependencies, or correct mpicxx", self.cfg['mpicxx'])
+            raise EasyBuildError("Horovod needs MPI's compiler '%s', but it is not in $PATH. Add the module that "
+                                 "provides it to the dependencies, or correct mpicxx", self.cfg['mpicxx'])
         options = {
             'CC': self.mpi_compiler(), 'CXX': mpicxx,
             'HOROVOD_CMAKE': self.find_cmake(),
             'HOROVOD_CPU_OPERATIONS': 'MPI',
-            # WITH_TENSORFLOW=0, as older recipes have it, does nothing
+            # WITH_TENSORFLOW=0, as in older recipes, does nothing
             'HOROVOD_WITH_MPI': '1', 'HOROVOD_WITH_PYTORCH': '1',
             'HOROVOD_WITHOUT_MXNET': '1', 'HOROVOD_WITHOUT_TENSORFLOW': '1',
             'MAKEFLAGS': '-j%d' % self.cfg.parallel,
@@ -78,21 +78,21 @@ class EB_Horovod(EnvironmentPackage):
             env.setvar(name, value)
 
     def check_pytorch(self):
-        """EasyBuildError for a PyTorch that Horovod cannot be built for, and a warning for one that was not tried."""
+        """Raise EasyBuildError for a PyTorch that Horovod cannot be built for; warn about one that was not tested."""
         process = probe_pytorch(self.master.own_python)
         if isinstance(process, str):
             raise EasyBuildError("Horovod needs the PyTorch of the environment: %s", process)
         if process['hip']:
-            raise EasyBuildError("Horovod %s cannot be built for ROCm: it asks for headers, a macro and a CMake "
-                                 "function that ROCm 6 no longer has (ROCm/legacy-rocm-build issues 3987, 4865), and "
-                                 "nobody maintains it. Instead: torch.distributed with RCCL", self.version)
+            raise EasyBuildError("Horovod %s cannot be built for ROCm: it uses headers, a macro and a CMake function "
+                                 "that ROCm 6 no longer has (ROCm/legacy-rocm-build issues 3987, 4865), and nobody "
+                                 "maintains it. Use torch.distributed with RCCL instead", self.version)
         if bool(process['cuda']) != bool(self.cfg['gpu_operations']):
-            raise EasyBuildError("PyTorch %s of the environment is %s, and Horovod's gpu_operations is %r: set it to "
+            raise EasyBuildError("PyTorch %s of the environment is %s, but Horovod's gpu_operations is %r: set it to "
                                  "%r", process['version'], "for CUDA" if process['cuda'] else "for processors",
                                  self.cfg['gpu_operations'], 'NCCL' if process['cuda'] else None)
         version = LooseVersion(process['version'].partition('+')[0])
         if not LooseVersion(TRIED_PYTORCH[0]) <= version <= LooseVersion(TRIED_PYTORCH[1]):
-            print_warning("Horovod %s was tried with PyTorch %s to %s, and this is %s: it may not compile",
+            print_warning("Horovod %s was tested with PyTorch %s to %s, but this is %s: it may not compile",
                           self.version, TRIED_PYTORCH[0], TRIED_PYTORCH[1], version, log=self.log)
 
     def find_cmake(self):
@@ -102,18 +102,18 @@ class EB_Horovod(EnvironmentPackage):
         found = re.search(r'cmake version ([\d.]+)', output)
         version = found.group(1) if found else None
         if not version or not LooseVersion(OLDEST_CMAKE) <= LooseVersion(version) < LooseVersion(UNTRIED_CMAKE):
-            raise EasyBuildError("Horovod needs CMake %s or newer, below %s, and there is %s. Add a module of CMake to "
+            raise EasyBuildError("Horovod needs CMake %s or newer, below %s, but there is %s. Add a CMake module to "
                                  "the builddependencies, or the package cmake to the environment", OLDEST_CMAKE,
                                  UNTRIED_CMAKE, 'CMake %s (%s)' % (version, cmake) if version else 'none in $PATH')
         return cmake
 
     def root(self, name, option):
-        """Prefix of a dependency, or what the option says; EasyBuildError if that is not a directory."""
+        """Value of an option, else the prefix of a dependency; EasyBuildError if it is not a directory."""
         path = os.path.expandvars(self.cfg[option]) if self.cfg[option] else dependency_root(self.master.cfg, name)
         if not path or not os.path.isdir(path):
-            raise EasyBuildError("Horovod with gpu_operations = 'NCCL' needs %s, and %s. Correct %s, or add a "
-                                 "dependency that has that name", name, "there is no directory %s" % path if path else
-                                 "no dependency is called so", option)
+            raise EasyBuildError("Horovod with gpu_operations = 'NCCL' needs %s, but %s. Correct %s, or add a "
+                                 "dependency with that name", name, "there is no directory %s" % path if path else
+                                 "no dependency has that name", option)
         return path
 
     def cuda_options(self):
@@ -124,7 +124,7 @@ class EB_Horovod(EnvironmentPackage):
             raise EasyBuildError("List of CUDA compute capabilities must be specified, as parameter "
                                  "cuda_compute_capabilities or as option of eb")
         if not glob.glob(os.path.join(nccl, 'lib*', 'libnccl.so')):
-            raise EasyBuildError("There is no libnccl.so in %s/lib or lib64. Horovod would link a static NCCL, beside "
+            raise EasyBuildError("There is no libnccl.so in %s/lib or lib64. Horovod would link a static NCCL, besides "
                                  "PyTorch's own and without the network plugin: correct nccl_home", nccl)
         env.setvar('LD_LIBRARY_PATH', stub_directory(cuda) + ':' + os.environ.get('LD_LIBRARY_PATH', ''))
         return {
@@ -135,13 +135,13 @@ class EB_Horovod(EnvironmentPackage):
         }
 
     def sanity_check_step(self, *args, **kwargs):
-        """Compare what was built with what was asked for: Horovod's own check succeeds whatever it finds."""
+        """Compare what was built with what was requested, because Horovod's own check always succeeds."""
         passed, message = super().sanity_check_step(*args, **kwargs)
         wrong = [] if self.dry_run else self.check_build()
         return passed and not wrong, '; '.join([message] * bool(message) + wrong)
 
     def check_build(self):
-        """List of what is wrong with the installed Horovod, each a sentence."""
+        """List of sentences about what is wrong with the installed Horovod."""
         prefix = ''
         if self.cfg['gpu_operations']:
             prefix = 'LD_LIBRARY_PATH="%s:$LD_LIBRARY_PATH" ' % stub_directory(self.root('CUDA', 'cuda_home'))
@@ -158,19 +158,19 @@ class EB_Horovod(EnvironmentPackage):
             libraries = glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'horovod', 'torch',
                                                'mpi_lib_v2*.so'))
             if not any('libnccl.so.2' in needed_libraries(path) for path in libraries):
-                wrong.append("Horovod is not linked with a shared NCCL: it has another one than PyTorch")
+                wrong.append("Horovod is not linked with a shared NCCL, so its NCCL is not that of PyTorch")
         if not wrong and launcher and build_option('mpi_tests'):
             cmd = '%s%s %s -n 2 %s -s -c %s' % (prefix, ' '.join(OPENMPI_SETTINGS), shlex.quote(launcher),
                                                 shlex.quote(python), shlex.quote(ALL_REDUCE))
             res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp())
             if res.exit_code != EasyBuildExit.SUCCESS:
-                wrong.append("Horovod's all-reduce on 2 ranks failed. Where %s may not be used, as on a login node, "
-                             "add --disable-mpi-tests. It printed:\n%s" % (launcher, last_lines(res.output)))
+                wrong.append("Horovod's all-reduce on 2 ranks failed. If %s is not allowed, as on a login node, add "
+                             "--disable-mpi-tests. The output is:\n%s" % (launcher, last_lines(res.output)))
         return wrong
 
 
 def compare_table(output, expected):
-    """What is wrong in the table of 'horovodrun --check-build', by {title: names that must be marked}: sentences."""
+    """Sentences about faults in the table of 'horovodrun --check-build', by {title: names that must be marked}."""
     parts = dict(re.findall(r'^(Available [\w ]+):\n((?:\s+\[[X ]\] \w+ *\n?)+)', output, re.M))
     if set(parts) != set(expected):
         return ["'horovodrun --check-build' did not print its table:\n%s" % last_lines(output)]
@@ -178,13 +178,13 @@ def compare_table(output, expected):
     for title, names in sorted(expected.items()):
         found = set(re.findall(r'\[X\] (\w+)', parts[title]))
         if found != names:
-            wrong.append("Horovod was to have %s (%s), and has %s" % (
+            wrong.append("Horovod should have %s (%s), but has %s" % (
                 ', '.join(sorted(names)), title, ', '.join(sorted(found)) or 'none of them'))
     return wrong
 
 
 def stub_directory(cuda):
-    """New directory, which no job finds, where CUDA's stub libcuda.so is libcuda.so.1: for nodes without a driver."""
+    """A temporary directory with CUDA's stub libcuda.so as libcuda.so.1, for nodes without a driver."""
     directory = tempfile.mkdtemp()
     for stub in [os.path.join(cuda, lib, 'stubs', 'libcuda.so') for lib in ['lib64', 'lib']]:
         if os.path.exists(stub):

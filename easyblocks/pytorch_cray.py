@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """EasyBuild support for PyTorch from source with MPI as a backend of torch.distributed: GPU-aware Cray MPICH with its
-GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or processors alone.
+GPU Transport Layer, or any other MPI; CUDA with the system's NCCL, ROCm with RCCL, or only CPUs.
 """
 import glob
 import os
@@ -25,28 +25,28 @@ from slingtorch.install.process import (
     probe_pytorch)
 from slingtorch.job.machine import Machine
 
-# software that is an MPI, as EasyBuild or the metadata of external modules name it
+# names of MPIs in EasyBuild or in the metadata of external modules
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
-# for C and C++, in bin/ of the dependency that is an MPI, else in $PATH
+# for C and C++, in bin/ of the MPI among the dependencies, else in $PATH
 MPI_COMPILERS = ['mpicc', 'mpicxx']
 BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
-# GiB that one compilation may take
+# GiB that one compilation may need
 MEMORY_PER_JOB = 4
-# releases from which on an older CUDA is refused (share/cmake/Caffe2/public/cuda.cmake in their wheels), newest first
+# (release since when, oldest CUDA that it accepts), from share/cmake/Caffe2/public/cuda.cmake in wheels, newest first
 OLDEST_CUDA = [('2.14.0', '12.6'), ('2.12.0', '12.1'), ('2.9.0', '12.0'), ('2.2.0', '11.0')]
-# packages of the environment that stand in for software of which there is no dependency
+# packages of the environment that replace missing dependencies
 PACKAGED_SOFTWARE = {'cudnn': 'cuDNN', 'mkl-devel': 'imkl'}
-# what the build and a running PyTorch need besides what modules bring, as pip and conda call it
+# what the build and a running PyTorch need besides modules, by the names of pip and conda
 PYTHON_PACKAGES = ['astunparse', 'cmake>=3.27,<4', 'expecttest!=0.2.0', 'filelock', 'fsspec', 'jinja2', 'networkx',
                    'ninja', 'packaging', 'pip', 'psutil', 'pyyaml', 'requests', 'setuptools<80', 'six', 'sympy',
                    'typing-extensions>=4.8.0', 'wheel']
 
 
 class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
-    """Builds PyTorch with MPI, in a Python environment of its own (conda or venv) that is the installation.
+    """Builds PyTorch with MPI, in its own Python environment (conda or venv), which is the installation.
 
-    The MPI is the dependency that is one; its compilers are named to CMake, which otherwise takes what it finds.
+    It uses the MPI among the dependencies, and passes its compilers to CMake, which would otherwise use any it finds.
     """
 
     @staticmethod
@@ -57,20 +57,20 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             extra_vars = parent.extra_options(extra_vars)
         extra_vars = with_parameters(extra_vars, {
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
-            'only_site': [None, "Name of the one site that this easyconfig is for"],
-            'version_label': [None, "What follows '+' in the version that PyTorch itself gives; None: only_site, with "
-                                    "the modules of compiler and MPI, as derecho-gcc-12.2.0-cray-mpich-8.1.27"],
+            'only_site': [None, "Name of the only site that this easyconfig is for"],
+            'version_label': [None, "What follows '+' in the version that PyTorch reports; None: only_site, with the "
+                                    "modules of compiler and MPI, such as derecho-gcc-12.2.0-cray-mpich-8.1.27"],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
-        # Not every EasyBuild has both parameters. pip's list is checked here, with the local version that pip would not
-        # expect; the environment's own python stands in the scripts, so that they work without the module as well.
+        # Not every EasyBuild has both parameters. This easyblock checks pip's list itself, because of the local version
+        # label. The scripts keep the environment's own python, so that they also work without the module.
         for name, value in (('sanity_check_pip_list', False), ('fix_python_shebang_for', [])):
             if name in extra_vars:
                 extra_vars[name][0] = value
         return extra_vars
 
     def __init__(self, *args, **kwargs):
-        """Initialise: MPI's compilers, and what the finished PyTorch must be made of, are known once modules are."""
+        """Initialise; MPI's compilers and what the finished PyTorch must contain are known after modules are loaded."""
         super().__init__(*args, **kwargs)
         self.mpi_compilers = None
         self.compiles_through_ccache = False
@@ -79,7 +79,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     @property
     def image_imports(self):
-        """What must be importable from the image of the environment."""
+        """Names of Python modules that must be importable from the image of the environment."""
         return ['torch']
 
     # --- dependencies
@@ -89,75 +89,75 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return dependency_root(self.cfg, name)
 
     def first_root(self, names):
-        """Name and prefix of the first of several softwares that is a dependency, or (None, None)."""
+        """Name and prefix of the first of these names that is a dependency, or (None, None)."""
         return next(((name, self.root(name)) for name in names if self.root(name)), (None, None))
 
     def archs(self, parameter):
-        """Architectures of GPUs to build for, as the option of eb or the easyconfig parameter of that name says."""
+        """GPU architectures to build for, from the option of eb or the easyconfig parameter with that name."""
         return build_option(parameter) or self.cfg[parameter]
 
     def check_parameters(self):
-        """Check the values of easyconfig parameters that only have an effect later."""
+        """Check values of easyconfig parameters that have an effect only later."""
         cuda = self.dependency(['CUDA'])
         oldest = next((limit for since, limit in OLDEST_CUDA
                        if LooseVersion(self.version) >= LooseVersion(since)), None)
         if cuda and oldest:
             found = ((cuda.get('external_module_metadata') or {}).get('version') or [cuda['version']])[0]
             if found and LooseVersion(found) < LooseVersion(oldest):
-                raise EasyBuildError("PyTorch %s needs CUDA %s or newer, and the dependency is CUDA %s. Take a newer "
-                                     "('module avail cuda'), with modules of its generation, or an older PyTorch",
+                raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer "
+                                     "one ('module avail cuda') with the modules for it, or an older PyTorch",
                                      self.version, oldest, found)
 
     def fetch_step(self, *args, **kwargs):
-        """Check parameters first: downloading takes long."""
+        """Check parameters first, because downloading takes long."""
         self.check_parameters()
         super().fetch_step(*args, **kwargs)
 
     def download_packages(self):
-        """The modules that download them are on one site alone; sources can be fetched ('eb --fetch') on any."""
+        """Download the packages only on the site with the modules; sources can be fetched ('eb --fetch') anywhere."""
         site, here = self.cfg['only_site'], self.cfg['site_name']
         if site and here and site != here:
-            print_warning("Only the sources of %s are fetched, not the packages of its Python environment: the modules "
-                          "that download them are on the site '%s', and this is the site '%s'",
+            print_warning("Only the sources of %s are fetched, not the packages of its Python environment: downloading "
+                          "these needs modules of the site '%s', but this is the site '%s'",
                           os.path.basename(self.cfg.path), site, here, log=self.log)
         else:
             super().download_packages()
 
     def check_readiness_step(self):
-        """Say so, with --module-only too, where the site's values are missing: the hooks refuse another site's."""
+        """Warn if the site's values are missing, also with --module-only; hooks refuse easyconfigs of other sites."""
         if self.cfg['only_site'] and not self.cfg['site_name']:
-            print_warning("%s is for the site '%s', and EasyBuild runs without the hooks of this bundle: the module "
+            print_warning("%s is for the site '%s', but EasyBuild runs without the hooks of this bundle, so the module "
                           "gets no values for the network and for MPI. Activate the bundle with 'eval \"$(slingtorch "
                           "env)\"', or add them with --hooks", os.path.basename(self.cfg.path), self.cfg['only_site'],
                           log=self.log)
         super().check_readiness_step()
 
     def prepare_step(self, *args, **kwargs):
-        """Load the modules, then note MPI's compilers before an environment's own bin/ comes into $PATH."""
+        """Load the modules, then find MPI's compilers before the environment's own bin/ is in $PATH."""
         super().prepare_step(*args, **kwargs)
         self.mpi_compilers = self.find_mpi_compilers()
 
     def find_mpi_compilers(self):
-        """Full paths of MPI's compilers; None in place of one that is not there."""
+        """Full paths of MPI's compilers; None for one that does not exist."""
         root = self.first_root(MPI_NAMES)[1]
         paths = [os.path.join(root, 'bin', name) if root else name for name in MPI_COMPILERS]
         return [which(path, on_error=IGNORE) for path in paths]
 
     def check_mpi(self):
-        """Check that there is one MPI to build with. Another one in $PATH gets a warning."""
+        """Check that there is exactly one MPI to build with; warn about another one in $PATH."""
         name, root = self.first_root(MPI_NAMES)
         if None in self.mpi_compilers:
-            raise EasyBuildError("No MPI to build PyTorch with: %s were not found in %s. Add the module of an MPI to "
+            raise EasyBuildError("There is no MPI to build PyTorch with: %s were not found in %s. Add an MPI module to "
                                  "the dependencies (an external module needs name, version and prefix in the metadata "
                                  "file)", ' and '.join(MPI_COMPILERS), os.path.join(root, 'bin') if root else '$PATH')
         own = mpi_library(self.mpi_compilers[0])
         if not own:
-            raise EasyBuildError("It cannot be told which MPI %s links: it makes no library from a call of MPI_Init, "
-                                 "or links none that is known as an MPI. Try it by hand: with '-shared -fPIC "
-                                 "-Wl,--trace FILE.c' it names all that it links", self.mpi_compilers[0])
+            raise EasyBuildError("It is unknown which MPI %s links: it cannot compile a call of MPI_Init into a "
+                                 "library, or links no known MPI. Try it by hand: with '-shared -fPIC -Wl,--trace "
+                                 "FILE.c' it prints everything that it links", self.mpi_compilers[0])
         if root and not own.startswith(os.path.realpath(root) + os.sep):
-            raise EasyBuildError("%s links another MPI than the dependency %s: %s, which is not in %s. Is a wrapper in "
-                                 "its way, or the prefix in the metadata of the external module wrong?",
+            raise EasyBuildError("%s does not link the MPI of the dependency %s, but %s, which is not in %s. Does a "
+                                 "wrapper interfere, or is the prefix in the external module's metadata wrong?",
                                  self.mpi_compilers[0], name, own, root)
         others = {}
         for path in which(os.path.basename(self.mpi_compilers[0]), retain_all=True, on_error=IGNORE) or []:
@@ -166,16 +166,16 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                 others[library] = path
         found = ', '.join('%s (%s)' % (path, library) for library, path in sorted(others.items()))
         if others and not name:
-            raise EasyBuildError("Two MPIs are in $PATH: %s (%s) and %s. Unload one, or make the right one a "
+            raise EasyBuildError("$PATH has two MPIs: %s (%s) and %s. Unload one, or make the right one a "
                                  "dependency", self.mpi_compilers[0], own, found)
         if others:
-            print_warning("Another MPI is in $PATH: %s. PyTorch is built with that of %s", found, name, log=self.log)
+            print_warning("$PATH also has another MPI: %s. PyTorch is built with that of %s", found, name, log=self.log)
         self.log.info("MPI to build with: %s, library %s", self.mpi_compilers, own)
 
     # --- configuration
 
     def use_packaged_software(self):
-        """Let packages of the environment, which is made later, stand in for dependencies (PACKAGED_SOFTWARE)."""
+        """Let packages of the environment, which is made later, replace dependencies (PACKAGED_SOFTWARE)."""
         packages = {re.split('[=<>! ]', package.split('::')[-1])[0]
                     for package in self.cfg['python_packages'] + self.cfg['extra_packages']}
         for package, software in PACKAGED_SOFTWARE.items():
@@ -186,19 +186,19 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
                     env.setvar('MKLROOT', self.installdir)
 
     def configure_step(self):
-        """Add what upstream's block leaves open; an entry of the same name in custom_opts wins."""
+        """Add options that upstream's easyblock does not set; an entry of the same name in custom_opts wins."""
         if self.dry_run:
-            self.dry_run_msg("  * MPI's compilers: %s of the dependency that is an MPI", MPI_COMPILERS)
+            self.dry_run_msg("  * MPI's compilers: %s of the MPI among the dependencies", MPI_COMPILERS)
             self.dry_run_msg("  * GPU Transport Layer: %s", self.cfg['mpi_gtl'] or 'none')
             self.dry_run_msg("  * options of the easyconfig: %s", ' '.join(self.cfg['custom_opts']) or 'none')
-            self.dry_run_msg("  Options that depend on the modules cannot be told without loading them")
+            self.dry_run_msg("  Options that depend on the modules are unknown until they are loaded")
             return
         self.check_mpi()
         self.use_packaged_software()
-        # without one, upstream's block says no more than that it knows none
+        # upstream's message is less helpful if there is none
         if not self.first_root(BLAS_NAMES)[0]:
-            raise EasyBuildError("No BLAS to build PyTorch with: none of %s is among the dependencies. Add one; an "
-                                 "external module needs that name and a prefix in the metadata file",
+            raise EasyBuildError("There is no BLAS to build PyTorch with: none of %s is among the dependencies. Add "
+                                 "one; an external module needs that name and a prefix in the metadata file",
                                  ', '.join(BLAS_NAMES))
         self.limit_jobs()
 
@@ -210,7 +210,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         if not (self.root('CUDA') or self.root('ROCm')):
             options += ['USE_NCCL=0', 'USE_CUDNN=0']
 
-        # CMake has no environment variable for MPI's compilers, but PyTorch hands on every variable called CMAKE_*
+        # CMake has no environment variable for MPI's compilers, but PyTorch passes on every variable called CMAKE_*
         lines = ['set(MPI_%s_COMPILER "%s" CACHE FILEPATH "")' % (language, path) for
                  language, path in zip(['C', 'CXX'], self.mpi_compilers)]
         # PyTorch's FindBLAS.cmake uses this before anything includes it
@@ -223,7 +223,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         preset = os.path.join(self.builddir, 'preset.cmake')
         write_file(preset, '\n'.join(lines) + '\n')
         options.append('CMAKE_PROJECT_INCLUDE_BEFORE=' + shlex.quote(preset))
-        # besides what the modules of dependencies say
+        # in addition to the variables of the dependencies' modules
         own_prefix += [path for path in os.environ.get('CMAKE_PREFIX_PATH', '').split(os.pathsep) if path]
         options.append('CMAKE_PREFIX_PATH=' + shlex.quote(';'.join(own_prefix)))
 
@@ -233,14 +233,14 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         self.ldflags = ' '.join([os.environ.get('LDFLAGS', '')] + self.link_flags()).strip()
         env.setvar('LDFLAGS', self.ldflags)
         for variable in ['CFLAGS', 'CXXFLAGS']:
-            # false alarms of GCC 12 in FBGEMM, which makes them errors
+            # false warnings of GCC 12 in FBGEMM, which turns them into errors
             flags = ['-Wno-maybe-uninitialized', '-Wno-uninitialized', '-Wno-nonnull'] + self.gpu_aware_flags()
             env.setvar(variable, ' '.join([os.environ.get(variable, '')] + flags).strip())
 
         super().configure_step()
 
     def full_version(self):
-        """Version that PyTorch itself will give; pip normalises '-' and '_' in the local part to '.'."""
+        """Version that PyTorch itself will report; pip normalises '-' and '_' in the local part to '.'."""
         local = self.cfg['version_label']
         if local is None and self.cfg['only_site']:
             modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module'] and
@@ -249,22 +249,22 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return self.version + ('+' + re.sub('[-_/]', '.', local) if local else '')
 
     def limit_jobs(self):
-        """Limit the number of compilations at a time to what memory allows."""
+        """Limit the number of parallel compilations to what memory allows."""
         memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
         if not memory:
-            self.log.info("Nothing says how much memory is free: the number of compile jobs is EasyBuild's")
+            self.log.info("The amount of free memory is unknown: keeping EasyBuild's number of compile jobs")
             return
         jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
-        reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may take %s GiB, and EasyBuild "
+        reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may need %s GiB, and EasyBuild "
                   "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
         self.log.info(reason)
         if memory < per_job:
-            print_warning("Little memory: %s. A compiler may be killed: build on a node with more", reason,
+            print_warning("Little memory: %s. A compiler may be killed: build on a node with more memory", reason,
                           log=self.log)
         self.cfg.parallel = jobs
 
     def ccache_options(self):
-        """Options for ccache, where there is one in $PATH."""
+        """Options for ccache, if it is in $PATH."""
         ccache = which('ccache', on_error=IGNORE)
         self.compiles_through_ccache = bool(ccache)
         if not self.compiles_through_ccache:
@@ -281,7 +281,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         cudnn = self.root('cuDNN')
         if cudnn:
             lib_dir = os.path.join(cudnn, 'lib')
-            # not there yet when it comes with the environment
+            # a package of the environment does not exist yet
             if cudnn != self.installdir:
                 lib_dir = library_dir(cudnn, 'libcudnn')
                 check_cudnn(cudnn, lib_dir, os.environ.get('EBVERSIONCUDA') or '')
@@ -294,7 +294,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return options
 
     def rocm_options(self, prefixes):
-        """Options for ROCm and RCCL, whose directory is added to those for CMake; turns the CUDA sources into HIP."""
+        """Options for ROCm and RCCL; adds RCCL's directory to CMake's prefixes, and converts CUDA sources to HIP."""
         rocm = self.root('ROCm')
         if not rocm:
             return []
@@ -312,13 +312,13 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return ['USE_CUDA=0', 'USE_ROCM=1', 'USE_NCCL=1']
 
     def gtl_library(self):
-        """Full path of the GPU Transport Layer, or None where none is wanted."""
+        """Full path of the GPU Transport Layer, or None if none is wanted."""
         return gtl_library(self.cfg['mpi_gtl'], self.archs)
 
     def gpu_aware_flags(self):
-        """Compiler flags with which PyTorch hands GPU buffers to Cray MPICH; EasyBuildError if its sources never would.
+        """Compiler flags with which PyTorch passes GPU buffers to Cray MPICH; EasyBuildError if its sources never do.
 
-        Without patch, PyTorch before pull request 178323 raises an error for every GPU tensor. Since then it asks for a
+        Without patch, PyTorch before pull request 178323 raises an error for every GPU tensor. Since then it needs a
         macro that not every mpi.h of Cray has.
         """
         source = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
@@ -331,13 +331,13 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             res = run_shell_cmd('%s -E -dM -include mpi.h -x c /dev/null' % shlex.quote(self.mpi_compilers[0]),
                                 hidden=True)
             return [] if 'define MPIX_GPU_SUPPORT_CUDA' in res.output else ['-DMPIX_GPU_SUPPORT_CUDA=1']
-        raise EasyBuildError("mpi_gtl is set, but %s does not know Cray MPICH, so that every GPU tensor would raise an "
+        raise EasyBuildError("mpi_gtl is set, but %s does not support Cray MPICH, so every GPU tensor would raise an "
                              "error. Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch to the patches", source)
 
     def link_flags(self):
-        """Flags that bring MPI's directory and the GPU Transport Layer into every library.
+        """Flags that link every library with the GPU Transport Layer and add MPI's directory to its run path.
 
-        RPATH and not RUNPATH: only the former also serves what is opened later, such as NCCL's plugin.
+        RPATH, not RUNPATH, because only RPATH also applies to libraries that are opened later, such as NCCL's plugin.
         """
         flags = ['-Wl,--disable-new-dtags']
         mpi_dir = os.path.dirname(mpi_library(self.mpi_compilers[0]))
@@ -355,24 +355,24 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     # --- installation
 
     def install_step(self):
-        """Compile and install; an error tells where it happened and that a next run need not start from nothing."""
+        """Compile and install; an error message shows where it failed, and whether a next run can resume."""
         self.expected = None if self.dry_run else self.expectations()
         try:
             super().install_step()
         except RunShellCmdError as err:
             lines = err.output.splitlines()
             where = [line for line in lines if re.search(r'^\s*FAILED: |:\d+: error: |Killed signal|CMake Error', line)]
-            hint = ("what is compiled is in ccache: the same command resumes" if self.compiles_through_ccache else
-                    "the same command starts from nothing; with ccache in $PATH it resumes")
-            raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. Killed compilers "
-                                 "mean too little memory: eb --max-parallel=N. When that is fixed, %s", err.exit_code,
-                                 '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
+            hint = ("run the same command again; ccache has what was compiled" if self.compiles_through_ccache else
+                    "run the same command again; it starts from scratch, but with ccache in $PATH it resumes")
+            raise EasyBuildError("Building PyTorch failed (exit status %s):\n%s\nAll output is in %s. If a compiler "
+                                 "was killed, memory was too small: eb --max-parallel=N. After fixing the error, %s",
+                                 err.exit_code, '\n'.join(where[:8] or lines[-20:]), err.out_file, hint,
                                  exit_code=EasyBuildExit.FAIL_INSTALL_STEP)
 
     def extension_variables(self):
-        """mpi4py with the same MPI and GPU Transport Layer, torchvision with operators for the same GPUs."""
+        """Variables to build mpi4py with the same MPI and GPU Transport Layer, and torchvision for the same GPUs."""
         variables = {'LDFLAGS': self.ldflags, 'MPICC': self.mpi_compilers[0]}
-        # build nodes have no GPU from which setup.py could tell that it is wanted
+        # setup.py builds for GPUs only if it finds one, and build nodes have none
         if self.root('CUDA'):
             variables.update(FORCE_CUDA='1', TORCH_CUDA_ARCH_LIST=';'.join(self.archs('cuda_compute_capabilities')))
         elif self.root('ROCm'):
@@ -380,7 +380,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return variables
 
     def environment_variables(self):
-        """The variables of the runscripts besides those of the easyconfig and the site."""
+        """The variables of the runscripts, and those of the easyconfig and the site."""
         variables = super().environment_variables()
         for name in ['RUNSCRIPTS', 'RUNSCRIPTSPYTORCH']:
             variables[name] = os.path.join(self.installdir, RUNSCRIPTS_DIR)
@@ -389,12 +389,12 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         return variables
 
     def write_scripts(self, directory):
-        """With the runscripts goes what activating sets, which is what the module sets."""
+        """Write the runscripts, and the activation scripts, which set the same variables as the module."""
         super().write_scripts(directory)
         self.write_activation(directory)
 
     def environment_search_paths(self):
-        """NCCL looks for its plugin along $LD_LIBRARY_PATH."""
+        """$LD_LIBRARY_PATH, where NCCL searches for its plugin."""
         roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
         libs = [os.path.join(root, 'lib') for root in roots if root]
         return {'LD_LIBRARY_PATH': libs} if libs else {}
@@ -402,7 +402,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
     # --- sanity
 
     def expectations(self):
-        """What a process with the finished PyTorch must have; the keys are those of check_linkage()."""
+        """What a process with the finished PyTorch must contain; with the keys for check_linkage()."""
         gtl, nccl = self.gtl_library(), self.first_root(NCCL_NAMES)
         compilers = self.mpi_compilers or self.find_mpi_compilers()
         return {
@@ -419,7 +419,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         }
 
     def sanity_check_step(self, *args, **kwargs):
-        """Check what the installed PyTorch is made of, besides what the other easyblocks check."""
+        """Check the libraries of the installed PyTorch, and what the other easyblocks check."""
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
         if not self.dry_run:
@@ -440,7 +440,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
 
 def library_dir(root, name):
-    """Directory below a prefix that holds a library: Cray and NCAR have lib or lib64; EasyBuildError if none does."""
+    """Directory below a prefix with a library: lib64 or lib, as at Cray and NCAR; EasyBuildError if there is none."""
     for path in [os.path.join(root, sub) for sub in ['lib64', 'lib']]:
         if glob.glob(os.path.join(path, name + '.so*')):
             return path
@@ -449,11 +449,11 @@ def library_dir(root, name):
 
 
 def check_cudnn(root, lib_dir, cuda_version):
-    """Check that cuDNN is for the CUDA in use, by its prefix (NCAR's ends in '-<CUDA>') and what its libraries need."""
+    """Check that cuDNN is for the CUDA in use, by its prefix (NCAR's ends in '-<CUDA>') and its libraries' needs."""
     text = ' '.join(sum((needed_libraries(path) for path in glob.glob(os.path.join(lib_dir, 'libcudnn*.so'))), []))
     majors = set(re.findall(r'libcublas(?:Lt)?\.so\.(\d+)', text))
     majors.update(re.findall(r'\d-(\d+)(?:\.\d+)*$', os.path.basename(os.path.realpath(root))))
     cuda_major = cuda_version.split('.')[0]
     if majors and cuda_major and majors != {cuda_major}:
-        raise EasyBuildError("cuDNN in %s is for CUDA %s, and PyTorch is built with CUDA %s. Take the cuDNN module for "
+        raise EasyBuildError("cuDNN in %s is for CUDA %s, but PyTorch is built with CUDA %s. Use the cuDNN module for "
                              "CUDA %s", root, ', '.join(sorted(majors)), cuda_version, cuda_major)

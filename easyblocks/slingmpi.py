@@ -24,9 +24,9 @@ from slingtorch.install.process import (
     probe_pytorch)
 from slingtorch.job.machine import MPI_LIBRARY
 
-# found through EasyBuild's paths: it lies beside their directories of the bundle
+# found through EasyBuild's paths, relative to the bundle's directories in them
 PROJECT = '../slingmpi/pyproject.toml'
-# in an installation of the Singularity easyblock
+# files in an installation of the Singularity easyblock
 OF_IMAGE, IN_CONTAINER = 'container.conf', 'bin/in-container'
 BINDPATHS = ['SINGULARITY_BINDPATH', 'APPTAINER_BINDPATH']
 
@@ -46,8 +46,8 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     """
     Builds the MPI backend of this bundle for one PyTorch and one MPI.
 
-    As an extension (with nosource) for the PyTorch of the environment; as software of its own for the dependency
-    PyTorch: an environment, or a container image, in which it is built and where the MPI is the one in the container.
+    An extension (with nosource) is built for the PyTorch of the environment; separate software, for the dependency
+    PyTorch. That is an environment, or a container image; then it is built in the container with the MPI there.
     """
 
     @staticmethod
@@ -55,12 +55,12 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         """Options of the backend."""
         return with_parameters(PythonPackage.extra_options(extra_vars), {
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
-            'mpicxx': ['mpicxx', "MPI's compiler for C++ (Cray's is 'CC'): a command in $PATH, for an image in that of "
-                                 "the container"],
+            'mpicxx': ['mpicxx', "MPI's C++ compiler (Cray's is 'CC'): a command in $PATH, or, for an image, in the "
+                                 "container's $PATH"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise; nothing in it is there to be linked against."""
+        """Initialise; the module needs no variables for compiling, since nothing is linked with slingmpi."""
         super().__init__(*args, **kwargs)
         self.options['modulename'] = False  # the sanity check imports it, after torch
         self.python_asked = None
@@ -71,12 +71,12 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
 
     @property
     def pytorch(self):
-        """Where the PyTorch is that this is built for; '' if no dependency is called so."""
+        """Prefix of the PyTorch that this is built for; '' if no dependency is called PyTorch."""
         return self.installdir if self.is_extension else get_software_root('PyTorch') or ''
 
     @property
     def in_container(self):
-        """Words in front of a command that is to run where the PyTorch is: none, but for an image."""
+        """Words to put in front of a command that must run where the PyTorch is; empty except for an image."""
         is_image = self.pytorch and os.path.exists(os.path.join(self.pytorch, OF_IMAGE))
         return [os.path.join(self.pytorch, IN_CONTAINER)] * bool(is_image)
 
@@ -86,17 +86,17 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                              fail_on_error=False, hidden=True, split_stderr=True, work_dir=tempfile.gettempdir())
 
     def find_there(self, name):
-        """Full path, where the PyTorch is, of a command in $PATH there; '' if there is none."""
+        """Full path of a command in $PATH (the container's, for an image); '' if there is none."""
         return self.run_there('sh', '-c', 'command -v "$0"', name).output.strip()
 
     def prepare_python(self):
-        """Take the Python of the PyTorch; of an image that is the command that runs the one in the container."""
+        """Use PyTorch's Python; for an image, the command that runs the Python in the container."""
         own_python = os.path.join(self.pytorch, 'bin', 'python')
         if not self.pytorch or not os.path.exists(own_python):
             super().prepare_python()
             return
         if self.in_container:
-            # what is built and installed is not where the image's module says
+            # the image's module does not mount the build and installation directories
             for variable in BINDPATHS:
                 paths = [os.environ[variable]] if os.environ.get(variable) else []
                 wanted = [path for path in [self.builddir, self.installdir, tempfile.gettempdir()]
@@ -109,7 +109,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         self.set_ulimit()
 
     def set_pylibdirs(self):
-        """Ask a Python once: when the module is made, the build directory that the container is to see is gone."""
+        """Run a Python only once: the container mounts the build directory, which is gone in the module step."""
         if self.python_asked != self.python_cmd:
             super().set_pylibdirs()
             self.python_asked = self.python_cmd
@@ -117,21 +117,21 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     # --- sources
 
     def find_sources(self):
-        """The directory of the sources in the bundle; EasyBuildError if they are another version."""
+        """The directory of the sources in the bundle; EasyBuildError if their version is different."""
         block = self.master if self.is_extension else self
         path = block.obtain_file(PROJECT, no_download=True, warning_only=True)
         if not path:
-            raise EasyBuildError("The sources of slingmpi were not found: slingmpi/ lies beside the directory "
-                                 "runscripts/ of the bundle, which must be on EasyBuild's source path. Activate the "
+            raise EasyBuildError("The sources of slingmpi were not found: slingmpi/ is beside the directory "
+                                 "runscripts/ of the bundle, which must be in EasyBuild's source path. Activate the "
                                  "bundle with 'eval \"$(slingtorch env)\"'")
         version = re.search('^version = "(.*)"', read_file(path), re.M).group(1)
         if version != self.version:
-            raise EasyBuildError("This bundle has slingmpi %s, and slingmpi %s is to be built: take an easyconfig of "
-                                 "that version, or --try-software-version=%s", version, self.version, version)
+            raise EasyBuildError("This bundle has slingmpi %s, but the easyconfig is for slingmpi %s: use one of the "
+                                 "bundle's version, or --try-software-version=%s", version, self.version, version)
         return os.path.dirname(os.path.realpath(path))
 
     def fetch_step(self, skip_checksums=False):
-        """Look whether the bundle has the sources."""
+        """Check that the bundle has the sources."""
         super().fetch_step(skip_checksums)
         if not wants_checksums_only(skip_checksums):
             self.find_sources()
@@ -139,7 +139,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     # --- building
 
     def configure_step(self):
-        """Look at PyTorch and MPI, and copy the sources to where they are built."""
+        """Check PyTorch and MPI, and copy the sources to the build directory."""
         if self.dry_run:
             self.dry_run_msg("  * slingmpi/ of the bundle will be built by pip with MPI's compiler %s, for the "
                              "PyTorch of %s", self.cfg['mpicxx'], self.pytorch or "the dependency called PyTorch")
@@ -147,7 +147,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         sources = self.find_sources()
         self.check_pytorch()
         compiler, flags = self.find_mpi()
-        # distutils takes that of C for C++ too
+        # distutils also uses the C compiler for C++
         for name in ['MPICXX', 'CXX', 'CC']:
             env.setvar(name, compiler)
         env.setvar('MAX_JOBS', str(self.cfg.parallel))
@@ -159,53 +159,53 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         super().configure_step()
 
     def check_pytorch(self):
-        """EasyBuildError if there is no PyTorch, or not what building an extension of it takes."""
+        """Raise EasyBuildError if there is no PyTorch, or no setuptools that can build an extension of it."""
         process = probe_pytorch(self.python_cmd)
         if isinstance(process, str):
-            raise EasyBuildError("slingmpi is built for the PyTorch of a dependency called PyTorch, or of the "
-                                 "environment that it is an extension of, and there is none: %s", process)
+            raise EasyBuildError("slingmpi needs the PyTorch of a dependency called PyTorch, or of the environment "
+                                 "that it extends, but there is none: %s", process)
         print_msg("building for PyTorch %s (%s)", process['version'], os.path.dirname(process['file']), log=self.log,
                   silent=build_option('silent'))
         found = self.run_there(self.python_cmd, '-s', '-c', 'import setuptools; print(setuptools.__version__)')
         version = found.output.strip() if not found.exit_code else ''
         if not version or LooseVersion(version) < LooseVersion('70.1'):
-            raise EasyBuildError("Building slingmpi takes setuptools 70.1 or newer beside PyTorch, and there is %s. "
+            raise EasyBuildError("Building slingmpi needs setuptools 70.1 or newer beside PyTorch, but there is %s. "
                                  "Add it to the packages of that environment ('setuptools' in extra_packages of "
                                  "PythonVenv)", 'setuptools ' + version if version else 'none')
 
     def find_mpi(self):
-        """MPI's compiler for C++, and flags for linking."""
+        """MPI's C++ compiler, and flags for linking."""
         wanted = self.cfg['mpicxx']
         compiler = self.find_there(wanted)
         where = "in the container" if self.in_container else "in $PATH"
         if not compiler:
-            raise EasyBuildError("slingmpi is to be built with MPI's compiler '%s', and there is none %s. %s, or "
-                                 "correct mpicxx", wanted, where, "The image must have MPI with its headers and a "
-                                 "compiler for C++" if self.in_container else
-                                 "Add the module that has it to the dependencies")
+            raise EasyBuildError("slingmpi needs MPI's compiler '%s', but it is not %s. %s, or "
+                                 "correct mpicxx", wanted, where, "Use an image that has MPI with its headers and a "
+                                 "C++ compiler" if self.in_container else
+                                 "Add the module that provides it to the dependencies")
         if self.in_container:
             return wanted, []
         library = mpi_library(compiler)
         if not library:
-            raise EasyBuildError("slingmpi is to be built with MPI's compiler '%s', and it links no MPI, or finds no "
-                                 "compiler for C++. Add the module that has it to the dependencies, or correct mpicxx",
+            raise EasyBuildError("slingmpi needs MPI's compiler '%s', but it links no MPI, or finds no C++ compiler. "
+                                 "Add the module that provides it to the dependencies, or correct mpicxx",
                                  wanted)
-        # RPATH: else the MPI of the default programming environment might be taken in a job
+        # RPATH, because a job might otherwise use the MPI of the default programming environment
         directory = os.path.dirname(library)
         flags = ['-Wl,--disable-new-dtags', '-Wl,-rpath,' + directory] * (not re.match(r'^/(usr/)?lib', directory))
         gtl = self.gtl_library()
         return compiler, flags + (gtl_flags(gtl, dependency_root(self.cfg, 'CUDA')) if gtl else [])
 
     def gtl_library(self):
-        """Full path of Cray MPICH's GPU Transport Layer, or None where none is wanted."""
+        """Full path of Cray MPICH's GPU Transport Layer, or None if none is wanted."""
         return gtl_library(self.cfg['mpi_gtl'], lambda parameter: build_option(parameter) or self.cfg[parameter])
 
     def install_step(self):
-        """Let pip build and install; an error shows what the compiler said."""
+        """Let pip build and install; an error shows the compiler's messages."""
         try:
             super().install_step()
         except RunShellCmdError as err:
-            # pip shows what setup.py printed between two lines of its own
+            # pip shows the output of setup.py between two lines of its own
             part = re.search(r'lines? of output\](.*)\[end of output\]', err.output, re.S)
             errors = re.findall(r'.*: (?:fatal )?error: .*', err.output)
             raise EasyBuildError("Building slingmpi failed:\n%s\nAll output is in %s",
@@ -215,13 +215,13 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     # --- checks
 
     def sanity_check_step(self, *args, **kwargs):
-        """Look at a process that has the backend, and let two ranks add up."""
+        """Check a process with the backend, and run an all_reduce on two ranks."""
         if not (self.is_extension or self.sanity_check_module_loaded):
             self.sanity_check_load_module()
         if self.python_cmd is None:
             self.prepare_python()
         if self.dry_run or self.in_container or self.is_extension and self.master.cfg.get('system_site_packages'):
-            # 'pip check' would judge the packages of the image, or of the Python beneath, as well
+            # 'pip check' would also check the packages of the image or of the base Python
             self.cfg['sanity_pip_check'] = False
         wrong = [] if self.dry_run else self.check_build()
         self.sanity_check_fail_msgs += wrong
@@ -232,7 +232,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         return passed and not wrong, '; '.join([message] * bool(message) + wrong * self.is_extension)
 
     def check_build(self):
-        """List of what is wrong with the installation, each a sentence."""
+        """List of sentences about what is wrong with the installation."""
         path = os.path.join(self.installdir, self.pylibdir, 'slingmpi', 'built.json')
         if not os.path.exists(path):
             return ["There is no %s" % path]
@@ -243,10 +243,10 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                     % (built['torch'], built['mpi'], process)]
         wrong = []
         if process['version'].split('.')[:2] != built['torch'].split('.'):
-            wrong.append("slingmpi was built for PyTorch %s, and this is %s: 'eb --rebuild' builds it for that"
+            wrong.append("slingmpi was built for PyTorch %s, but this is %s: use 'eb --rebuild' to build it again"
                          % (built['torch'], process['version']))
-        wrong += ["%s. It was built for PyTorch %s with %s of %s: load the module of that MPI, or build it again ('eb "
-                  "--rebuild')" % (text, built['torch'], built['mpi'], built['compiler'])
+        wrong += ["%s. slingmpi was built for PyTorch %s with %s of %s: load the module of that MPI, or build it again "
+                  "('eb --rebuild')" % (text, built['torch'], built['mpi'], built['compiler'])
                   for text in process['import_errors']]
         if wrong:
             return wrong
@@ -256,10 +256,10 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         found = sorted(path for path in mapped if MPI_LIBRARY.match(os.path.basename(path)))
         expected = None if self.in_container else mpi_library(built['compiler'])
         if len(found) != 1:
-            wrong.append("One MPI must be in a process that imports slingmpi, and there are %d: %s"
+            wrong.append("A process that imports slingmpi must have one MPI, but has %d: %s"
                          % (len(found), ' and '.join(found) or 'none'))
         elif expected and found != [expected]:
-            wrong.append("slingmpi uses %s, and was built with %s, whose MPI is %s: is another MPI's directory in "
+            wrong.append("slingmpi uses %s, but was built with %s, whose MPI is %s: is another MPI's directory in "
                          "$LD_LIBRARY_PATH?" % (found[0], built['compiler'], expected))
         gtl = None if self.in_container else self.gtl_library()
         if gtl and os.path.realpath(gtl) not in mapped:
@@ -271,20 +271,20 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
                 done = self.run_there('env', *OPENMPI_SETTINGS, launcher, '-n', '2', *self.python_there(), '-s', '-c',
                                       ALL_REDUCE, os.path.join(directory, 'store'))
             if done.exit_code:
-                wrong.append("An all_reduce of slingmpi on 2 ranks failed. Where %s may not be used, as on a login "
-                             "node, add --disable-mpi-tests. It printed:\n%s"
+                wrong.append("An all_reduce of slingmpi on 2 ranks failed. If %s is not allowed, as on a login node, "
+                             "add --disable-mpi-tests. The output is:\n%s"
                              % (launcher, last_lines(done.output + (done.stderr or ''))))
             else:
-                print_msg("an all_reduce on 2 ranks is right (%s)", launcher, log=self.log,
+                print_msg("an all_reduce on 2 ranks gives the right result (%s)", launcher, log=self.log,
                           silent=build_option('silent'))
         return wrong
 
     def python_there(self):
-        """Words that start the Python where the PyTorch is, without another container."""
+        """Words that start PyTorch's Python, for a command that already runs where the PyTorch is."""
         return ['python'] if self.in_container else [self.python_cmd]
 
     def find_launcher(self, compiler):
-        """The launcher beside MPI's compiler, full path where the PyTorch is; None if there is none, as with CC."""
+        """Full path of the launcher beside MPI's compiler (in the container, for an image); None if there is none."""
         if not self.in_container:
             return mpi_launcher(compiler)
         name = launcher_name(compiler)
@@ -293,7 +293,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
     # --- the module
 
     def make_module_extra(self, *args, **kwargs):
-        """Let the container see the installation, besides what EasyBuild sets."""
+        """Mount the installation in the container, besides what EasyBuild sets."""
         txt = super().make_module_extra(*args, **kwargs)
         for variable in BINDPATHS * bool(self.in_container):
             txt += self.module_generator.prepend_paths(variable, [self.installdir], allow_abs=True, delim=',')

@@ -9,28 +9,28 @@ __version__ = '0.1.0'
 
 def bundle_root() -> str:
     """The directory with easyblocks/, easyconfigs/, runscripts/, patches/ and hooks/: the top of a checkout, or
-    <site-packages>/slingtorch/bundle of an installed wheel; RuntimeError if neither is there."""
+    <site-packages>/slingtorch/bundle of an installed wheel; RuntimeError if neither exists."""
     package_dir = os.path.dirname(os.path.realpath(__file__))
     candidates = [os.path.join(package_dir, 'bundle'), os.path.dirname(package_dir)]
     for candidate in candidates:
         if os.path.isfile(os.path.join(candidate, 'hooks', 'slingshot_hooks.py')):
             return candidate
-    raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a whole "
-                       "checkout" % tuple(candidates))
+    raise RuntimeError("The bundle of slingtorch is neither in %s nor in %s: install slingtorch again, or use a "
+                       "complete checkout" % tuple(candidates))
 
 
 def wrapped(text: str, first: str = '', rest: str = '', width: int = 118) -> str:
-    """Text in lines with these indents; a word, which may be a path or an option, stays whole."""
+    """Wrap a text into lines with these indents; never split a word, since it may be a path or an option."""
     return textwrap.fill(text, width=width, initial_indent=first, subsequent_indent=rest, break_long_words=False,
                          break_on_hyphens=False)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of texts as lines with columns."""
+    """Rows of texts as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ''.join('  '.join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + '\n' for row in rows)
 
 
 def discard(stream: IO[str]) -> None:
-    """Send what is left to be written nowhere, since nobody can have it: Python would try once more at its end."""
+    """Discard the rest of a stream that nobody can read any more: Python would try to write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

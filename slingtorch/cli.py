@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows what it knows;
-other commands are in commands/ and explain/, 'vet' in check.py, 'site new' in sites/write.py.
+"""The command slingtorch: 'env' prints shell code that makes EasyBuild find the bundle, 'sites' shows the known sites.
+Other commands are in commands/ and explain/, 'vet' in commands/check.py, 'site new' in sites/write.py.
 
-What is printed for a shell goes to standard output, everything for a person to standard error.
+Output for a shell goes to standard output, all messages for the user to standard error.
 """
 import argparse
 import contextlib
@@ -22,26 +22,26 @@ from slingtorch.job.machine import Machine
 from slingtorch.sites import formats, write
 
 SHELLS = {'bash': 'sh', 'sh': 'sh', 'zsh': 'sh', 'csh': 'csh', 'tcsh': 'csh'}
-# what has a meaning in EasyBuild's lists of paths and patterns, or ends a line
+# characters with a meaning in EasyBuild's lists of paths and patterns, and the end of a line
 LIST_CHARACTERS = ':,*?[]\n'
-# what breaks an installation below a directory: templates of EasyBuild, quoting in its commands and in module files
+# characters in a directory's path that break installations: EasyBuild's templates, quoting in commands and module files
 IMPOSSIBLE = ':*?[$%"`\\\n'
 IMPOSSIBLE_IN_TCL = ' ;{}'
-# what a bundle holds
+# the directories of a bundle
 BUNDLE_DIRS = ('easyblocks', 'easyconfigs', 'hooks', 'patches', 'runscripts')
-# EasyBuild locks an installation with a file that has its path as name (easybuild/framework/easyblock.py, lock_name):
+# EasyBuild locks an installation with a file whose name is the path (easybuild/framework/easyblock.py, lock_name):
 # 255 bytes, less '.lock' and a software's own directories
 LONGEST_PATH = 175
-# (name, value), where None as value means: to be unset
+# (name, value); the value None unsets the variable
 Variables = List[Tuple[str, Optional[str]]]
 
 
 class CliError(RuntimeError):
-    """Something that a person must decide or fix; the message says how."""
+    """Something that the user must decide or fix; the message tells how."""
 
 
 def note(message: str) -> None:
-    """Say something to the person who uses the command, if it can be said."""
+    """Print a message for the user, if stderr can be written."""
     try:
         sys.stderr.write("slingtorch: %s\n" % message)
         sys.stderr.flush()
@@ -49,10 +49,10 @@ def note(message: str) -> None:
         discard(sys.stderr)
 
 
-# --- EasyBuild's configuration, which is continued
+# --- EasyBuild's configuration, which slingtorch extends
 
 def easybuild_configuration() -> Any:
-    """EasyBuild's options, as 'eb --show-config' has them; CliError if it is missing or does not accept them."""
+    """EasyBuild's options, as 'eb --show-config' shows them; CliError if EasyBuild is missing or rejects them."""
     try:
         from easybuild.tools import version
         problem = sites.old_easybuild(version.VERSION, version.__file__)
@@ -63,32 +63,32 @@ def easybuild_configuration() -> Any:
         from easybuild.tools.options import CONFIG_ENV_VAR_PREFIX, EasyBuildOptions
     except ImportError as err:
         raise CliError("%s, the Python that runs slingtorch, has no EasyBuild (%s). Install slingtorch with pip, which "
-                       "brings EasyBuild along, or run it with the Python of your EasyBuild: PYTHON -m slingtorch env"
+                       "also installs EasyBuild, or use the Python of your EasyBuild: PYTHON -m slingtorch env"
                        % (sys.executable, err))
 
     class Configuration(EasyBuildOptions):
-        """The options without the checks that need what they include, such as a module naming scheme: eb has these."""
+        """The options, without checks of what eb includes at run time, such as a module naming scheme."""
 
         def validate(self):
             """Nothing."""
 
     environ = dict(os.environ)
     try:
-        # before it ends with an error, it prints how eb is used
+        # before it fails, it prints the usage of eb
         with contextlib.redirect_stderr(io.StringIO()):
             config = Configuration(go_args=[], prog='eb', envvar_prefix=CONFIG_ENV_VAR_PREFIX, with_include=False,
                                    single_cfg_level=True, error_env_options=True,
                                    error_env_option_method=raise_easybuilderror)
     except (Exception, SystemExit) as err:  # pylint: disable=broad-except
-        # EasyBuild 5.4 fails while it reports a file without a section: its first exception says more
+        # EasyBuild 5.4 fails while it reports a file without a section: the first exception tells more
         first = err  # type: BaseException
         while first.__context__ is not None:
             first = first.__context__
         files = EasyBuildOptions.DEFAULT_CONFIGFILES + list(filter(None, [os.environ.get('EASYBUILD_CONFIGFILES')]))
-        raise CliError("EasyBuild does not accept its configuration: %s. Correct the variable EASYBUILD_... or the "
-                       "file (%s); 'export EASYBUILD_IGNORECONFIGFILES=FILE' leaves a file out."
+        raise CliError("EasyBuild rejects its configuration: %s. Correct the variable EASYBUILD_... or the file (%s), "
+                       "or ignore a file with 'export EASYBUILD_IGNORECONFIGFILES=FILE'."
                        % (first, ', '.join(files) or 'there is none'))
-    # its directory for temporary files, to which $TMPDIR leads now
+    # EasyBuild's directory for temporary files; $TMPDIR now points to it
     shutil.rmtree(config.tmpdir, ignore_errors=True)
     restore_env(environ)
     tempfile.tempdir = None
@@ -96,7 +96,7 @@ def easybuild_configuration() -> Any:
 
 
 def modules_tool(config: Any) -> Optional[str]:
-    """EasyBuild's name of the modules tool: the one that is configured, else that of this shell; None without one."""
+    """EasyBuild's name for the modules tool: the configured one, else that of this shell; None without one."""
     from easybuild.tools.modules import avail_modules_tools
     if is_set(config, 'modules_tool'):
         return config.options.modules_tool
@@ -114,20 +114,20 @@ def is_set(config: Any, option: str) -> bool:
 
 
 def modules_directory(options: Any) -> str:
-    """The directory of EasyBuild's module files: what 'module use' takes."""
+    """The directory of EasyBuild's module files, for 'module use'."""
     top = options.installpath_modules or os.path.join(options.installpath, options.subdir_modules)
     return os.path.join(top, options.suffix_modules_path or '').rstrip('/')
 
 
 def module_paths(options: Any) -> List[str]:
-    """What 'module use' takes: below modules_directory() the top of the hierarchy, for a naming scheme that has one."""
+    """Directories for 'module use': modules_directory(), or below it the top of the naming scheme's hierarchy."""
     top, name = modules_directory(options), options.module_naming_scheme
     from easybuild.tools.config import init_build_options
     from easybuild.tools.module_naming_scheme.utilities import avail_module_naming_schemes
     scheme = avail_module_naming_schemes().get(name)
     if not scheme:
-        note("warning: the module naming scheme %s is not one of EasyBuild's own, so where its modules are is not "
-             "known here: module use them yourself, below %s" % (name, top))
+        note("warning: slingtorch does not know where the module naming scheme %s puts modules, because it is not one "
+             "of EasyBuild's own: call 'module use' yourself, with a directory below %s" % (name, top))
         return [top]
     classes = [cls[0] if isinstance(cls, tuple) else cls for cls in options.moduleclasses]
     init_build_options({'valid_module_classes': classes})
@@ -137,28 +137,28 @@ def module_paths(options: Any) -> List[str]:
 # --- slingtorch env
 
 def check_path(what: str, path: str, characters: str) -> None:
-    """Raise a CliError if a path holds one of the characters that EasyBuild or a shell would take apart."""
+    """Raise a CliError if a path contains one of these characters, at which EasyBuild or a shell would split it."""
     bad = sorted(set(path).intersection(characters))
     if bad:
-        raise CliError("%s is '%s': EasyBuild cannot work with %s in this path. Use a directory without."
+        raise CliError("%s is '%s': EasyBuild cannot handle %s in a path. Use a directory without it."
                        % (what, path, ' '.join(repr(char) for char in bad)))
 
 
 def check_destination(options: Any, syntax: str) -> None:
-    """Raise a CliError if EasyBuild could not install into the directories that are configured."""
+    """Raise a CliError if EasyBuild could not install into the configured directories."""
     for option in ('prefix', 'installpath', 'installpath_software', 'installpath_modules', 'buildpath'):
         variable = 'EASYBUILD_' + option.upper()
         if not os.environ.get(variable, '/').startswith('/'):
-            raise CliError("%s is '%s': EasyBuild would take this as a directory below the one that it is started in. "
-                           "Write a full path, such as \"$HOME/easybuild\"." % (variable, os.environ[variable]))
+            raise CliError("%s is '%s': EasyBuild would put this directory below the one in which you start eb. "
+                           "Use an absolute path, such as \"$HOME/easybuild\"." % (variable, os.environ[variable]))
         path = getattr(options, option) or ''
         check_path("EasyBuild's %s (%s)" % (option, variable), path,
                    IMPOSSIBLE + (IMPOSSIBLE_IN_TCL if syntax == 'Tcl' else ''))
-    # eb would end in a traceback
+    # eb would fail with a traceback
     software = options.installpath_software or os.path.join(options.installpath, options.subdir_software)
     if len(os.fsencode(software)) > LONGEST_PATH:
-        raise CliError("EasyBuild would install into %s, which is too long: it makes files that have this path as "
-                       "their name. Use a directory with %d bytes at most: export EASYBUILD_PREFIX=DIRECTORY"
+        raise CliError("EasyBuild would install into %s, but this path is too long: EasyBuild names lock files after "
+                       "it. Use a path of at most %d bytes: export EASYBUILD_PREFIX=DIRECTORY"
                        % (software, LONGEST_PATH))
     paths = [software, modules_directory(options), options.buildpath]
     paths += options.sourcepath.split(':') + options.repositorypath[:1]
@@ -169,13 +169,13 @@ def check_destination(options: Any, syntax: str) -> None:
         except OSError as err:
             closed = isinstance(err, PermissionError)
         if closed:
-            raise CliError("EasyBuild's configuration has the directory %s, and you may not enter or read it. Name "
-                           "others ('eb --show-config' shows which setting it is), or let its owner allow it (chmod "
+            raise CliError("EasyBuild is configured to use the directory %s, but you may not enter or read it. Use "
+                           "another one ('eb --show-config' shows the setting), or ask its owner for access (chmod "
                            "u+rwx)." % path)
 
 
 def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
-    """Root of another copy of the bundle whose hooks are configured, to be replaced; CliError for others' hooks."""
+    """Root of another copy of the bundle, if its hooks are configured; they are replaced. CliError for other hooks."""
     ours = os.path.join(root, 'hooks', 'slingshot_hooks.py')
     theirs = config.options.hooks
     if not theirs or keep_hooks or os.path.realpath(theirs) == os.path.realpath(ours):
@@ -184,8 +184,8 @@ def other_root(config: Any, root: str, keep_hooks: bool) -> Optional[str]:
     if name == os.path.basename(ours) and os.path.isdir(os.path.join(directory, 'sites')):
         return os.path.dirname(directory)
     where = '$EASYBUILD_HOOKS' if os.environ.get('EASYBUILD_HOOKS') else ' or '.join(config.configfiles)
-    raise CliError("EasyBuild takes one file with hooks, and %s names %s already. Take it out there, or let that file "
-                   "call the hooks of %s as well and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
+    raise CliError("EasyBuild uses only one file with hooks, and %s already names %s. Remove that setting, or let that "
+                   "file also call the hooks of %s and use 'slingtorch env --keep-hooks'." % (where, theirs, ours))
 
 
 def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool = False) -> Variables:
@@ -193,22 +193,22 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
     if not shutil.which('eb'):
-        # at the end: the user's python stays what it is
+        # appended, so that the user's python stays the same
         os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), os.path.dirname(sys.executable))
         variables.append(('PATH', os.environ['PATH']))
     config = easybuild_configuration()
     if not shutil.which('eb'):
-        raise CliError("There is no command eb, neither on your PATH nor beside %s: add the directory of EasyBuild's "
-                       "eb to your PATH." % sys.executable)
+        raise CliError("The command eb is neither in your PATH nor next to %s: add the directory of EasyBuild's eb to "
+                       "your PATH." % sys.executable)
     options = config.options
     roots = [root] + [other for other in [other_root(config, root, keep_hooks)] if other]
     ours = tuple(os.path.join(top, name) for top in roots for name in BUNDLE_DIRS)
 
     def theirs(elements):
-        """Elements that no activation has added."""
+        """Elements that come from no activation of slingtorch."""
         return [elem for elem in elements or [] if elem and not elem.startswith(ours)]
 
-    # an empty element stands for EasyBuild's own easyconfigs
+    # an empty element means EasyBuild's own easyconfigs
     robot_paths = ['' if path in config.default_robot_paths else path for path in theirs(options.robot_paths)]
     robot_paths = list(dict.fromkeys(robot_paths)) or ['']
     # a pattern without a match is an error in EasyBuild
@@ -222,7 +222,7 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     ]
     if not keep_hooks:
         variables.append(('EASYBUILD_HOOKS', os.path.join(root, 'hooks', 'slingshot_hooks.py')))
-    # the first element is where EasyBuild puts what it downloads
+    # EasyBuild stores downloads in the first element
     source_path = theirs(options.sourcepath.split(':'))
     source_path += [os.path.join(root, 'patches'), os.path.join(root, 'runscripts')]
     variables.append(('EASYBUILD_SOURCEPATH', ':'.join(source_path)))
@@ -230,26 +230,26 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     tool, syntax = modules_tool(config), options.module_syntax
     if tool is None:
         note("warning: this shell has neither Lmod nor Environment Modules, and eb needs one: source its file, such as "
-             "/usr/share/lmod/lmod/init/bash, and do this again")
+             "/usr/share/lmod/lmod/init/bash, and run this again")
     elif tool != options.modules_tool:
         variables.append(('EASYBUILD_MODULES_TOOL', tool))
     if not is_set(config, 'module_syntax') and tool not in ('Lmod', None):
-        # the others cannot read Lua, which is EasyBuild's default
+        # other tools cannot read Lua, EasyBuild's default
         syntax = 'Tcl'
         variables.append(('EASYBUILD_MODULE_SYNTAX', syntax))
     check_destination(options, syntax)
     if os.geteuid() == 0 and not options.allow_use_as_root_and_accept_consequences:
-        note("warning: you are root, and eb refuses to run as root: use an account of its own; on a machine that is "
-             "yours alone: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
+        note("warning: you are root, and eb refuses to run as root: use another account; on a machine that only "
+             "you use: export EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES=1")
     umask = os.umask(0o077)
     os.umask(umask)
     if os.geteuid() == 0 and tool == 'Lmod' and umask & 0o004:
-        # seen with Lmod 8.6.19 and 8.7: eb would build all, and then not find its own module
-        note("warning: your umask is %04o, and Lmod shows root no module that others cannot read: umask 022" % umask)
+        # seen with Lmod 8.6.19 and 8.7: eb would build everything, and then not find its own module
+        note("warning: your umask is %04o, but Lmod hides modules from root that others cannot read: umask 022" % umask)
 
     # PyTorch's modules put a Python without EasyBuild first
     variables.append(('EB_PYTHON', sys.executable))
-    # not 'module use': a shell without the command must come through, and a directory that is not there yet too
+    # not 'module use', because the command or the directory may not exist yet
     module_path = [path for path in os.environ.get('MODULEPATH', '').split(':') if path]
     missing = [path for path in module_paths(options) if path not in module_path] if tool else []
     if missing:
@@ -273,7 +273,7 @@ def quote_csh(value: str) -> str:
 
 
 def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> str:
-    """Shell code that sets and unsets variables; what is unset already is left out."""
+    """Shell code that sets and unsets variables; variables that are already unset are skipped."""
     lines = []
     for name, value in variables:
         if value is None:
@@ -288,13 +288,13 @@ def shell_code(variables: Variables, environ: Mapping[str, str], shell: str) -> 
 
 def gpu_note(site: Any, root: str = '/') -> Optional[str]:
     """
-    One line on the wheel of PyTorch that fits the GPUs and driver here; None without GPU.
+    One line about the PyTorch wheel that fits the GPUs and driver of this machine; None without GPU.
 
-    With Slingshot 11 the CUDA or ROCm of the network's plugin counts, if the site has no easyconfigs of its own.
+    With Slingshot 11 the wheel must fit the network plugin's CUDA or ROCm; None if the site has its own easyconfigs.
     """
     toolkit = None
     if site.gpu == 'xpu':
-        return "no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (%s)" % site.pytorch
+        return "this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (%s)" % site.pytorch
     if site.network == 'slingshot11':
         toolkit = site.plugin_toolkit()
         own = os.path.join(glob.escape(bundle_root()), 'easyconfigs/p/PyTorch/PyTorch-*-%s-*.eb')
@@ -305,7 +305,7 @@ def gpu_note(site: Any, root: str = '/') -> Optional[str]:
         return "PyTorch for the GPUs here: eb %s%s   (%s)" % ('--robot ' if toolkit else '', name, reason)
     node = Machine(root=root)
     if node.nvidia_driver() or gpus.amd_driver(node):
-        return "no easyconfig with a wheel of PyTorch fits the GPUs here: %s" % reason
+        return "no easyconfig with a PyTorch wheel fits the GPUs of this machine: %s" % reason
     return None
 
 
@@ -324,14 +324,14 @@ def run_env(args: argparse.Namespace) -> int:
     if args.groups is not None:
         groups = sites.split_list(args.groups)
     elif before and before != choice.site.name and sites.chosen_groups(environ):
-        note("groups of site '%s' (%s) are left out: name those of '%s' with --with"
+        note("groups of site '%s' (%s) are ignored: select groups of '%s' with --with"
              % (before, ','.join(sites.chosen_groups(environ)), choice.site.name))
         groups = []
     else:
         groups = sites.chosen_groups(environ)
     asked_by = '--with' if args.groups is not None else '$' + sites.GROUPS_VARIABLE
     described = choice.site.check_groups(groups, asked_by=asked_by)
-    # groups that exclude each other
+    # raises an error if groups exclude each other
     choice.site.env_values(groups)
     choice.site.parameter_values(groups)
 
@@ -340,7 +340,7 @@ def run_env(args: argparse.Namespace) -> int:
         own = values.OwnPyTorch(Machine())
         variables = values.variables(root, choice.site, groups, own) + site_variables(choice, groups)
     else:
-        # what EasyBuild prints must not be evaluated
+        # the shell must not evaluate what EasyBuild prints
         with contextlib.redirect_stdout(sys.stderr):
             variables = activation(root, choice, groups, args.keep_hooks)
     sys.stdout.write(shell_code(variables, os.environ, args.shell))
@@ -351,10 +351,10 @@ def run_env(args: argparse.Namespace) -> int:
         if sys.stdout.isatty():
             use = 'eval "$(slingtorch env%s)"' if SHELLS[args.shell] == 'sh' else 'eval "`slingtorch env%s`"'
             options = ' --values' * bool(own) + ' --shell csh' * (SHELLS[args.shell] == 'csh')
-            note("nothing has changed in your shell; to change it: %s" % use % options)
+            note("your shell has not changed; to activate the bundle in it: %s" % use % options)
         if choice.site.name == sites.FALLBACK_SITE and shutil.which('sinfo'):
-            note("this machine has Slurm, and no site's rule matches it: 'slingtorch env --site slurm' takes the site "
-                 "for it, with opt-in groups (slingtorch sites slurm); 'slingtorch site new NAME' writes its own")
+            note("slingtorch has no settings for this cluster. Everything works without them; 'slingtorch site new "
+                 "NAME' writes a file with them. (Generic Slurm settings: 'slingtorch env --site slurm'.)")
         if own:
             for text in [own.what()] + values.differences(choice.site, own, dict(variables)):
                 note(text)
@@ -397,7 +397,7 @@ def print_site(site: Any) -> None:
         print("  %-14s %s" % (key + ':', getattr(site, key)))
     print("  %-14s %s" % ('file:', site.path))
     if not (site.env or site.parameters):
-        print("It gives no values.")
+        print("This site sets no values.")
         return
     if any(value.group is None for value in site.env):
         print("\nEnvironment variables in the module of PyTorch:")
@@ -412,7 +412,7 @@ def print_site(site: Any) -> None:
         print("  source: %s" % group.source)
         print_values(site.env + site.parameters, group=group.name)
     if site.references:
-        print("\nWhat the network should give (slingtorch bench --site %s):" % site.name)
+        print("\nExpected network performance (slingtorch bench --site %s):" % site.name)
     for entry in site.references:
         print("  %s %s of %s on %s x %s ranks: %s GB/s of bus bandwidth, tolerance %s\n      source: %s" % (
             entry.backend, entry.operation, entry.size, entry.nodes, entry.ranks_per_node, entry.bus_bandwidth,
@@ -420,7 +420,7 @@ def print_site(site: Any) -> None:
 
 
 def site_text() -> str:
-    """Site of this machine with its values, or why there is none, for a report."""
+    """The site of this machine with its values, or the reason why there is none, for a report."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
             choice = sites.choose()
@@ -438,7 +438,7 @@ def run_sites(args: argparse.Namespace) -> int:
         sys.stdout.write(formats.overview(sites.load_all()))
         return 0
     if (args.form or args.group) and not (args.name and args.form):
-        raise CliError("--format needs a site, and --group a --format: slingtorch sites NAME --format FORMAT")
+        raise CliError("--format needs a site, and --group needs --format: slingtorch sites NAME --format FORMAT")
     if args.name:
         site = sites.load(args.name)
         if args.form:
@@ -468,7 +468,7 @@ def run_sites(args: argparse.Namespace) -> int:
         for network, names in sorted(networks.items()):
             print(wrapped(' '.join(names), '%-12s ' % network, ' ' * 13, width=112))
         print("'slingtorch sites NAME' shows the values of a site, each with its reason and its source; "
-              "'slingtorch sites --all'\nwhat each is, with its opt-in groups. *: this machine.")
+              "'slingtorch sites --all'\ndescribes each site and its opt-in groups. *: this machine.")
     else:
         rows = [('  site', 'network', 'gpu', 'system and opt-in groups')]
         for site in known:
@@ -511,17 +511,17 @@ def run_examples(args: argparse.Namespace) -> int:
 
     if not args.name:
         print(table([(room, ' '.join(below(room))) for room in below('') if '.' not in room]), end='')
-        note("'slingtorch examples slurm' copies these of a directory into the working directory, 'slingtorch examples "
-             "slurm/ddp_pytorch.job' one. The pages that messages call docs/NAME.md are in %s"
+        note("'slingtorch examples slurm' copies all files of a directory into the working directory, 'slingtorch "
+             "examples slurm/ddp_pytorch.job' copies one. The pages docs/NAME.md that messages mention are in %s"
              % os.path.join(bundle_root(), 'docs'))
         return 0
     source = os.path.normpath(os.path.join(top, args.name))
     if not source.startswith(top + '/') or not os.path.exists(source):
-        raise CliError("There is no example '%s': 'slingtorch examples' lists what there is" % args.name)
+        raise CliError("There is no example '%s': 'slingtorch examples' lists all" % args.name)
     room, names = (source, below(source)) if os.path.isdir(source) else (os.path.dirname(source), [args.name])
     there = [name for name in names if os.path.lexists(os.path.join(args.directory, os.path.basename(name)))]
     if there:
-        raise CliError("In %s there is %s already, which stays as it is. Name another directory: slingtorch examples "
+        raise CliError("%s already has %s, and nothing is overwritten. Name another directory: slingtorch examples "
                        "%s DIR" % (os.path.abspath(args.directory), ', '.join(map(os.path.basename, there)), args.name))
     os.makedirs(args.directory, exist_ok=True)
     for name in map(os.path.basename, names):
@@ -555,65 +555,65 @@ def make_parser() -> argparse.ArgumentParser:
     env.add_argument('--with', metavar='GROUP[,GROUP]', dest='groups',
                      help="opt-in groups of the site, '' for no group (default: $SLINGTORCH_SITE_GROUPS)")
     env.add_argument('--values', action='store_true',
-                     help="for your own PyTorch: set what a PyTorch module would set, and nothing for EasyBuild")
+                     help="for your own PyTorch: set the variables of a PyTorch module, and none for EasyBuild")
     env.add_argument('--shell', choices=sorted(SHELLS), default='bash', help="default: bash (also for sh and zsh)")
     env.add_argument('--keep-hooks', action='store_true',
-                     help="do not set EasyBuild's option for hooks: your own hooks call slingtorch's")
+                     help="keep your own EasyBuild hooks, which must call slingtorch's hooks")
     env.add_argument('--quiet', '-q', action='store_true', help="no notes on standard error")
 
-    showing = command('sites', run_sites, "show the sites and which one this machine is",
-                      "Shows the sites, or everything about one.", as_json=True)
+    showing = command('sites', run_sites, "list the sites and show which one this machine belongs to",
+                      "Lists the sites, or shows everything about one site.", as_json=True)
     showing.add_argument('name', nargs='?', metavar='NAME', help="show the values of this site")
     showing.add_argument('--all', action='store_true', help="describe each site and its opt-in groups")
     showing.add_argument('--format', choices=formats.FORMATS, dest='form',
-                         help="print the values for use without modules: env for a shell or --env-file, markdown "
-                              "for a page of documentation (without NAME a table of all sites)")
+                         help="print the values for use without modules: 'env' for a shell or --env-file, 'markdown' "
+                              "for a documentation page (without NAME: a table of all sites)")
     showing.add_argument('--group', metavar='GROUP[,GROUP]', help="with --format: opt-in groups of the site")
 
     locking = command('lock', run_lock, "write the lock file of a PythonVenv easyconfig", """
-        Resolves the packages of the easyconfig with uv, for the Pythons and platforms that it names, and writes
-        versions and hashes to the lock file beside it. $SLINGTORCH_UV names another uv.""")
+        Resolves the packages of the easyconfig with uv, for the Python versions and platforms in the easyconfig, and
+        writes versions and hashes to the lock file beside the easyconfig. $SLINGTORCH_UV selects another uv.""")
     locking.add_argument('easyconfig', metavar='EASYCONFIG', help="a file, or the name of an easyconfig of the bundle")
     locking.add_argument('--python', metavar='PYTHON',
-                         help="Python whose pip names the indexes (default: this one)")
+                         help="Python whose pip configuration gives the package indexes (default: this one)")
 
     making = command('new', run_new, "write an easyconfig for your project", """
-        Writes an easyconfig and its lock file for the packages of a project, on the PyTorch of another easyconfig.
-        Builds wheels of the project's own packages beside them. See docs/environments.md.""")
+        Writes an easyconfig and its lock file for a project's packages, with the PyTorch of another easyconfig. Builds
+        wheels of the project's own packages in the same directory. See docs/environments.md.""")
     making.add_argument('name', metavar='NAME', help="name of the module")
     making.add_argument('--from', dest='source', metavar='FILE', required=True,
                         help="pyproject.toml, uv.lock or a requirements file")
-    making.add_argument('--on', metavar='EASYCONFIG', help="easyconfig of the PyTorch (default: for the GPUs here)")
-    making.add_argument('--extra', action='append', default=[], metavar='NAME', help="an extra of the project")
+    making.add_argument('--on', metavar='EASYCONFIG', help="easyconfig of the PyTorch (default: for the local GPUs)")
+    making.add_argument('--extra', action='append', default=[], metavar='NAME', help="install an extra of the project")
     making.add_argument('--build', action='append', default=[], metavar='REQUIREMENT',
-                        help="build a wheel of a package that has none, with 'pip wheel'; also NAME @ git+https://...")
+                        help="build a wheel of a package without one, by 'pip wheel'; also NAME @ git+https://...")
     making.add_argument('--python', metavar='PYTHON', help="Python to use (default: the site's, else python3)")
-    making.add_argument('--directory', metavar='DIR', default='.', help="directory for the files (default: here)")
+    making.add_argument('--directory', metavar='DIR', default='.', help="directory for the files (default: this one)")
 
-    explaining = command('explain', run_explain, "find out from its output why a job failed", """
-        Reads the output of jobs and names the cause, the line that shows it and the remedy. Exit status: 0 a known
+    explaining = command('explain', run_explain, "find out from a job's output why it failed", """
+        Reads the output of jobs and prints the cause, the line that shows it and the remedy. Exit status: 0 a known
         fault was found; 3 none was found.""", as_json=True)
     explaining.add_argument('logs', nargs='+', metavar='LOG',
                             help="output of a job (also .gz), - for standard input, or a directory with such files or "
-                                 "files of PyTorch's flight recorder")
+                                 "with files of PyTorch's flight recorder")
     examples = command('examples', run_examples, "list or copy job scripts and training programs", """
         Lists the job scripts and training programs that come with slingtorch. With NAME it copies a directory of them,
         or one file. It never overwrites a file.""")
-    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory of the list, or DIRECTORY/FILE")
-    examples.add_argument('directory', nargs='?', metavar='DIR', default='.', help="where to copy to (default: here)")
+    examples.add_argument('name', nargs='?', metavar='NAME', help="a directory from the list, or DIRECTORY/FILE")
+    examples.add_argument('directory', nargs='?', metavar='DIR', default='.', help="target (default: this directory)")
     command('status', run_status, "show what is installed and what is out of date", """
         Lists the modules that EasyBuild has installed, with their runscripts and site values. Prints the command that
-        updates what differs from the bundle. Exit status: 0 all is up to date; 3 something differs.""",
+        updates what differs from the bundle. Exit status: 0 everything is up to date; 3 something differs.""",
             as_json=True)
     actions = commands.add_parser('site', help="write a site file").add_subparsers(dest='action', metavar='new')
-    actions.required = True     # no argument of it before Python 3.7
+    actions.required = True     # not an argument of add_subparsers() before Python 3.7
     new = actions.add_parser('new', help="describe this machine", description="""
-        Looks at this machine and writes a commented site file into your configuration (docs/sites.md). Each value has
-        its reason, and a comment names what could not be seen. It overwrites nothing. A login node does not show
-        everything: 'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest and keeps your
+        Examines this machine and writes a commented site file into your configuration (docs/sites.md). Each value comes
+        with its reason, and comments name what could not be detected. Nothing is overwritten. A login node does not
+        show everything: 'srun slingtorch site new --complete NAME' (PBS: mpiexec -n 1) adds the rest and keeps your
         edits.""")
     new.add_argument('name', metavar='NAME', help="name of the site")
-    new.add_argument('--complete', action='store_true', help="on a compute node: add what is missing in the file")
+    new.add_argument('--complete', action='store_true', help="on a compute node: add what the file lacks")
     new.set_defaults(function=write.run_new)
     bench.add_parser(commands)
     check.add_parsers(commands)
@@ -629,7 +629,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             setattr(sys, name, open(os.devnull, 'w'))
     for_shell = argv[:1] == ['env']
     if hasattr(sys.stdout, 'reconfigure'):  # Python 3.7
-        # What is shown may have characters that the terminal's encoding lacks; a shell gets paths byte by byte.
+        # Messages may have characters that the terminal's encoding lacks; a shell needs the exact bytes of paths.
         sys.stdout.reconfigure(**{'errors': 'backslashreplace'} if not for_shell else {
             'encoding': sys.getfilesystemencoding(), 'errors': 'surrogateescape'})
     parser = make_parser()
@@ -644,15 +644,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except BaseException as err:  # pylint: disable=broad-except
         interrupted = isinstance(err, KeyboardInterrupt)
         expected = interrupted or isinstance(err, (RuntimeError, OSError))
-        # the reader of a pipe, such as head, has gone
+        # no message if the reader of a pipe, such as head, has ended
         if expected and not isinstance(err, BrokenPipeError):
-            # of all that is asked for, only the working directory has no name
+            # of all missing files, only the working directory has no name
             gone = isinstance(err, FileNotFoundError) and not err.filename
             note("interrupted" if interrupted else "error: %s" % (
-                "this directory does not exist any more: cd to one that does" if gone else err))
+                "the working directory no longer exists: cd to another one" if gone else err))
         try:
             if for_shell and getattr(err, 'code', True):
-                # what a shell evaluates must fail there too: eval "$(slingtorch env ...)"
+                # make the shell that evaluates this fail, too: eval "$(slingtorch env ...)"
                 print('false')
             sys.stdout.flush()
         except OSError:

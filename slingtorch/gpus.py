@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Which easyconfig of PyTorch's wheels fits the GPUs of this machine and their driver; only files are read.
+"""Finds the easyconfig of a PyTorch wheel that fits the GPUs of this machine and their driver, only by reading files.
 
-The table of drivers is runscripts/lib/drivers.cfg; what a wheel is for stands in its easyconfig: CUDA or ROCm in the
+The table of drivers is runscripts/lib/drivers.cfg. A wheel's easyconfig tells what it supports: CUDA or ROCm in its
 name, processors in wheel_platform, GPUs in cuda_compute_capabilities.
 """
 import ast
@@ -14,22 +14,22 @@ from typing import Dict, List, Optional, Tuple
 from slingtorch import bundle_root
 from slingtorch.job.machine import Machine
 
-# for processors
+# the CPU build
 CPU = 'PyTorch-2.13.0-local-cpu.eb'
-# without a site between the versions: for any cluster
+# names without a site are for any cluster
 NAME = re.compile(r'^PyTorch-(\d[\d.]*)-(cuda|rocm)-(\d+)\.(\d+)\.eb$')
-# Compute capability of the models that are older than Turing, which has 7.5 (developer.nvidia.com/cuda-legacy-gpus), as
-# the driver calls them ('Tesla V100-SXM2-32GB', 'Quadro GV100', 'NVIDIA TITAN V'). All newer ones are in every wheel.
+# Compute capability of models older than Turing (7.5; developer.nvidia.com/cuda-legacy-gpus), by the driver's names
+# ('Tesla V100-SXM2-32GB', 'Quadro GV100', 'NVIDIA TITAN V'). Every wheel supports all newer models.
 OLD_MODELS = (((7, 0), r'\bG?V100S?\b|TITAN V\b'), ((6, 0), r'\bG?P\d{1,4}\b|GTX 10[5-8]0|TITAN X'),
               ((5, 0), r'\bM\d{1,4}M?\b|GTX (9\d0|750)'), ((3, 0), r'\bK\d{1,4}[cmst]?\b'))
 
 Wheel = namedtuple('Wheel', ['name', 'version', 'kind', 'toolkit', 'machines', 'oldest_gpu'])
-# name of an easyconfig or None, and what was compared
+# name of an easyconfig, or None; what was compared
 Answer = Tuple[Optional[str], str]
 
 
 def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
-    """The table of drivers, by default the bundle's: {major version of CUDA: oldest driver}."""
+    """The table of drivers (default: the bundle's): {major version of CUDA: oldest driver}."""
     path = table or os.path.join(bundle_root(), 'runscripts', 'lib', 'drivers.cfg')
     with open(path) as stream:
         rows = [line.split() for line in stream if not line.startswith('#')]
@@ -37,7 +37,7 @@ def oldest_drivers(table: Optional[str] = None) -> Dict[int, int]:
 
 
 def wheels(easyconfigs: Optional[str] = None) -> List[Wheel]:
-    """The easyconfigs of wheels for any cluster in a directory, by default the bundle's, newest first."""
+    """The easyconfigs of wheels for any cluster in a directory (default: the bundle's), newest first."""
     found = []
     top = easyconfigs or os.path.join(bundle_root(), 'easyconfigs')
     for path in glob.glob(os.path.join(glob.escape(top), '**', 'PyTorch-*.eb'), recursive=True):
@@ -47,7 +47,7 @@ def wheels(easyconfigs: Optional[str] = None) -> List[Wheel]:
         version, kind, major, minor = match.groups()
         with open(path) as stream:
             text = stream.read()
-        # manylinux_2_28_x86_64, the default of PythonVenv, or a list of its like
+        # manylinux_2_28_x86_64, the default of PythonVenv, or a list of such names
         values = {key: ast.literal_eval(value) for key, value in
                   re.findall(r'^(wheel_platform|cuda_compute_capabilities) = (\[[^]]*\]|\S+)', text, re.M)}
         machines = re.findall(r'manylinux_\d+_\d+_(\w+)', str(values.get('wheel_platform', 'manylinux_2_28_x86_64')))
@@ -74,8 +74,8 @@ def capability(model: str) -> Optional[Tuple[int, int]]:
 
 
 def amd_driver(node: Machine) -> Optional[str]:
-    """What the driver of AMD's GPUs calls itself ('amdgpu 6.12.12', 'amdgpu'); None where ROCm has no GPU."""
-    # AMD's own has a version, that of the kernel has none
+    """Name of the driver of AMD's GPUs ('amdgpu 6.12.12', 'amdgpu'); None if ROCm has no GPU."""
+    # AMD's own driver has a version, the kernel's has none
     return ('amdgpu ' + node.read('sys/module/amdgpu/version')).strip() if node.rocm_gpus() else None
 
 
@@ -83,8 +83,8 @@ def nvidia_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Option
     """(name or None, reason) for NVIDIA's GPUs, or None without a driver."""
     driver, models = node.nvidia_driver(), nvidia_models(node)
     if not driver:
-        # its directory is there only while the driver is loaded
-        return (None, "NVIDIA's driver is loaded, but /proc/driver/nvidia/version does not say its version"
+        # the models are known, so the driver is loaded
+        return (None, "NVIDIA's driver is loaded, but /proc/driver/nvidia/version does not give its version"
                 ) if models else None
     oldest = oldest_drivers()
     for_machine = [wheel for wheel in candidates if wheel.kind == 'cuda' and machine in wheel.machines]
@@ -94,7 +94,7 @@ def nvidia_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Option
     if not runs:
         return None, ("driver %s is too old for every wheel: the oldest on %s needs driver %d. Ask the centre for a "
                       "newer driver" % (driver, machine, min(oldest[wheel.toolkit[0]] for wheel in for_machine)))
-    # what is not in the table is newer than all in it
+    # a model that is not in the table is newer than all models in it
     old, model = min((capability(model) or (99, 0), model) for model in models or [''])
     fits = [wheel for wheel in runs if old >= wheel.oldest_gpu]
     if not fits:
@@ -111,7 +111,7 @@ def amd_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Optional[
     driver = amd_driver(node)
     if not driver:
         return None
-    # no driver is too old by what AMD says: its table has the pairs that were tested
+    # AMD names no oldest driver: its table only lists tested pairs
     fits = [wheel for wheel in candidates if wheel.kind == 'rocm' and machine in wheel.machines]
     if not fits:
         return None, "there is no wheel with ROCm for %s" % machine
@@ -119,11 +119,11 @@ def amd_wheel(node: Machine, candidates: List[Wheel], machine: str) -> Optional[
 
 
 def without_driver(candidates: List[Wheel], machine: str, site_gpu: Optional[str]) -> Answer:
-    """(name or None, reason) where no driver is loaded, as on a login node."""
+    """(name or None, reason) if no driver is loaded, as on a login node."""
     fits = [wheel for wheel in candidates if wheel.kind == site_gpu and machine in wheel.machines]
     if not fits:
-        return None, "no driver of NVIDIA's or AMD's GPUs is loaded here"
-    reason = "no driver is loaded here to compare with"
+        return None, "no driver of NVIDIA's or AMD's GPUs is loaded"
+    reason = "no driver is loaded to compare with"
     if site_gpu == 'cuda':
         oldest = oldest_drivers()
         reason += "; it needs driver %d" % oldest[fits[0].toolkit[0]]
@@ -135,17 +135,17 @@ def without_driver(candidates: List[Wheel], machine: str, site_gpu: Optional[str
 
 def fitting_easyconfig(root: str = '/', easyconfigs: Optional[str] = None, machine: Optional[str] = None,
                        site_gpu: Optional[str] = None, toolkit: Optional[str] = None) -> Answer:
-    """Which easyconfig of PyTorch's wheels fits this machine, or None, and what was compared, or why there is none.
+    """Name of the easyconfig of a PyTorch wheel that fits this machine, or None; what was compared, or why none fits.
 
-    :param site_gpu: cuda or rocm, as the site says: it decides where GPUs of both or of none are here
-    :param toolkit: CUDA or ROCm of the network's plugin here, whose first number the wheel must have
+    :param site_gpu: cuda or rocm, from the site: decides if this machine has GPUs of both kinds or none
+    :param toolkit: CUDA or ROCm version of the site's network plugin; the wheel must have the same major version
     """
     node, machine, candidates = Machine(root=root), machine or os.uname().machine, wheels(easyconfigs)
     if toolkit:
         candidates = [wheel for wheel in candidates
                       if (wheel.kind, wheel.toolkit[0]) == (site_gpu, int(toolkit.split('.')[0]))]
     both = [('cuda', nvidia_wheel(node, candidates, machine)), ('rocm', amd_wheel(node, candidates, machine))]
-    # what fits first, then what the site says
+    # wheels that fit first, then the site's kind of GPU
     answers = sorted([(kind, answer) for kind, answer in both if answer],
                      key=lambda item: (item[1][0] is None, item[0] != site_gpu))
     if not answers:

@@ -247,7 +247,7 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
     module = easyconfig[:-len('.eb')].replace('-', '/', 1)
     software = os.path.join(prefix, 'easybuild', 'software', module)
 
-    begin("EasyBuild, the bundle and an MPI launcher in %s/venv" % prefix)
+    begin("EasyBuild, slingtorch and an MPI launcher in %s/venv" % prefix)
     set_up_tools(prefix)
     write_configuration(prefix, args.modules)
 
@@ -266,7 +266,7 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
         print("  %8.1f s  %s" % (end - start, title))
     print("\nTo do it again by hand:\n\n  . %s/activate\n  module load %s\n"
           "  mpiexec -n %d conda-python-distributed %s\n\nTo remove it: rm -r %s\n"
-          "Next: README.md says how to do the same on a supercomputer."
+          "Next: docs/first-hour.md shows how to do this on a supercomputer."
           % (prefix, module, ranks, shlex.quote(EXAMPLE), prefix))
 
 

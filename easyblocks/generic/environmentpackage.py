@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""EasyBuild support for a Python package that is an extension of a Python environment, implemented as an easyblock."""
+"""EasyBuild support for a Python package as an extension of a Python environment, implemented as an easyblock."""
 import os
 import re
 
@@ -13,31 +13,31 @@ from slingtorch.install.process import check_mpi, mpi_library
 
 
 class EnvironmentPackage(PythonPackage):
-    """Builds a Python package from source into the environment (PythonEnvironment) that it is an extension of.
+    """Builds a Python package from source as an extension of an environment (PythonEnvironment).
 
-    The environment's own Python is used, not the first one in $PATH or that of the environment's Python module, and the
+    It uses the environment's own Python, not the first one in $PATH or that of the environment's Python module, and the
     variables that the software's easyblock gives its extensions (extension_variables()).
     """
 
-    # Python that maps the MPI which the package was linked with, without initialising it
+    # Python code that loads the MPI of the package without initialising it
     IMPORT_MPI = 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI'
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Options of an extension."""
         return with_parameters(PythonPackage.extra_options(extra_vars), {
-            'mpicc': [None, "MPI's compiler for C, as $MPICC: a command in $PATH, with options (for mpi4py Cray's is "
-                            "'cc -shared'). The sanity check looks whether its MPI was linked"],
-            'unload_modules': [[], "Modules that are not loaded while this is built"],
+            'mpicc': [None, "MPI's C compiler, for $MPICC: a command in $PATH, with options (for mpi4py on Cray: "
+                            "'cc -shared'). The sanity check verifies that its MPI is linked"],
+            'unload_modules': [[], "Modules to unload while this extension is built"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise: the parameters must be of their types."""
+        """Initialise, and check the types of parameters."""
         super().__init__(*args, **kwargs)
         check_types(self.cfg, self.extra_options())
 
     def prepare_python(self):
-        """Take the environment's Python."""
+        """Use the environment's Python."""
         if not self.is_extension:
             super().prepare_python()
             return
@@ -51,18 +51,18 @@ class EnvironmentPackage(PythonPackage):
         for name, value in sorted(getattr(self.master, 'extension_variables', dict)().items()):
             env.setvar(name, value)
         if self.cfg['unload_modules']:
-            # those of the software's own module come back with the next extension
+            # the software's own module loads its modules again for the next extension
             self.master.modules_tool.unload(self.cfg['unload_modules'])
         if self.cfg['mpicc']:
             library = mpi_library(self.mpi_compiler()) if self.mpi_compiler() else None
             if not library:
-                raise EasyBuildError("%s is to be built with MPI's compiler '%s', and %s. Add the module that has it "
-                                     "to the dependencies, or correct mpicc", self.name, self.cfg['mpicc'],
-                                     "it links no MPI" if self.mpi_compiler() else "there is none in $PATH")
+                raise EasyBuildError("%s needs MPI's compiler '%s', but %s. Add the module that provides it to the "
+                                     "dependencies, or correct mpicc", self.name, self.cfg['mpicc'],
+                                     "it links no MPI" if self.mpi_compiler() else "it is not in $PATH")
             env.setvar('MPICC', self.cfg['mpicc'])
             mpi_dir = os.path.dirname(library)
             if not re.match(r'^/(usr/)?lib', mpi_dir):
-                # else the MPI of the default programming environment might be taken in a job
+                # else a job might use the MPI of the default programming environment
                 env.setvar('LDFLAGS', '-Wl,--disable-new-dtags -Wl,-rpath,' + mpi_dir)
         super().configure_step()
 
@@ -71,9 +71,9 @@ class EnvironmentPackage(PythonPackage):
         return which(self.cfg['mpicc'].split()[0], on_error=IGNORE)
 
     def sanity_check_step(self, *args, **kwargs):
-        """Check which MPI is linked, besides that the package can be imported."""
+        """Check which MPI is linked, and that the package can be imported."""
         if self.master.cfg.get('system_site_packages'):
-            # 'pip check' would judge the packages of the Python beneath as well
+            # 'pip check' would also check the packages of the base Python
             self.cfg['sanity_pip_check'] = False
         passed, message = super().sanity_check_step(*args, **kwargs)
         wrong = ''

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""EasyBuild support for packages that are built into a Python environment of their own, as a base for easyblocks."""
+"""EasyBuild support for software that is built into its own Python environment, as a base for easyblocks."""
 import json
 import os
 import re
@@ -18,33 +18,33 @@ from slingtorch.install.dependencies import last_lines, modules_loaded, with_par
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.lockfile import wheel_dir
 
-# software that brings the command conda
+# software that provides the command conda
 CONDA_NAMES = ['Miniforge3', 'Miniconda3', 'Anaconda3', 'conda']
 
-# below the installation until its extensions and its image are there: what it was made from
+# exists in the installation until extensions and image are finished: describes what it was made from
 FINISHED = os.path.join('easybuild', 'finished-without-extensions.json')
 
 
 class PythonEnvironment(EasyBlock):
-    """Makes a Python environment, and lets the easyblock behind it install into that: environment and installation are
-    one directory. To be inherited from in front of an easyblock derived from PythonPackage.
+    """Makes a Python environment, into which the next base class installs: environment and installation are the same
+    directory. The next base class must derive from PythonPackage.
 
-    The environment is conda's where a dependency brings conda, else a virtual environment on the dependency's Python.
-    Its packages are downloaded in the fetch step, to the software's directory in EasyBuild's source path, and installed
-    without network. Activating it gives the variables that its module gives.
+    conda makes the environment if a dependency provides it; otherwise it is a virtual environment of the dependency's
+    Python. The fetch step downloads its packages to the software's directory in EasyBuild's source path; they are
+    installed without network. Activating the environment sets the same variables as its module.
     """
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of the environment."""
         return with_parameters(EasyBlock.extra_options(extra_vars), {
-            'python_packages': [[], "Packages of the Python environment, as pip or conda takes them"],
-            'extra_packages': [[], "More packages for the Python environment, as pip or conda takes them"],
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/runscripts.md)"],
+            'python_packages': [[], "Packages of the Python environment, in the form of pip or conda"],
+            'extra_packages': [[], "More packages for the Python environment, in the form of pip or conda"],
+            'environment_image': [False, "Also make a squashfs image of it, for nodes to copy (docs/runscripts.md)"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise; what the environment holds is not there to be compiled or linked against."""
+        """Initialise; the module needs no variables for compiling, since nothing is linked with the environment."""
         super().__init__(*args, **kwargs)
         self.use_own_python = False
         self.recipe, self.is_kept = None, False
@@ -60,7 +60,7 @@ class PythonEnvironment(EasyBlock):
         return os.path.join(self.installdir, 'bin', 'python')
 
     def dependency(self, names):
-        """The first dependency that is one of these softwares (by its own name or its metadata), or None."""
+        """The first dependency with one of these names (its own or in its metadata), or None."""
         for dep in self.cfg.dependencies():
             metadata = dep.get('external_module_metadata') or {}
             if any(name in [dep['name']] + metadata.get('name', []) for name in names):
@@ -74,28 +74,28 @@ class PythonEnvironment(EasyBlock):
 
     @property
     def uses_conda(self):
-        """Whether the environment is made by conda."""
+        """Whether conda makes the environment."""
         return self.dependency(CONDA_NAMES) is not None
 
     # --- packages
 
     def fetch_step(self, skip_checksums=False):
-        """Download the packages besides the sources: build nodes may have no network."""
-        # before later steps add to the parameters
+        """Download sources and packages, because build nodes may have no network."""
+        # now, before later steps change the parameters
         self.recipe = self.describe_recipe()
         if not (self.dry_run or wants_checksums_only(skip_checksums)):
             self.download_packages()
         super().fetch_step(skip_checksums)
 
     def download_packages(self):
-        """Download the packages of the environment, with the Python or conda that the modules bring."""
+        """Download the packages of the environment, with the Python or conda of the modules."""
         names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
                  if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
         with modules_loaded(self, names):
             self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):
-        """Make the environment, or download what it takes and is not there yet."""
+        """Make the environment, or download packages for it that are missing."""
         packages = ' '.join(shlex.quote(pkg) for pkg in self.cfg['python_packages'] + self.cfg['extra_packages'])
         store = wheel_dir(source_paths()[0], self.name)
         if self.uses_conda:
@@ -104,8 +104,8 @@ class PythonEnvironment(EasyBlock):
         if self.uses_conda:
             conda = os.environ.get('CONDA_EXE') or which('conda', on_error=IGNORE)
             if not conda:
-                raise EasyBuildError("The environment is made by conda, and there is no conda in $PATH: does the "
-                                     "module %s bring it?", self.dependency(CONDA_NAMES)['full_mod_name'])
+                raise EasyBuildError("The environment needs conda, but conda is not in $PATH: does the "
+                                     "module %s provide it?", self.dependency(CONDA_NAMES)['full_mod_name'])
             cmd = 'CONDA_PKGS_DIRS=%s %s create --yes --prefix %s --override-channels --channel conda-forge ' % (
                 shlex.quote(store), shlex.quote(conda), shlex.quote(path))
             offline, online = cmd + '--offline ', cmd
@@ -124,28 +124,28 @@ class PythonEnvironment(EasyBlock):
             else:
                 offline = pip + 'install --no-index --find-links %s ' % shlex.quote(store)
         if packages or self.uses_conda:
-            # nothing is asked of any server when everything is there
+            # no server is contacted if all packages are present
             commands = [offline, online] if fetch else [offline]
             self.run_environment_command([cmd + packages for cmd in commands],
                                          'Downloading for' if fetch else 'Making')
 
     def run_environment_command(self, commands, doing):
-        """Run commands until one succeeds; EasyBuildError with what the last one printed if none does."""
+        """Run commands until one succeeds; EasyBuildError with the last one's output if none does."""
         for cmd in commands:
             res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
             if res.exit_code == EasyBuildExit.SUCCESS:
                 return
-        raise EasyBuildError("%s the Python environment failed. Without network, run 'eb --fetch %s' where there is "
-                             "one first; a package that cannot be had is to be changed in python_packages or "
+        raise EasyBuildError("%s the Python environment failed. Without network, first run 'eb --fetch %s' on a "
+                             "machine with one. If a package cannot be found, change python_packages or "
                              "extra_packages. The command was\n%s\nIts output ends with\n%s",
                              doing, os.path.basename(self.cfg.path), cmd, last_lines(res.output))
 
     # --- installation
 
     def prepare_python(self):
-        """Take the environment's own Python once it is made, and until then the one that modules bring."""
+        """Use the environment's own Python once it exists; until then, that of the modules."""
         if self.dry_run:
-            # nothing is loaded and nothing made: there is no Python to ask for its version
+            # a dry run loads and makes nothing, so there is no Python whose version could be found
             self.python_cmd = self.own_python
             self.pylibdir = os.path.join('lib', 'python3.*', 'site-packages')
             self.all_pylibdirs = [self.pylibdir]
@@ -158,46 +158,46 @@ class PythonEnvironment(EasyBlock):
             super().prepare_python()
 
     def prepare_for_extensions(self):
-        """Take back what was for this software alone: extensions start with a copy of its parameters."""
+        """Reset parameters that are only for this software: extensions start with a copy of its parameters."""
         super().prepare_for_extensions()
         for name in ['prebuildopts', 'preinstallopts', 'buildopts', 'installopts']:
             self.cfg[name] = ''
         self.cfg['runtest'] = None
 
     def make_installdir(self, *args, **kwargs):
-        """Keep an installation that lacks only extensions: rebuilding the base takes hours."""
+        """Keep an installation that lacks only extensions, because rebuilding the base takes hours."""
         if self.dry_run or not self.cfg['exts_list']:
             return super().make_installdir(*args, **kwargs)
         finished = os.path.join(self.installdir, FINISHED)
         if os.path.exists(finished) and read_file(finished) == self.recipe and not (
                 build_option('rebuild') or build_option('force')):
-            print_msg("%s itself is there already, from a run in which an extension failed: not built again", self.name,
+            print_msg("keeping %s itself: in an earlier run, only an extension failed", self.name,
                       log=self.log, silent=self.silent)
             self.is_kept = self.cfg['keeppreviousinstall'] = True
         return super().make_installdir(*args, **kwargs)
 
     def describe_recipe(self):
-        """What this installation is made from, but for its extensions, as text."""
+        """A text that describes what this installation is made from, without its extensions."""
         params = {name: value for name, value in self.cfg.asdict().items()
                   if not name.startswith('exts_') and name != 'environment_image'}
         params['dependencies'] = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
         return json.dumps(params, indent=1, sort_keys=True, default=str)
 
     def extensions_step(self, *args, **kwargs):
-        """Say what is kept when an extension fails."""
+        """Print what is kept if an extension fails."""
         if self.cfg['exts_list'] and not self.dry_run:
             write_file(os.path.join(self.installdir, FINISHED), self.recipe)
         try:
             super().extensions_step(*args, **kwargs)
         except (EasyBuildError, RunShellCmdError):
-            if not os.path.lexists(aside(self.mod_filepath)):  # else what worked before is put back
-                print_warning("An extension failed. %s itself is finished and stays in %s: the same command goes on "
-                              "with the extensions, and with --rebuild from nothing", self.name, self.installdir,
-                              log=self.log)
+            if not os.path.lexists(aside(self.mod_filepath)):  # else the old installation is restored
+                print_warning("An extension failed. %s itself is complete and stays in %s. Run the same command again "
+                              "to continue with the extensions, or add --rebuild to start from scratch", self.name,
+                              self.installdir, log=self.log)
             raise
 
     def post_processing_step(self):
-        """Make an image of the finished environment; what later fails the sanity check is not kept."""
+        """Make an image of the finished environment; it is not kept if the sanity check fails later."""
         super().post_processing_step()
         if self.dry_run:
             return
@@ -206,7 +206,7 @@ class PythonEnvironment(EasyBlock):
         remove_file(os.path.join(self.installdir, FINISHED))
 
     def install_step(self):
-        """Make the environment, let the easyblock install into it, and make it one that can be activated."""
+        """Make the environment, and let the next base class install into it."""
         if self.dry_run:
             kind = 'conda' if self.uses_conda else 'virtual'
             packages = ' '.join(self.cfg['python_packages'] + self.cfg['extra_packages'])
@@ -227,14 +227,14 @@ class PythonEnvironment(EasyBlock):
         self.use_own_python = True
         self.python_cmd = None
         if self.dry_run:
-            # the block behind this one would ask for a module that nothing has loaded
+            # the next base class would use a module that is not loaded
             self.cfg['sanity_pip_check'] = False
         return super().sanity_check_step(*args, **kwargs)
 
     # --- module and activation
 
     def environment_variables(self):
-        """What the module sets beyond EasyBuild's own and activating must set as well: {name: value}."""
+        """Variables, besides EasyBuild's own, that both the module and activation set: {name: value}."""
         variables = {}
         if self.cfg['environment_image']:
             variables['SLINGTORCH_ENVIRONMENT_IMAGE'] = os.path.join(self.installdir, IMAGE)
@@ -243,15 +243,15 @@ class PythonEnvironment(EasyBlock):
         return variables
 
     def environment_search_paths(self):
-        """What activating must put in front of search paths, as the modules do: {name: [directory]}."""
+        """Directories that activation must put first in search paths, as the modules do: {name: [directory]}."""
         return {}
 
     def write_activation(self, directory):
-        """Let activating give the variables, and deactivating the former values; written to a stand-in for it."""
+        """Make activation set the variables, and deactivation restore them; write to a copy of the directory."""
         scripts = {kind: 'etc/conda/%s.d/slingtorch.sh' % kind for kind in ['activate', 'deactivate']}
         activation, own = [shlex.quote(os.path.join(self.installdir, path)) for path in scripts.values()]
         activate = ['if [ "${SLINGTORCH_ACTIVATED-}" != %s ]; then' % own,
-                    '    # another such environment takes its values back first',
+                    '    # first restore the values of another such environment',
                     '    if [ -r "${SLINGTORCH_ACTIVATED-}" ]; then . "$SLINGTORCH_ACTIVATED"; fi']
         deactivate = ['if [ "${SLINGTORCH_ACTIVATED-}" = %s ]; then' % own]
         names = sorted(self.environment_variables().items())
@@ -273,7 +273,7 @@ class PythonEnvironment(EasyBlock):
             header = '# The variables that the module of this installation sets. Read by %s.\n' % (
                 'conda ' + kind if self.uses_conda else 'bin/activate')
             write_file(os.path.join(directory, scripts[kind]), header + '\n'.join(lines) + '\n')
-        # these two have another syntax
+        # csh and fish have another syntax
         warning = ('slingtorch: in this shell activating does not set the variables for network and GPU: module load %s'
                    % self.full_mod_name)
         line = 'sh -c \'echo "%s" >&2\'\n' % warning
@@ -286,19 +286,19 @@ class PythonEnvironment(EasyBlock):
             self.add_to_script(directory, 'activate', '. %s\n' % activation, 'deactivate () {\n', '    . %s\n' % own)
 
     def add_to_script(self, directory, name, at_the_end, start=None, after_start=''):
-        """Add lines once to a script in bin/, and some after a line in it; written to a stand-in for it."""
+        """Add lines once at the end of a script in bin/, and some after a line in it; write to a copy of it."""
         script = os.path.join(self.installdir, 'bin', name)
         text = read_file(script)
         if at_the_end in text:
             return
         if start:
             if text.count(start) != 1:
-                raise EasyBuildError("The form of %s is unknown: there is no function deactivate in it", script)
+                raise EasyBuildError("%s has an unknown form: it has no function deactivate", script)
             text = text.replace(start, start + after_start)
         write_file(os.path.join(directory, 'bin', name), text + '\n' + at_the_end)
 
     def make_module_extra(self, *args, **kwargs):
-        """Set the environment up as activating it would; its packages are found without $PYTHONPATH."""
+        """Set what activation would set; the environment's packages are found without $PYTHONPATH."""
         required, self.require_python = getattr(self, 'require_python', None), False
         txt = super().make_module_extra(*args, **kwargs)
         self.require_python = required
@@ -306,9 +306,9 @@ class PythonEnvironment(EasyBlock):
                                                      relpath=True)
         if self.cfg['environment_image']:
             txt += self.module_generator.set_environment('SLINGTORCH_ENVIRONMENT_IMAGE', IMAGE, relpath=True)
-        # packages in ~/.local stay out of the job
+        # keep packages in ~/.local out of jobs
         return txt + self.module_generator.set_environment('PYTHONNOUSERSITE', '1')
 
     def should_use_ebpythonprefixes(self):
-        """Never: the environment is found by its own Python."""
+        """Never, because the environment's own Python finds its packages."""
         return False

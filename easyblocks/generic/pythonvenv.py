@@ -27,48 +27,48 @@ from slingtorch.lockfile import (
     PROXY_PROBLEM, default_index, find_uv, lock, machine_at_hand, normalised, pinned, pip_settings,
     problem_of, read_head, recipe_of, uv_environment, wheel_dir)
 
-# lines of a requirements file that name a package index, and those that send pip to any address
+# lines of a requirements file with a package index, and lines with any address that pip would contact
 INDEX_REGEX = re.compile(r'^\s*(--(?:extra-)?index-url|-i)[\s=]+(\S+)', re.M)
 ADDRESS_REGEX = re.compile(r'^\s*(--(extra-)?index-url|-i|--find-links|-f|--trusted-host)\b')
 
-# how long connecting to one address of a package index may take (seconds)
+# time limit for connecting to one address of a package index (seconds)
 INDEX_TIMEOUT = 2
 
 # For commands that need no network: a 'user = true' or 'target' in somebody's pip.conf must not send packages
-# elsewhere. pip's option --isolated leaves out the PIP_* variables and the user's file, but not the file that
-# $PIP_CONFIG_FILE names.
+# elsewhere. pip's option --isolated ignores the PIP_* variables and the user's file, but not the file in
+# $PIP_CONFIG_FILE.
 WITHOUT_PIP_CONFIG = 'PIP_CONFIG_FILE=%s' % os.devnull
 
-# Tests of packages stay uncompiled, a third of the time: nothing in a job imports them.
+# Do not compile the tests of packages, which would take a third of the time: no job imports them.
 NOT_COMPILED = '/tests?/'
 
-# words that pip or uv prints, and what to do then; with the first two no index helps
+# words in the output of pip or uv, and the remedy; the first two are not problems of an index
 PIP_PROBLEMS = [
     ('No space left on device|Errno 28|Disk quota exceeded|Errno 122|os error (28|122)',
-     "Free some space there or in the directory for temporary files, or choose another place with --prefix, "
+     "Free some space there or in the directory for temporary files, or choose another directory with --prefix, "
      "--sourcepath or --tmpdir; then run the same command again"),
     ('Permission denied',
-     "You may not read or write what is named last: its owner can allow it (chmod a+rX), or you name other directories "
+     "You may not read or write the file named last: ask its owner for access (chmod a+rX), or use other directories "
      "with --sourcepath"),
-    # pip 26.3 (pip/_internal/exceptions/network.py); pip 23 takes what came, and then speaks of the hash (seen)
+    # pip 26.3 (pip/_internal/exceptions/network.py); pip 23 keeps the partial file and then reports the hash (seen)
     ('not enough bytes were received|incomplete-download|IncompleteRead|Connection broken',
-     "The connection ended before the whole file was there. Nothing of it is kept; 'eb --fetch' gets it again, and not "
-     "the files that are complete"),
+     "The download was interrupted. The partial file is not kept; 'eb --fetch' downloads it again, but not the files "
+     "that are complete"),
     ('DO NOT MATCH THE HASHES|Hash mismatch',
-     "Either the file was cut off or changed, on its way or here: then do not install it; 'eb --fetch' gets it again. "
-     "Or the lock file has no hash for the wheel of this platform: then compare the hash that was got with that which "
-     "the publisher gives, add it to the entry of the package (' --hash=sha256:...'), and put the new checksum of the "
-     "lock file into the easyconfig (eb --inject-checksums --force)"),
-    # uv 0.13 calls it 'No solution found' as well (seen)
+     "If the file was truncated or changed, do not install it; 'eb --fetch' downloads it again. If the lock file has "
+     "no hash for this platform's wheel, compare the hash that was found with the publisher's, add it to the entry of "
+     "the package (' --hash=sha256:...'), and put the new checksum of the lock file into the easyconfig (eb "
+     "--inject-checksums --force)"),
+    # uv 0.13 also prints 'No solution found' (seen)
     ('invalid package format|Failed to read from zip file',
-     "The file of this package in the source path is cut off or damaged: 'eb --fetch' gets it again"),
+     "The file of this package in the source path is truncated or damaged: 'eb --fetch' downloads it again"),
     ('versions pinned|Hashes are required|--require-hashes`? mode|Hash-checking is required',
-     "The lock file is not complete: every package, also those that others need, must stand there as "
+     "The lock file is incomplete: every package, including the dependencies of others, needs an entry "
      "'name==version --hash=sha256:...'"),
     PROXY_PROBLEM,
     ('No matching distribution|No solution found',
-     "Either no index that pip reaches has it ('pip config list' shows what is set; $PIP_INDEX_URL names a mirror; "
-     "without network run 'eb --fetch' elsewhere first and bring the source path), or there is no wheel for this "
+     "Either no index that pip reaches has this package ('pip config list' shows the indexes; set $PIP_INDEX_URL to "
+     "use a mirror; without network, run 'eb --fetch' elsewhere and copy the source path), or it has no wheel for this "
      "Python and platform, and the lock file needs another version"),
 ]
 
@@ -84,16 +84,16 @@ def python_version(python):
 class PythonVenv(RunScripts):
     """Installs a Python virtual environment whose packages come from a lock file with hashes.
 
-    The first source is the lock file: a requirements file as 'pip install --require-hashes' takes it, every package
-    with version and sha256, extra index addresses allowed. It lies next to the easyconfig and has a checksum there.
+    The first source is the lock file: a requirements file for 'pip install --require-hashes', with version and sha256
+    of every package; it may have extra index addresses. It is beside the easyconfig, which has its checksum.
 
     The fetch step downloads every package through pip's own configuration (mirrors, proxies, certificates) to the
-    directory 'wheels' of the software in EasyBuild's source path; it asks no index for what is already there.
-    The install step needs no network, and verifies every hash. It is done by uv where that is at hand, else by pip.
+    directory 'wheels' of the software in EasyBuild's source path; it contacts no index for packages that are present.
+    The install step needs no network, and verifies every hash. It uses uv if available, else pip.
 
-    Where there is no lock file yet, the fetch step makes one in the source path ('slingtorch lock').
+    If there is no lock file yet, the fetch step makes one in the source path ('slingtorch lock').
 
-    The Python is the one of the dependencies' modules, else the first 'python_command' in $PATH.
+    The Python is that of the dependencies' modules, else the first 'python_command' in $PATH.
 
     Only wheels are installed: a source distribution runs foreign code at install time that no hash covers.
     """
@@ -102,147 +102,147 @@ class PythonVenv(RunScripts):
     def extra_options(extra_vars=None):
         """Easyconfig parameters of PythonVenv."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
-            'environment_image': [False, "Make also one squashfs image of it, for nodes to copy (docs/runscripts.md)"],
-            'extra_packages': [[], "More packages than python_packages: a user's own"],
-            'index_urls': [[], "Package indexes besides those of pip's configuration, for 'slingtorch lock'"],
-            'python_command': ['python3', "Python to make the environment with: a command in $PATH or a full path. "
-                                          "Not used when a dependency is called Python"],
-            'python_packages': [[], "Packages, as pip takes them, for 'slingtorch lock'; empty: it was made by hand"],
-            'python_versions': [[], "Versions of Python (major.minor) that have wheels; empty: not checked"],
+            'environment_image': [False, "Also make a squashfs image of it, for nodes to copy (docs/runscripts.md)"],
+            'extra_packages': [[], "A user's own packages, in addition to python_packages"],
+            'index_urls': [[], "Package indexes for 'slingtorch lock', in addition to those of pip's configuration"],
+            'python_command': ['python3', "Python that makes the environment: a command in $PATH or a full path. "
+                                          "Not used if a dependency is called Python"],
+            'python_packages': [[], "Packages for 'slingtorch lock', in pip's form; empty if you make the lock file"],
+            'python_versions': [[], "Versions of Python (major.minor) that have wheels; empty: do not check"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable"],
             'sanity_check_packages': [{}, "Versions that must be installed: {distribution: version}"],
-            'system_site_packages': [False, "Let the environment see the packages of the Python it is made with"],
-            'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform whose wheels are taken, as pip calls it: "
-                                                        "that glibc or a newer one is needed. A list for several"],
+            'system_site_packages': [False, "Let the environment see the packages of its base Python"],
+            'wheel_platform': ['manylinux_2_28_x86_64', "Newest platform of the wheels, in pip's form; it needs that "
+                                                        "glibc or a newer one. May be a list"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise: paths are known once the lock file has been fetched."""
+        """Initialise; paths are known only after the lock file is fetched."""
         super().__init__(*args, **kwargs)
         self.lock_file = None
         # extensions are built from source into the environment
         self.cfg['exts_defaultclass'] = self.cfg['exts_defaultclass'] or 'EnvironmentPackage'
-        # nothing in an environment is there to be compiled or linked against
+        # the module needs no variables for compiling, since nothing is linked with an environment
         for variable in ['CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH']:
             self.module_load_environment.remove(variable)
 
     def scripts(self):
-        """Besides the runscripts the command that puts a user's own environment on top of this one."""
+        """The runscripts, and the command that puts a user's own environment on top of this one."""
         return dict(super().scripts(), **{'bin/extend-venv-activate': 'extend-venv-activate'})
 
     def fetch_step(self, skip_checksums=False):
-        """Find the lock file or make it, then download what it names."""
-        # obtain_file() looks beside the easyconfig, which --try-amend has written elsewhere
+        """Find or make the lock file, then download the packages in it."""
+        # obtain_file() searches beside the easyconfig, but --try-amend writes a copy elsewhere
         self.robot_path = [os.path.dirname(path) for path in self.named_easyconfigs()] + (self.robot_path or [])
         if self.cfg['sources'] and not self.dry_run:
             self.need_lock_file(self.cfg['sources'][0], wants_checksums_only(skip_checksums))
         super().fetch_step(skip_checksums)
 
         if not self.src:
-            raise EasyBuildError("The easyconfig names no lock file, which PythonVenv takes packages from and eb can "
-                                 "make: sources = ['%s']", '%(name)s-%(version)s%(versionsuffix)s.lock')
+            raise EasyBuildError("The easyconfig names no lock file, but PythonVenv needs one (eb can make it): add "
+                                 "sources = ['%s']", '%(name)s-%(version)s%(versionsuffix)s.lock')
         self.lock_file = self.src[0]['path']
 
         if self.dry_run:
             self.dry_run_msg("  * packages named in %s will be downloaded with pip to %s",
                              self.lock_file, self.wheel_dirs()[0])
         elif not wants_checksums_only(skip_checksums):
-            # pip picks wheels for the Python that it runs with
+            # pip chooses wheels for the Python that runs it
             with modules_loaded(self, self.module_names()):
                 self.download_wheels(self.find_python())
 
     def module_names(self):
-        """Modules of the dependencies."""
+        """Names of the dependencies' modules."""
         return [dep['full_mod_name'] for dep in self.cfg.dependencies()]
 
     def prompt(self):
-        """What a shell shows in which the environment is activated."""
+        """Prompt of a shell in which the environment is active."""
         return '%s/%s%s' % (self.name, self.version, self.cfg['versionsuffix'])
 
     def named_easyconfigs(self):
-        """Full paths of the easyconfigs that the command line names, for one that was amended ('eb --try-amend')."""
-        # EasyBuild keeps no record of the file that an amended easyconfig was made from
+        """Full paths of the easyconfigs on the command line, if this one was amended ('eb --try-amend')."""
+        # EasyBuild does not record the original file of an amended easyconfig
         if 'tweaked_easyconfigs' not in self.cfg.path.split(os.sep):
             return []
         return [os.path.abspath(path) for path in sys.argv[1:] if path.endswith('.eb') and os.path.isfile(path)]
 
     def need_lock_file(self, name, for_checksums):
-        """See to it that there is a lock file, and say where it is not safe; for_checksums: eb runs for these alone."""
+        """Ensure that there is a lock file; warn if it has no checksum; for_checksums: eb only injects checksums."""
         path = self.obtain_file(name, no_download=True, warning_only=True)
         checksum = self.get_checksum_for(self.cfg['checksums'], filename=name, index=0)
         easyconfig = shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if path:
             self.lock_file = path
             if not checksum and not for_checksums and not self.is_own_lock_file():
-                print_warning("The easyconfig has no checksum for %s: a changed lock file would not be noticed. This "
-                              "writes it: eb --inject-checksums=sha256 --force %s", path, easyconfig, log=self.log)
+                print_warning("The easyconfig has no checksum for %s, so a changed lock file would not be noticed. To "
+                              "add it: eb --inject-checksums=sha256 --force %s", path, easyconfig, log=self.log)
         elif not self.cfg['python_packages']:
-            # EasyBuild's own message names the places where it has looked
+            # EasyBuild's own message lists the directories that it has searched
             return
         elif build_option('enforce_checksums'):
-            raise EasyBuildError("Missing checksum for %s, which is not there yet: with --enforce-checksums none is "
-                                 "made. This makes it, and then its checksum: slingtorch lock %s; "
+            raise EasyBuildError("Missing checksum for %s, which does not exist; with --enforce-checksums, eb does not "
+                                 "make it. To make it and its checksum: slingtorch lock %s; "
                                  "eb --inject-checksums=sha256 --force %s", name, easyconfig, easyconfig,
                                  exit_code=EasyBuildExit.FAIL_CHECKSUM)
         elif checksum or for_checksums:
-            raise EasyBuildError("The lock file %s is not there%s: it holds the sha256 of every package. This "
-                                 "makes it where the package indexes can be reached (%s): slingtorch lock %s", name,
-                                 ", and the easyconfig has a checksum for it" if checksum else '',
+            raise EasyBuildError("The lock file %s with the sha256 of every package does not exist%s. To make it on a "
+                                 "machine that reaches the package indexes (%s): slingtorch lock %s", name,
+                                 ", but the easyconfig has a checksum for it" if checksum else '',
                                  ', '.join(["those of pip's configuration"] + self.cfg['index_urls']), easyconfig)
         else:
             with modules_loaded(self, self.module_names()):
                 self.make_lock_file(name)
 
     def is_own_lock_file(self):
-        """Whether the lock file is in a source path: an earlier eb has made it."""
+        """Whether the lock file is in a source path, where an earlier eb has made it."""
         return any(self.lock_file.startswith(os.path.abspath(path) + os.sep) for path in source_paths())
 
     def make_lock_file(self, name):
-        """Make the lock file in the source path, and say what it has."""
+        """Make the lock file in the source path, and print what is in it."""
         path = os.path.join(os.path.dirname(self.wheel_dirs()[0]), name)
-        print_msg("there is no lock file %s yet: choosing packages...", name, log=self.log, silent=self.silent)
+        print_msg("there is no lock file %s yet: resolving packages...", name, log=self.log, silent=self.silent)
         python, recipe = self.find_python(), recipe_of(self.cfg)
         mkdir(os.path.dirname(path), parents=True)
         try:
             lock(recipe, os.path.basename(self.cfg.path), path, self.python_with_pip(python, tempfile.mkdtemp()),
                  self.log.info)
         except RuntimeError as err:
-            raise EasyBuildError("There is no lock file %s, and it could not be made:\n%s", name, err)
+            raise EasyBuildError("The lock file %s does not exist and could not be made:\n%s", name, err)
         text = read_file(path)
         pins = re.findall(r'^([\w.-]+==[^\s;]+)', text, re.M)
         wanted = [re.split(r'[^\w.-]', word)[0] for word in recipe['wanted']]
         shown = [pin for pin in pins if pin.split('==')[0] in [normalised(word) for word in wanted]]
         more = " and %d more" % (len(pins) - len(shown)) if len(pins) > len(shown) else ''
-        print_msg("pinned %s%s, for Python %s, in %s. The same will be installed next time; remove it to renew",
+        print_msg("pinned %s%s, for Python %s, in %s. The next installation is the same; remove this file to renew",
                   ', '.join(shown), more, ', '.join(read_head(text)[0]), path, log=self.log, silent=self.silent)
 
     def uv_for(self, python):
-        """Path of uv if it can install for that Python (3.8 is the oldest that it can ask), else None."""
+        """Path of uv if it can install for that Python (it supports 3.8 or newer), else None."""
         return find_uv() if tuple(map(int, python_version(python).split('.'))) >= (3, 8) else None
 
     def python_with_pip(self, python, work_dir):
-        """Path of a Python with pip: that one, or one of an environment made for it in this directory."""
+        """Path of a Python with pip: this one, or that of a virtual environment made in this directory."""
         res = run_shell_cmd('%s -s -c "import pip"' % shlex.quote(python), fail_on_error=False, hidden=True)
         return self.make_venv(python, os.path.join(work_dir, 'venv')) if res.exit_code else python
 
     def wheel_dirs(self):
-        """Directories with downloaded packages, one for each source path: the first, for all versions, gets them."""
+        """Directories with downloaded packages, one per source path; downloads of all versions go to the first."""
         return [wheel_dir(path, self.name) for path in source_paths()]
 
     def find_python(self):
-        """Full path of the Python to make the environment with; EasyBuildError for none, or one that is not covered."""
+        """Full path of the Python for the environment; EasyBuildError if there is none, or it is not supported."""
         root = get_software_root('Python')
         command = os.path.join(root, 'bin', 'python3') if root else self.cfg['python_command']
         python = which(command)
         if not python:
-            raise EasyBuildError("Python was not found: there is no '%s'. Install Python %s, load the module that has "
-                                 "it, or name another with --try-amend=python_command=/path/to/python3",
+            raise EasyBuildError("Python was not found: there is no '%s'. Install Python %s, load a module that "
+                                 "provides it, or name another with --try-amend=python_command=/path/to/python3",
                                  command, ' or '.join(self.cfg['python_versions']) or '3')
 
         version = python_version(python)
         allowed = self.cfg['python_versions']
         if allowed and version not in allowed:
-            raise EasyBuildError("Python %s (%s) is not supported: %s has packages for Python %s only. Load a module "
+            raise EasyBuildError("Python %s (%s) is not supported: %s has packages only for Python %s. Load a module "
                                  "with one of these, or name another Python with "
                                  "--try-amend=python_command=/path/to/python%s",
                                  version, python, os.path.basename(self.cfg.path), ', '.join(allowed), allowed[-1])
@@ -252,28 +252,28 @@ class PythonVenv(RunScripts):
         return python
 
     def check_lock_file(self, python_version):
-        """Compare the head that 'slingtorch lock' wrote with the easyconfig, this version of Python and the machine."""
+        """Compare the head of the lock file with the easyconfig, this version of Python and the machine."""
         text = read_file(self.lock_file)
         pythons, platforms, locked = read_head(text)
         remedy = 'run: slingtorch lock %s' % shlex.quote((self.named_easyconfigs() or [self.cfg.path])[0])
         if self.is_own_lock_file():
-            remedy = 'remove the lock file: eb makes a new one'
+            remedy = 'remove the lock file, and eb makes a new one'
         libc, glibc, machine = machine_at_hand()
         fitting = ['manylinux_2_%d_%s' % (number, machine) for number in range((glibc or -1) + 1)]
         wanted = recipe_of(self.cfg)['wanted']
-        # one that was cut off or edited has no head to compare
+        # a truncated or edited file may have no head to compare
         named = [normalised(name) for name in re.findall(r'^([\w.-]+)', text, re.M)]
         missing = [word for word in wanted if not re.search('^-|;', word)
                    and normalised(re.split(r'[^\w.-]', word)[0]) not in named]
         problem = ''
         if pythons and python_version not in pythons:
-            problem = "is for Python %s, and this is Python %s. Load a module with that one, or change " \
+            problem = "is for Python %s, but this is Python %s. Load a module with the former, or change " \
                       "python_versions and " % (', '.join(pythons), python_version)
         elif platforms and not set(platforms).intersection(fitting):
-            problem = "is for %s, and this machine is %s with %s. Change wheel_platform of the easyconfig and " % (
+            problem = "is for %s, but this machine is %s with %s. Change wheel_platform of the easyconfig and " % (
                 ', '.join(platforms), machine, libc)
         elif locked and locked != wanted:
-            problem = "is for other packages than the easyconfig wants now (%s): " % (
+            problem = "is for packages other than those that the easyconfig now requires (%s): " % (
                 ', '.join(sorted(set(locked) ^ set(wanted))) or 'their order')
         elif missing or not named:
             problem = "does not pin %s: " % (', '.join(missing) or 'any package')
@@ -281,26 +281,26 @@ class PythonVenv(RunScripts):
             raise EasyBuildError("The lock file %s %s%s", self.lock_file, problem, remedy)
 
     def make_venv(self, python, path, options=''):
-        """Make a virtual environment; path of its Python."""
+        """Make a virtual environment; return the path of its Python."""
         cmd = '%s -m venv %s %s' % (shlex.quote(python), options, shlex.quote(path))
         res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
         if res.exit_code:
-            hint = ". On Debian and Ubuntu the package python3-venv brings what is missing"
+            hint = ". On Debian and Ubuntu, install the package python3-venv"
             raise EasyBuildError("Making a virtual environment with %s failed%s:\n%s", python,
                                  hint if 'ensurepip' in res.output else '', res.output.strip())
         return os.path.join(path, 'bin', 'python')
 
     def download_wheels(self, python):
-        """Download what the lock file names and is not there yet; every file is verified against its hash."""
+        """Download packages of the lock file that are missing; verify the hash of every file."""
         wheel_dirs = self.wheel_dirs()
         mkdir(wheel_dirs[0], parents=True)
-        # a project's own ('slingtorch new'): an index may have others of that name and version
+        # a project's own wheels ('slingtorch new'): an index may have others with that name and version
         own = glob.glob(os.path.join(glob.escape(os.path.dirname(self.lock_file)), '*.whl'))
         for path in own:
             copy_file(path, os.path.join(wheel_dirs[0], os.path.basename(path)))
         with tempfile.TemporaryDirectory() as work_dir:
             found = self.look_for_wheels(python, work_dir)
-            # installing verifies the hashes of what is there: twice would be a second for each gigabyte or two
+            # the installation verifies the hashes: doing so twice would cost a second per gigabyte or two
             if found.exit_code == EasyBuildExit.SUCCESS and self.cfg['stop'] != FETCH_STEP:
                 return
             pip_python = self.python_with_pip(python, work_dir)
@@ -308,7 +308,7 @@ class PythonVenv(RunScripts):
                         ':all:', '--progress-bar', 'off', '--disable-pip-version-check', '--dest',
                         shlex.quote(wheel_dirs[0])]
 
-            # nothing is asked of any index when everything is there already: compute nodes have no network
+            # no index is contacted if everything is present, because compute nodes may have no network
             if found.exit_code == EasyBuildExit.SUCCESS:
                 offline = [WITHOUT_PIP_CONFIG] + download + self.offline_options(work_dir)
                 found = run_shell_cmd(' '.join(offline), fail_on_error=False, hidden=True)
@@ -333,11 +333,11 @@ class PythonVenv(RunScripts):
                       silent=self.silent)
             lock_file, env = self.lock_file, None
             if silent:
-                self.log.info("Left out, since they do not answer: %s", ', '.join(silent))
+                self.log.info("Skipping indexes that do not answer: %s", ', '.join(silent))
                 lock_file = self.lock_file_without(INDEX_REGEX, work_dir)
                 env = dict(os.environ, PIP_NO_INDEX='1')
                 if answering:
-                    # an empty list would stand for that of pip's configuration
+                    # an empty list would mean that of pip's configuration
                     env = dict(os.environ, PIP_INDEX_URL=answering[0], PIP_EXTRA_INDEX_URL=' '.join(answering))
             words = ['--requirement', shlex.quote(lock_file)]
             if own:
@@ -351,13 +351,13 @@ class PythonVenv(RunScripts):
                 self.raise_pip_error(text, "Downloading", wheel_dirs[0], silent)
 
     def look_for_wheels(self, python, work_dir):
-        """Look by name and version for a wheel of each package, for that Python, in the directories for them."""
+        """Look in the wheel directories, by name and version, for a wheel of each package for that Python."""
         uv, env = self.uv_for(python), None
         if uv:
             cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--no-cache']
             env = uv_environment()
         else:
-            # one before 22.2 has no --dry-run
+            # pip before 22.2 has no --dry-run
             cmd = [WITHOUT_PIP_CONFIG, shlex.quote(python), '-s', '-m', 'pip', 'install', '--isolated',
                    '--ignore-installed', '--disable-pip-version-check']
         cmd += ['--dry-run', '--no-deps', '--target', shlex.quote(os.path.join(work_dir, 'none')), '--no-index',
@@ -366,7 +366,7 @@ class PythonVenv(RunScripts):
         return run_shell_cmd(' '.join(cmd), fail_on_error=False, hidden=True, env=env)
 
     def run_download(self, command, env):
-        """Run pip, and say of each large file that it begins with how large it is; exit status and what pip printed."""
+        """Run pip, and print the name and size of each large file at its start; return exit status and output."""
         self.log.info("Running: %s", ' '.join(command))
         lines = []
         with subprocess.Popen(['/bin/bash', '-c', ' '.join(command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -381,7 +381,7 @@ class PythonVenv(RunScripts):
         return process.returncode, ''.join(lines)
 
     def look_at_indexes(self, settings):
-        """Addresses of indexes that can be reached, and why others cannot: pip would try them for every package."""
+        """Addresses of reachable indexes, and of others with the reason: pip would try them for every package."""
         in_lock_file = INDEX_REGEX.findall(read_file(self.lock_file))
         addresses = [address for option, address in in_lock_file if 'extra' not in option] or [
             settings['index-url']] + settings.get('extra-index-url', '').split()
@@ -391,7 +391,7 @@ class PythonVenv(RunScripts):
         for address in addresses:
             url = urllib.parse.urlsplit(address)
             try:
-                # what a proxy reaches, or what is not a server, is for pip itself to find out
+                # leave addresses behind a proxy, or without a server, to pip
                 proxy = 'proxy' in settings or url.scheme in urllib.request.getproxies() and \
                     not urllib.request.proxy_bypass(url.hostname)
                 if url.scheme in ['http', 'https'] and not proxy:
@@ -404,7 +404,7 @@ class PythonVenv(RunScripts):
         return answering, silent
 
     def lock_file_without(self, regex, directory, hashes=True):
-        """Copy the lock file to a directory, without the lines that match at their start; path of the copy."""
+        """Copy the lock file to a directory, without lines whose start matches; return the path of the copy."""
         path, text = os.path.join(directory, os.path.basename(self.lock_file)), read_file(self.lock_file)
         if not hashes:
             text = re.sub(r'(\s*\\\n)?[ \t]*--hash=\S+', '', text)
@@ -413,63 +413,63 @@ class PythonVenv(RunScripts):
         return path
 
     def offline_options(self, directory):
-        """Options for pip that keep it off the network: it asks addresses in a lock file even with --no-index."""
+        """Options for pip without network: even with --no-index, pip would contact addresses in a lock file."""
         return ['--isolated', '--no-index', '--requirement',
                 shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
 
     def find_links(self):
-        """Options for pip and uv that name the directories with wheels; uv does not accept one that is not there."""
+        """Options of pip and uv for the directories with wheels; uv accepts only existing ones."""
         found = [path for path in self.wheel_dirs() if os.path.isdir(path)]
         return [word for path in found for word in ('--find-links', shlex.quote(path))]
 
     def raise_pip_error(self, output, doing, path, silent=(), program='pip'):
-        """Raise an error with what pip, or another program, printed last and what to do; silent: mute indexes."""
+        """Raise an error with the last output of pip or another program and a remedy; silent: dead indexes."""
         problem, remedy = problem_of(output, PIP_PROBLEMS)
         if (problem, remedy) in PIP_PROBLEMS[:2]:
-            # no index is the cause
+            # an index is not the cause
             silent = ()
-        # of a traceback its last line is enough
+        # keep only the last line of a traceback
         lines = re.sub(r'(?s)ERROR: Exception:\s*\nTraceback .*\n(?=\w)', 'ERROR: ', output).strip().splitlines()
         first_error = next((number for number, line in enumerate(lines) if line.startswith(('ERROR', 'error'))), -15)
         raise EasyBuildError(
-            "%s the packages of %s failed (to %s).%s %s says:\n%s\n%s", doing, self.lock_file, path,
+            "%s the packages of %s failed (to %s).%s The output of %s is:\n%s\n%s", doing, self.lock_file, path,
             " No answer from %s." % ', '.join(silent) if silent else '', program, '\n'.join(lines[first_error:]),
             remedy, exit_code=EasyBuildExit.FAIL_CHECKSUM if 'HASHES' in problem else EasyBuildExit.ERROR)
 
     @property
     def own_python(self):
-        """Path of the environment's Python, also for extensions (EnvironmentPackage)."""
+        """Path of the environment's Python; extensions also use it (EnvironmentPackage)."""
         return os.path.join(self.installdir, 'bin', 'python')
 
     def extract_step(self):
-        """Nothing is unpacked: pip does that."""
+        """Nothing to unpack: pip does that."""
 
     def configure_step(self):
-        """There is nothing to configure; what would fail late is looked at."""
+        """Nothing to configure: check here what would otherwise fail late."""
         if self.cfg['environment_image'] and not self.dry_run:
             require_mksquashfs()
             if self.cfg['system_site_packages']:
-                raise EasyBuildError("environment_image and system_site_packages exclude each other: packages of "
-                                     "the Python that the environment is made with would not be in the image")
+                raise EasyBuildError("environment_image and system_site_packages exclude each other: the image "
+                                     "would lack the packages of the base Python")
 
     def build_step(self):
-        """There is nothing to build: packages are wheels."""
+        """Nothing to build: packages are wheels."""
 
     def install_step(self):
-        """Make the environment and install into it, without network; leave nothing behind when that fails."""
+        """Make the environment and install into it, without network; leave nothing behind if that fails."""
         options = ['--prompt', shlex.quote(self.prompt())]
         if self.cfg['system_site_packages']:
             options.append('--system-site-packages')
-        work_dir = tempfile.mkdtemp()   # below eb's own, which it removes
+        work_dir = tempfile.mkdtemp()   # inside eb's own temporary directory, which eb removes
         try:
             base_python = self.find_python()
             uv = self.uv_for(base_python)
             if uv and re.search('^pip==', read_file(self.lock_file), re.M):
-                # where the lock file brings a pip, none has to be there first: that takes seconds
+                # the lock file has its own pip; installing another one first would take seconds
                 options.append('--without-pip')
             python = self.make_venv(base_python, self.installdir, options=' '.join(options))
-            # uv unpacks into its cache and links from there: beside the environment each file is written once; and with
-            # a cache that nobody else uses and that goes at the end, no file is shared with another installation
+            # uv unpacks into its cache and links files from there. With the cache beside the environment, each file is
+            # written once; it is private and removed at the end, so no file is shared with another installation
             cache = os.path.join(self.installdir, '.uv-cache')
             if uv:
                 cmd = [shlex.quote(uv), 'pip', 'install', '--python', shlex.quote(python), '--offline', '--no-index',
@@ -484,8 +484,8 @@ class PythonVenv(RunScripts):
             if res.exit_code != EasyBuildExit.SUCCESS:
                 self.raise_pip_error(res.output, "Installing", self.installdir, program='uv' if uv else 'pip')
             remove_dir(cache)
-            # pip compiles with one process, uv the tests as well; what is not valid Python, as templates in packages,
-            # is left out by all
+            # pip compiles with one process, and uv also compiles tests; all skip files that are not valid Python, such
+            # as templates in packages
             compileall = [shlex.quote(python), '-m', 'compileall', '-q', '-j', str(self.cfg.parallel),
                           '-x', shlex.quote(NOT_COMPILED), shlex.quote(os.path.join(self.installdir, 'lib'))]
             run_shell_cmd(' '.join(compileall), fail_on_error=False, hidden=True)
@@ -493,17 +493,17 @@ class PythonVenv(RunScripts):
             if self.cfg['environment_image']:
                 make_image(self.installdir, self.cfg.parallel, self.cfg['sanity_check_imports'])
         except BaseException as err:
-            # also when interrupted: no half environment to be activated by hand, and a full disk gets its space back
+            # also if interrupted: leave no half environment that somebody might activate, and free its space
             remove_dir(self.installdir)
             remedy = problem_of(str(err), PIP_PROBLEMS)[1]
             if isinstance(err, OSError) and remedy:
-                # no output of pip could be kept
+                # the disk was too full to keep pip's output
                 raise EasyBuildError("Installing to %s failed: %s. %s", self.installdir, err, remedy)
             raise
 
     def sanity_check_rpath(self, *args, **kwargs):
-        """Skip the check for RPATH: wheels are binaries made elsewhere."""
-        self.log.info("RPATH sanity check is skipped by the PythonVenv easyblock: wheels are binaries made elsewhere")
+        """Skip the RPATH check: wheels are binaries built elsewhere."""
+        self.log.info("The PythonVenv easyblock skips the RPATH sanity check: wheels are binaries built elsewhere")
         return []
 
     def sanity_check_step(self, *args, **kwargs):
@@ -518,13 +518,13 @@ class PythonVenv(RunScripts):
             paths['files'] += [IMAGE, IMAGE + '.sha256']
         commands = []
         if not self.cfg['system_site_packages']:
-            # else it would judge those of the Python beneath as well, which nobody here can change
+            # else it would also check the packages of the base Python, which the user cannot change
             uv = find_uv() if not glob.glob(os.path.join(glob.escape(self.installdir), 'lib', 'python3.[67]')) else None
             # uv takes a tenth of the second that pip takes
             commands.append('UV_NO_CONFIG=1 "%s" pip check --no-cache --python "%s"' % (uv, python) if uv else
                             '"%s" -m pip --disable-pip-version-check check' % python)
         if self.cfg['sanity_check_imports']:
-            # one process: each would import torch again
+            # in one process, because each would import torch again
             commands.append('"%s" -s -c "import %s"' % (python, ', '.join(self.cfg['sanity_check_imports'])))
         wanted = dict(pinned(self.cfg['python_packages']), **self.cfg['sanity_check_packages'])
         for name, version in sorted(wanted.items()):
@@ -535,7 +535,7 @@ class PythonVenv(RunScripts):
         super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
     def check_network(self):
-        """Check that the wheel of PyTorch and the network plugin among the dependencies fit each other."""
+        """Check that the PyTorch wheel and the network plugin among the dependencies are compatible."""
         versions = {}
         for dep in self.cfg.dependencies():
             metadata = dep.get('external_module_metadata') or {}
@@ -558,23 +558,23 @@ class PythonVenv(RunScripts):
             print_warning(text, log=self.log)
 
     def make_module_extra(self, *args, **kwargs):
-        """Set what activating the environment would set; packages in ~/.local stay out of the job."""
+        """Set what activating the environment would set, and keep packages in ~/.local out of jobs."""
         txt = super().make_module_extra(*args, **kwargs)
-        # an environment that sees system packages would see ~/.local as well, before its own
+        # an environment that sees system packages would also see ~/.local, before its own packages
         for name, value in [('VIRTUAL_ENV', self.installdir), ('PYTHONNOUSERSITE', '1')]:
-            # unloading gives back what somebody who works in another environment had
+            # unloading restores the values of a user who works in another environment
             txt += self.module_generator.set_environment(name, {'value': value, 'pushenv': True})
-        # which one extend-venv-activate records; only one module of a name is loaded at a time
+        # extend-venv-activate records this name; only one module of a name is loaded at a time
         txt += self.module_generator.set_environment('SLINGTORCH_MODULE_' + convert_name(self.name, upper=True),
                                                      self.short_mod_name)
         about = os.path.join(self.installdir, 'pyvenv.cfg')
         found = re.search(r'^version = ([\d.]+)', read_file(about) if os.path.exists(about) else '', re.M)
         if found and not dependency_root(self.cfg, 'Python'):
-            # what EasyBuild's PythonBundle and PythonPackage ask for
+            # EasyBuild's PythonBundle and PythonPackage need these
             txt += self.module_generator.set_environment('EBROOTPYTHON', self.installdir)
             txt += self.module_generator.set_environment('EBVERSIONPYTHON', found.group(1))
         for path in glob.glob(os.path.join(self.installdir, 'lib', 'python3*', 'site-packages', 'torch', 'version.py')):
-            # the runscript compares it with the driver of the node
+            # the runscript compares this version with the node's driver
             for version in re.findall(r"^cuda\b.*= '([\d.]+)'", read_file(path), re.M):
                 txt += self.module_generator.set_environment('SLINGTORCH_CUDA_VERSION', version)
         if self.cfg['environment_image']:

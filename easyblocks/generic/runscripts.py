@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""EasyBuild support for runscripts, bash files that ranks start through: the base of the easyblocks for PyTorch."""
+"""EasyBuild support for runscripts, the bash scripts that start ranks: the base of the easyblocks for PyTorch."""
 import contextlib
 import glob
 import hashlib
@@ -18,14 +18,14 @@ from slingtorch import bundle_root
 from slingtorch.install.dependencies import with_parameters
 from slingtorch.job.machine import VISIBILITY
 
-# a link into one of the directories in COPIES_DIR: a job that started with another one keeps that
+# a link into one of the directories in COPIES_DIR; a job keeps using the directory with which it started
 RUNSCRIPTS_DIR, COPIES_DIR = 'runscripts', '.runscripts'
-# how long a copy is kept after another one took its place (seconds): longer than jobs run
+# how long an old copy is kept after a new one replaces it (seconds): longer than jobs run
 KEPT = 30 * 24 * 3600
-# in the directory of the runscripts: what their --version prints, and what 'slingtorch status' reads
+# files in the directory of the runscripts: for their --version, and for 'slingtorch status'
 VERSION, RECORD = 'lib/version', 'lib/installed.json'
 SOURCE = os.path.join(bundle_root(), RUNSCRIPTS_DIR)
-# what every PyTorch installation of the bundle brings (docs/runscripts.md), and what these read
+# the runscripts of every PyTorch installation (docs/runscripts.md), and the files that these read
 DEFAULT_RUNSCRIPTS = (
     ['conda-python-simple', 'conda-python-distributed', 'cpu-bind', 'get-master', 'until-done', 'with-spares', VERSION]
     + sorted(os.path.relpath(path, SOURCE) for kind in ['lib/*.bash', 'lib/*.cfg', 'lib/job/*.cfg', 'lib/job/*.py']
@@ -34,54 +34,54 @@ DEFAULT_RUNSCRIPTS = (
 
 
 class RunScripts(KeepsPrevious):
-    """Puts runscripts beside an installation and their variables in its module file.
+    """Puts runscripts beside an installation and their variables into its module file.
 
-    To be inherited from first, in front of the easyblock that does the installation itself, as in
+    This must be the first base class, before the easyblock that does the installation, as in
     class EB_PyTorch_Cray(RunScripts, EB_PyTorch).
 
-    The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts, and adds it to $PATH:
-    where the module was forgotten, 'srun conda-python-distributed' says that there is no such command.
+    The module file sets $RUNSCRIPTS and $RUNSCRIPTS<NAME> to the directory of the runscripts, and adds it to $PATH: if
+    a user forgets the module, 'srun conda-python-distributed' fails because there is no such command.
     """
 
     @staticmethod
     def extra_options(extra_vars=None):
-        """Easyconfig parameters for runscripts and for what a site adds."""
+        """Easyconfig parameters for runscripts and for values of the site."""
         return with_parameters(KeepsPrevious.extra_options(extra_vars), {
-            'gpu_visibility': [None, "Name of the variable through which a runscript limits a task to its own GPUs "
-                                     "(%s); None: the task sees what the scheduler gives it"
+            'gpu_visibility': [None, "Variable with which the runscript limits a task to its own GPUs "
+                                     "(%s); None: the task sees all GPUs that the scheduler gives it"
                                      % ', '.join(VISIBILITY)],
             'runscripts': [DEFAULT_RUNSCRIPTS, "Names of the runscripts to install, found through the source path"],
-            'site_digest': [None, "Digest of the site's values that were added (a site value)"],
-            'site_groups': [[], "Opt-in groups of the site's values to add ('slingtorch sites NAME' lists them)"],
-            'site_name': [None, "Name of the site that this is (a site value)"],
+            'site_digest': [None, "Digest of the site values that were added (set by the hooks)"],
+            'site_groups': [[], "Opt-in groups of site values to add ('slingtorch sites NAME' lists them)"],
+            'site_name': [None, "Name of this machine's site (set by the hooks)"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise: where the scripts are is found in the fetch step."""
+        """Initialise; the fetch step finds the scripts."""
         super().__init__(*args, **kwargs)
         self.script_paths = {}
 
     def scripts(self):
-        """The scripts to install: {path below the installation directory: name to find through the source path}."""
+        """The scripts to install: {path below the installation directory: name to search for in the source path}."""
         return {os.path.join(RUNSCRIPTS_DIR, name): name for name in list(self.cfg['runscripts']) + [VERSION]}
 
     def fetch_step(self, *args, **kwargs):
-        """Find the scripts besides fetching the sources."""
+        """Fetch the sources, and find the scripts."""
         super().fetch_step(*args, **kwargs)
 
         gpu_visibility = self.cfg['gpu_visibility']
         if gpu_visibility and gpu_visibility not in VISIBILITY:
-            raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s': it must be one of %s, or None",
+            raise EasyBuildError("Easyconfig parameter gpu_visibility is '%s', but must be one of %s, or None",
                                  gpu_visibility, ', '.join(VISIBILITY))
 
         self.find_scripts()
 
     def find_scripts(self):
-        """Find the scripts through the source path."""
+        """Find the scripts in the source path."""
         for target, name in self.scripts().items():
             self.script_paths[target] = self.obtain_file(name, no_download=True, warning_only=True)
             if not self.script_paths[target]:
-                raise EasyBuildError("Runscript '%s' was not found: the directory runscripts/ of the bundle must be on "
+                raise EasyBuildError("Runscript '%s' was not found: the directory runscripts/ of the bundle must be in "
                                      "EasyBuild's source path. Activate the bundle with "
                                      "'eval \"$(slingtorch env)\"', or add it with --sourcepath", name)
 
@@ -95,36 +95,36 @@ class RunScripts(KeepsPrevious):
 
     @property
     def module_only(self):
-        """Whether this is 'eb --module-only', and no dry run."""
+        """Whether this is 'eb --module-only', but not a dry run."""
         return (build_option('module_only') or self.cfg['module_only']) and not self.dry_run
 
     @property
     def renews(self):
-        """Whether this is 'eb --module-only' of something that is installed."""
+        """Whether this is 'eb --module-only' for an existing installation."""
         return self.module_only and os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR))
 
     def make_module_step(self, fake=False):
-        """With --module-only, renew the scripts beside what is installed, and then its module."""
-        if not fake and self.renews and not self.cfg['stop']:   # which --fetch is, too
+        """With --module-only, renew the scripts of the installation, and then its module."""
+        if not fake and self.renews and not self.cfg['stop']:   # --fetch also sets stop
             self.renew_scripts()
         elif not fake and self.module_only and not self.cfg['stop']:    # --force skips the sanity check
-            print_warning("Nothing is installed in %s, so this module loads nothing that works. To install it run eb "
-                          "without --module-only; if it is elsewhere, see EASYBUILD_PREFIX", self.installdir,
-                          log=self.log)
+            print_warning("Nothing is installed in %s, so this module does not work. To install the software, run eb "
+                          "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
+                          self.installdir, log=self.log)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):
-        """Put the scripts beside what is installed, as far as who runs this may."""
+        """Renew the scripts of an installation, if the user has permission."""
         self.find_scripts()
         try:
             self.put_scripts()
             print_msg("runscripts renewed in %s", self.installdir, log=self.log, silent=self.silent)
         except PermissionError as err:
-            print_warning("Only the module is made, and the runscripts stay as they are: %s. Who owns %s renews them "
-                          "by the same command", err, self.installdir, log=self.log)
+            print_warning("Only the module was renewed, not the runscripts: %s. The owner of %s can renew them with "
+                          "the same command", err, self.installdir, log=self.log)
 
     def write_scripts(self, directory):
-        """Write the scripts, and a record for `slingtorch status`, to a directory in place of the installation's."""
+        """Write the scripts, and a record for `slingtorch status`, to a copy of the installation directory."""
         for target, path in self.script_paths.items():
             copy_file(path, os.path.join(directory, target))
             adjust_permissions(os.path.join(directory, target), 0o755, recursive=False, relative=False)
@@ -142,9 +142,9 @@ class RunScripts(KeepsPrevious):
             ', groups %s' % ' '.join(groups) if groups else '', record['easyconfig']))
 
     def put_scripts(self):
-        """Put what write_scripts() writes into the installation: each file by one rename, and all runscripts by one.
+        """Move what write_scripts() writes into the installation: each file by one rename, and all runscripts by one.
 
-        Jobs that have begun go on with what they have, and eb may be killed at any moment.
+        This way running jobs keep their old scripts, and eb may be killed at any moment.
         """
         link, copies = os.path.join(self.installdir, RUNSCRIPTS_DIR), os.path.join(self.installdir, COPIES_DIR)
         with writable(self.installdir):
@@ -154,11 +154,11 @@ class RunScripts(KeepsPrevious):
                 self.write_scripts(new)
                 installdir, self.installdir = self.installdir, new
                 try:
-                    self.permissions_step()  # EasyBuild's, which --module-only leaves out
+                    self.permissions_step()  # EasyBuild's step, which --module-only skips
                 finally:
                     self.installdir = installdir
                 self.replace_files(new)
-                if os.path.isdir(link) and not os.path.islink(link):  # of a bundle that made no copies
+                if os.path.isdir(link) and not os.path.islink(link):  # made by an old bundle, without copies
                     adjust_permissions(link, stat.S_IWUSR, recursive=False)
                     os.rename(link, os.path.join(tempfile.mkdtemp(dir=copies), RUNSCRIPTS_DIR))
                 elif os.path.exists(link):
@@ -172,7 +172,7 @@ class RunScripts(KeepsPrevious):
                         remove_dir(path)
 
     def replace_files(self, new):
-        """Move all but the runscripts from a directory that stands for that of the installation."""
+        """Move everything except the runscripts from a copy of the installation directory into the installation."""
         for path, directories, names in os.walk(new):
             if path == new:
                 directories.remove(RUNSCRIPTS_DIR)
@@ -183,7 +183,7 @@ class RunScripts(KeepsPrevious):
                     os.rename(os.path.join(path, name), os.path.join(target, name))
 
     def sanity_check_step(self, custom_paths=None, custom_commands=None, **kwargs):
-        """Check that each script is there, and those of bash are valid, besides what the easyblock itself checks."""
+        """Check that all scripts exist and that the bash scripts are valid, and what the easyblock itself checks."""
         paths = {
             'files': list(self.scripts()) + (custom_paths or {}).get('files', []),
             'dirs': (custom_paths or {}).get('dirs', []),
@@ -194,7 +194,7 @@ class RunScripts(KeepsPrevious):
         super().sanity_check_step(custom_paths=paths, custom_commands=[command] + (custom_commands or []), **kwargs)
 
     def make_module_req(self, *args, **kwargs):
-        """Add the runscripts to $PATH, in front of which the installation's own commands go."""
+        """Add the runscripts to $PATH, after the installation's own commands."""
         own = self.module_generator.prepend_paths('PATH', [RUNSCRIPTS_DIR])
         return own + super().make_module_req(*args, **kwargs)
 
@@ -210,7 +210,7 @@ class RunScripts(KeepsPrevious):
 
 @contextlib.contextmanager
 def writable(*paths):
-    """Let the owner of directories write to them for a while, which --read-only-installdir forbids."""
+    """Temporarily make directories writable for their owner, in spite of --read-only-installdir."""
     modes = {path: os.stat(path).st_mode for path in paths if not os.access(path, os.W_OK)}
     try:
         for path, mode in modes.items():
@@ -222,6 +222,6 @@ def writable(*paths):
 
 
 def wants_checksums_only(skip_checksums):
-    """Whether a fetch step, by skip_checksums (also that of 'eb --job'), runs for 'eb --inject-checksums' alone."""
-    # implied by --inject-checksums (easybuild/tools/options.py), which is not a build option itself
+    """Whether a fetch step with this skip_checksums (also set by 'eb --job') is for 'eb --inject-checksums'."""
+    # --inject-checksums sets this one (easybuild/tools/options.py), but is not a build option itself
     return skip_checksums and not build_option('pre_create_installdir')

@@ -24,28 +24,28 @@ from slingtorch.install.dependencies import last_lines, with_parameters
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
 CONTAINER_SCRIPTS = ['check-container', 'in-container', 'list-packages', 'make-squashfs']
 CONTAINER_LINKS = {'start-shell': 'in-container', 'unmake-squashfs': 'make-squashfs'}
-# runscripts that start Python: typed outside, they run those in the container, whose Python it is to be
+# runscripts that start Python: called outside, they run in the container, to use its Python
 RUNSCRIPT_LINKS = ['conda-python-distributed', 'conda-python-simple']
 
-# commands that scripts outside the container need as they are: a wrapper of that name would come first in $PATH
+# commands that must stay those of the host, because a wrapper of that name would come first in $PATH
 NOT_WRAPPED = ['apptainer', 'bash', 'env', 'sh', 'singularity']
 
 CHOICES = {'gpu_driver': [None, 'nv', 'rocm'],
            'image_transfer': ['copy', 'symlink']}
 PINNED_REGEX = re.compile(r'[@:.]sha256[:.](?P<digest>[0-9a-f]{64})$')
 
-# GPUs that a value of gpu_driver is for, as a site says which it has
+# a site's kind of GPUs for each gpu_driver
 GPUS = {'nv': 'cuda', 'rocm': 'rocm'}
 
-# what a rebuild leaves alone (runscripts/container/make-squashfs)
+# files and directories that a rebuild does not touch (runscripts/container/make-squashfs)
 USER_SOFTWARE = ['user-software', 'user-software.squashfs', '.user-software.lock', '.user-software.new',
                  '.user-software.old']
 
-# what 'module help' says besides the description
+# what 'module help' prints besides the description
 USAGE = """
-Commands that run in the container: %s, and any other with in-container COMMAND; start-shell is a shell in it.
-Packages: list-packages; pip install (where the module has an environment for yours); make-squashfs, unmake-squashfs.
-The image itself is $SIF: singularity exec $SIF COMMAND. Scripts for jobs: /runscripts inside, $RUNSCRIPTS outside."""
+Commands that run in the container: %s; in-container COMMAND runs any other one, start-shell starts a shell.
+Packages: list-packages; pip install (if the module has an environment for yours); make-squashfs, unmake-squashfs.
+The image is $SIF: singularity exec $SIF COMMAND. Scripts for jobs are in /runscripts inside, in $RUNSCRIPTS outside."""
 
 
 class Singularity(RunScripts):
@@ -53,55 +53,55 @@ class Singularity(RunScripts):
     Installs a container image (SIF) behind a module: from the source path, from a registry, or built from a definition.
 
     The image is read once: its sha256 is computed while it is copied to a hidden name in the installation directory.
-    That happens while checksums are verified, before anything of an earlier installation is touched: a rebuild that
-    fails there leaves that as it was. The image gets its own name when it is whole, verified and on the disk.
+    This happens in the checksum step, before an old installation is touched, so a rebuild that fails there changes
+    nothing. The image gets its real name when it is complete, verified and on the disk.
 
-    Beside it go the runscripts, which are /runscripts inside, commands that run in the container ('wrappers'), and the
-    directory user-software for packages of the user, which is /user-software inside and outlives a rebuild.
-    Where a container runtime is there the installation is checked inside the container.
+    Beside the image are the runscripts (/runscripts inside), commands that run in the container ('wrappers'), and the
+    directory user-software for the user's own packages (/user-software inside), which a rebuild keeps.
+    If there is a container runtime, the sanity check also runs inside the container.
     """
 
-    # packages of the user stay in the directory, and its image is replaced when the new one is whole
+    # the user's packages stay in the directory, and the image is replaced when the new one is complete
     sets_aside = False
 
     @staticmethod
     def extra_options(extra_vars=None):
         """Easyconfig parameters of Singularity."""
         return with_parameters(RunScripts.extra_options(extra_vars), {
-            'bind_paths': [[], "Paths of the host to mount where they exist: 'PATH' or 'PATH:PATH_INSIDE[:ro]'"],
-            'bind_paths_excluded': [[], "Host paths of bind_paths to leave out, as a library that the image brings"],
+            'bind_paths': [[], "Host paths to mount if they exist: 'PATH' or 'PATH:PATH_INSIDE[:ro]'"],
+            'bind_paths_excluded': [[], "Host paths in bind_paths to skip, such as a library that the image has"],
             'build_options': [[], "Options for '{singularity,apptainer} build', for example ['--fakeroot']"],
-            'central_image_dirs': [[], "Directories of the site with images, used when the own copy is missing: at "
-                                       "installation and whenever the module is loaded"],
+            'central_image_dirs': [[], "Directories of the site with images, used if the installation's own copy is "
+                                       "missing: by eb, and whenever the module is loaded"],
             'container_environment': [{}, "Environment variables inside the container: {name: value}"],
-            'container_path': [[], "Directories inside the container to put first in $PATH there, after /runscripts"],
-            'container_python': ['python', "Command of Python in the container; None: the image has none"],
-            'gpu_driver': [None, "Driver libraries of the host that containers get, where it has them: 'nv' (--nv), or "
-                                 "'rocm' (--rocm, for an image without ROCm's own)"],
+            'container_path': [[], "Directories inside the container to put first in its $PATH, after /runscripts"],
+            'container_python': ['python', "Python command in the container; None: the image has no Python"],
+            'gpu_driver': [None, "Driver libraries of the host to use in containers if they exist: 'nv' (--nv), or "
+                                 "'rocm' (--rocm, for an image without ROCm)"],
             'image_address': [None, "Address in a registry, instead of 'sources', pinned by digest: docker://NAME or "
-                                    "NAME:TAG, then @sha256:...; oras:// likewise; library://NAME:sha256...."],
-            'image_transfer': ['copy', "How an image on the source path gets into the installation directory: copy or "
-                                       "symlink"],
-            'preset_venv': [None, "Name of a virtual environment for the user's own packages: made at installation as "
+                                    "NAME:TAG, then @sha256:...; the same for oras://; library://NAME:sha256...."],
+            'image_transfer': ['copy', "How to get an image from the source path into the installation directory: copy "
+                                       "or symlink"],
+            'preset_venv': [None, "Name of a virtual environment for the user's own packages: eb makes it as "
                                   "/user-software/venv/<name>, on top of the packages of the image"],
             'python_version': [None, "Version that Python in the container must have, for example '3.10'"],
             'sanity_check_files_in_container': [[], "Files that must exist inside the container; may have wildcards"],
             'sanity_check_imports': [[], "Names of Python modules that must be importable in the container"],
             'sanity_check_packages': [{}, "Versions of Python packages in the container: {distribution: version}; a "
-                                          "local version label (+rocm5.6) need not be given"],
-            'site_gpu': [None, "GPUs of the site that this is: cuda, rocm, none or any (a site value)"],
-            'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that get a "
-                         "command outside it, which the module puts into $PATH"],
+                                          "local version label (+rocm5.6) may be omitted"],
+            'site_gpu': [None, "GPUs of this machine's site: cuda, rocm, none or any (set by the hooks)"],
+            'wrappers': [['python', 'python3', 'pip', 'torchrun'], "Names of commands in the container that also get "
+                         "a command outside, which the module adds to $PATH"],
         })
 
     def __init__(self, *args, **kwargs):
-        """Initialise: nothing is there yet."""
+        """Initialise; the image is found later."""
         super().__init__(*args, **kwargs)
         self.image_checksum = None  # of an image from a registry
-        self.image_facts = {}  # what image.json will say
+        self.image_facts = {}  # the future content of image.json
         if not self.cfg['usage']:
             self.cfg['usage'] = USAGE % ', '.join(self.cfg['wrappers'] or ['none'])
-        # nothing in an image is there to be compiled or linked against
+        # the module needs no variables for compiling, since nothing is linked with an image
         for variable in ['CMAKE_LIBRARY_PATH', 'CMAKE_PREFIX_PATH', 'CPATH', 'LD_LIBRARY_PATH', 'LIBRARY_PATH',
                          'XDG_DATA_DIRS']:
             self.module_load_environment.remove(variable)
@@ -123,7 +123,7 @@ class Singularity(RunScripts):
 
     @property
     def unfinished(self):
-        """Hidden name of the image until it is whole: in the installation directory, one for each process."""
+        """Hidden name of the image until it is complete: in the installation directory, different for each process."""
         return os.path.join(self.installdir, '.%s.part-%s-%d' % (self.image_name, socket.gethostname(), os.getpid()))
 
     @property
@@ -132,7 +132,7 @@ class Singularity(RunScripts):
         return '/user-software/venv/%s' % self.cfg['preset_venv'] if self.cfg['preset_venv'] else ''
 
     def command(self, name, *args):
-        """A command of the installation with arguments, ready for the shell."""
+        """A command of the installation with arguments, quoted for the shell."""
         return ' '.join(shlex.quote(word) for word in [os.path.join(self.installdir, 'bin', name), *args])
 
     def scripts(self):
@@ -140,14 +140,14 @@ class Singularity(RunScripts):
         return dict(super().scripts(), **{'bin/' + name: 'container/' + name for name in CONTAINER_SCRIPTS})
 
     def container(self):
-        """What is in the container, as lists of strings: the module file and container.conf, which lets commands work
-        without the module, follow from it."""
+        """The settings of the container, as lists of strings, for the module file and for container.conf, with which
+        commands work without the module."""
         for bind in self.cfg['bind_paths']:
-            # the runtime takes a comma or a colon for a separator
+            # the runtime splits at commas and colons
             if not re.match(r'^/[^,:\n"]*(:/[^,:\n"]*(:[a-z]+)?)?$', bind):
-                raise EasyBuildError("Easyconfig parameter bind_paths has '%s': it must be an absolute path, or two "
-                                     "with a colon between, without comma or further colon in them. A path with such a "
-                                     "name can be mounted through a symbolic link with another name", bind)
+                raise EasyBuildError("Easyconfig parameter bind_paths has '%s', but must have an absolute path, or two "
+                                     "separated by a colon, without commas or other colons. To mount such a path, use "
+                                     "a symbolic link with another name", bind)
         # packages in ~/.local would hide those of the image
         environment = {'PYTHONNOUSERSITE': '1'}
         if self.venv_inside:
@@ -169,44 +169,44 @@ class Singularity(RunScripts):
     # --- fetching
 
     def check_parameters(self):
-        """Check the easyconfig parameters before any work is done."""
+        """Check the easyconfig parameters before doing any work."""
         for name in CHOICES:
             if self.cfg[name] not in CHOICES[name]:
-                raise EasyBuildError("%s is '%s': it must be one of %s", name, self.cfg[name],
+                raise EasyBuildError("%s is '%s', but must be one of %s", name, self.cfg[name],
                                      ', '.join(map(str, CHOICES[name])))
         for name, value in self.cfg['container_environment'].items():
-            # it becomes code of Lua, Tcl and bash
+            # name and value become Lua, Tcl and bash code
             if not re.match(r'[A-Za-z_][A-Za-z0-9_]*\Z', str(name)):
-                raise EasyBuildError("container_environment has '%s', not a name of a variable (letters, digits "
-                                     "and _, no digit first)", name)
+                raise EasyBuildError("container_environment has '%s', which is not the name of a variable (letters, "
+                                     "digits and _, no digit first)", name)
             if re.search(r'[\x00-\x1f\x7f]', str(value)):
-                raise EasyBuildError("container_environment: the value of %s has a control character (%r): variables "
-                                     "of a module have one line", name, value)
+                raise EasyBuildError("container_environment: the value of %s has a control character (%r), but "
+                                     "variables of a module must have one line", name, value)
         own = CONTAINER_SCRIPTS + sorted(CONTAINER_LINKS) + NOT_WRAPPED
         address, source, venv = self.cfg['image_address'], self.first_source, self.cfg['preset_venv']
         gpu, here = GPUS.get(self.cfg['gpu_driver']), self.cfg['site_gpu']
         problems = [
             (re.search(r'[,:$"\n]', self.installdir),
-             "The installation directory is %s: a container cannot be given a directory with a comma, a colon, a quote "
-             "or a dollar in its name. Install elsewhere: --prefix or --installpath" % self.installdir),
+             "The installation directory is %s, but containers cannot mount a path that has a comma, a colon, a quote "
+             "or a dollar. Install elsewhere: --prefix or --installpath" % self.installdir),
             (venv and not re.match(r'^[\w.-]*\w$', venv),
-             "preset_venv is '%s': it must be a name of letters, digits, '.', '-' and '_'" % venv),
+             "preset_venv is '%s', but must be a name of letters, digits, '.', '-' and '_'" % venv),
             (venv and not self.cfg['container_python'],
              "preset_venv is '%s', but container_python is None: an environment needs Python" % venv),
             (bool(address) == bool(source),
              "The image must come from one place: name a SIF or a definition file as the first of 'sources', or a "
-             "registry with 'image_address', and not %s" % ('both' if address else 'neither')),
+             "registry in 'image_address', but not %s" % ('both' if address else 'neither')),
             (source and not source.endswith(('.sif', '.def')),
-             "The first source is %s: it must be an image (.sif) or a definition file (.def)" % source),
+             "The first source is %s, but must be an image (.sif) or a definition file (.def)" % source),
             (address and not re.match(r'^(docker|oras|library)://\S+$', address), "Easyconfig parameter image_address "
-             "is '%s': it must start with docker://, oras:// or library://" % address),
+             "is '%s', but must start with docker://, oras:// or library://" % address),
             (gpu and here in GPUS.values() and gpu != here,
-             "The image is for GPUs with %s (gpu_driver = '%s'), but this site's have %s. Take an image for these; to "
+             "The image is for GPUs with %s (gpu_driver = '%s'), but this site's have %s. Use an image for these; to "
              "use this one without GPUs, copy the easyconfig and remove gpu_driver"
              % (gpu, self.cfg['gpu_driver'], here)),
         ]
-        problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s': it "
-                      "must be the name of a command, and not one of %s" % (name, ', '.join(own)))
+        problems += [(name in own or not re.match(r'^[\w.+-]+$', name), "Easyconfig parameter wrappers has '%s', but "
+                      "must have names of commands other than %s" % (name, ', '.join(own)))
                      for name in self.cfg['wrappers']]
         for wrong, text in problems:
             if wrong:
@@ -214,7 +214,7 @@ class Singularity(RunScripts):
         self.container()
 
     def obtain_file_raise_on_failure(self, filename, *args, **kwargs):
-        """Find an image also in the central directories of the site, and say where to get one that is nowhere."""
+        """Search for an image also in the site's central directories; if there is none, explain where to get it."""
         find = super().obtain_file_raise_on_failure
         if not filename.endswith('.sif') or kwargs.get('no_download') or kwargs.get('force_download') or self.dry_run:
             return find(filename, *args, **kwargs)
@@ -224,26 +224,26 @@ class Singularity(RunScripts):
         for path in found:
             if os.path.isfile(path) and os.access(path, os.R_OK):
                 if path != own:
-                    print_msg("taking the image from %s", path, log=self.log, silent=self.silent)
+                    print_msg("using the image %s", path, log=self.log, silent=self.silent)
                 return path
         if not found and (self.cfg['source_urls'] or kwargs.get('urls')):
             return find(filename, *args, **kwargs)
-        raise EasyBuildError("The image %s %s.\nLooked in: %s.\n%s\nRemedy: put the image, or a link to it, into a "
-                             "directory and name that with --sourcepath=DIRECTORY:%s", filename,
-                             "cannot be read, ask its owner for read permission: " + ', '.join(found) if found
+        raise EasyBuildError("The image %s %s.\nSearched: %s.\n%s\nRemedy: put the image, or a link to it, into a "
+                             "directory, and add that: --sourcepath=DIRECTORY:%s", filename,
+                             "cannot be read; ask its owner for read permission: " + ', '.join(found) if found
                              else "was not found",
                              ', '.join(source_paths() + self.cfg['central_image_dirs']),
                              (self.cfg['download_instructions'] or '').strip(), ':'.join(source_paths()),
                              exit_code=EasyBuildExit.MISSING_SOURCES)
 
     def get_checksums_from_json(self, *args, **kwargs):
-        """Look for checksums.json, but not in a dry run: EasyBuild 5.4 reads it there even if there is none."""
+        """Read checksums.json, but not in a dry run, where EasyBuild 5.4 reads it even if it does not exist."""
         return {} if self.dry_run else super().get_checksums_from_json(*args, **kwargs)
 
     def fetch_step(self, *args, **kwargs):
-        """Check the easyconfig parameters, and find the sources and the scripts; --fetch pulls to the source path."""
+        """Check the easyconfig parameters, and find sources and scripts; with --fetch, pull to the source path."""
         self.check_parameters()
-        # no checksums here: EasyBuild would read an image of 10 GB once more
+        # skip checksums: EasyBuild would read an image of 10 GB once more
         super().fetch_step(skip_checksums=True)
 
         address = self.cfg['image_address']
@@ -252,7 +252,7 @@ class Singularity(RunScripts):
         elif address:
             self.image_checksum = self.get_checksum_for(self.cfg['checksums'], filename=self.image_name, index=0)
             pinned = PINNED_REGEX.search(address)
-            # on the source path with the beginning of its digest: no other image's
+            # in the source path, with the start of its digest in the name, which distinguishes it from other images
             name = '%s-%s.sif' % (re.sub(r'\.sif$', '', self.image_name), pinned['digest'][:12] if pinned else 'DIGEST')
             path = self.obtain_file(name, no_download=True, warning_only=True)
             if not path and self.cfg['stop'] == 'fetch':
@@ -268,32 +268,32 @@ class Singularity(RunScripts):
                                     'finalpath': self.builddir})
 
     def check_pinned(self):
-        """Refuse an address without a digest; not before it is needed, so that such an easyconfig can be looked at."""
+        """Refuse an address without a digest; only when it is needed, so that such an easyconfig can be inspected."""
         address = self.cfg['image_address']
         if not PINNED_REGEX.search(address):
             raise EasyBuildError("Easyconfig parameter image_address is '%s': a tag can mean another image tomorrow, "
-                                 "so it must end in a digest: @sha256:... (library:// :sha256....).\nThis prints it: "
+                                 "so it must end in a digest: @sha256:... (library:// :sha256....).\nTo get it: "
                                  "skopeo inspect --format '{{.Digest}}' %s\nRegistries also show it on their web "
-                                 "pages. Then: eb %s --try-amend=image_address=%s@sha256:...", address,
+                                 "pages. Then run: eb %s --try-amend=image_address=%s@sha256:...", address,
                                  re.sub('^oras:', 'docker:', address), self.cfg.filename(), address,
                                  exit_code=EasyBuildExit.MISSING_SOURCES)
 
     def pull(self, path):
         """Pull the image from its registry to a file."""
         address, directories = self.cfg['image_address'], self.runtime_directories()
-        print_msg("pulling %s (the download is kept in %s)...", address, directories['CACHEDIR'] or
-                  "your home directory; for another: export APPTAINER_CACHEDIR=DIRECTORY",
+        print_msg("pulling %s (the download stays in %s)...", address, directories['CACHEDIR'] or
+                  "your home directory; to change that: export APPTAINER_CACHEDIR=DIRECTORY",
                   log=self.log, silent=self.silent)
-        # the runtime takes a digest without a tag only
+        # the runtime accepts a digest only without a tag
         pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories, self.log)
         check_sif(path)
 
     def runtime_directories(self):
-        """Where the runtime keeps and unpacks what it gets: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
+        """Where the runtime keeps and unpacks downloads: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
         return {kind: runtime_directory(kind) for kind in ['CACHEDIR', 'TMPDIR']}
 
     def checksum_step(self):
-        """Verify the checksums; that of the image while it is brought to its hidden name, so that it is read once."""
+        """Verify the checksums; that of the image while it is copied to its hidden name, so that it is read once."""
         image = self.src[0] if self.src and self.src[0]['path'].endswith('.sif') else None
         if self.dry_run or self.cfg['stop'] == 'fetch':
             if image and not self.dry_run:
@@ -312,11 +312,11 @@ class Singularity(RunScripts):
             self.stage_image('pull', self.cfg['image_address'], self.image_checksum)
 
     def stage_image(self, transfer, origin, checksum=None):
-        """Make the image under its hidden name, verified and on the disk; how: 'pull', 'build' or as transfer_image."""
+        """Bring the image to its hidden name, verified and on disk; transfer: 'pull', 'build' or for transfer_image."""
         target = self.unfinished
         pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))
-        for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks it may be at work
-            print_msg("removing %s, left by an installation that was killed", path, log=self.log, silent=self.silent)
+        for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks another eb may use it
+            print_msg("removing %s, left by a killed installation", path, log=self.log, silent=self.silent)
             remove(path)
         mkdir(self.installdir, parents=True)
         with removed_on_error(target):
@@ -341,7 +341,7 @@ class Singularity(RunScripts):
             check_digest(origin, checksum, digest)
             origin = self.cfg['image_address'] or origin
             if origin.startswith('library://') and PINNED_REGEX.search(origin)['digest'] != digest:
-                raise EasyBuildError("The image from %s has the sha256 %s. Do not use it", origin, digest,
+                raise EasyBuildError("The image from %s has the wrong sha256 %s. Do not use it", origin, digest,
                                      exit_code=EasyBuildExit.FAIL_CHECKSUM)
         self.image_facts = {'file': self.image_name, 'sha256': digest, 'size': os.path.getsize(target),
                             'origin': origin, 'transfer': transfer}
@@ -349,13 +349,13 @@ class Singularity(RunScripts):
     # --- steps
 
     def extract_step(self):
-        """Nothing is unpacked, and no copy goes to the build directory but what a definition file needs."""
+        """Unpack nothing; copy only what a definition file needs to the build directory."""
         if self.first_source.endswith('.def'):
             for src in self.src:
                 copy_file(src['path'], os.path.join(self.builddir, src['name']))
 
     def configure_step(self):
-        """There is nothing to configure."""
+        """Nothing to configure."""
 
     def build_step(self):
         """Build the image if the source is a definition file."""
@@ -363,7 +363,7 @@ class Singularity(RunScripts):
             self.stage_image('build', self.src[0]['path'])
 
     def make_installdir(self, dontcreate=None):
-        """Remove what an earlier installation left, but not the packages of the user nor the new image."""
+        """Remove an old installation, except the user's packages and the new image."""
         untouched = self.dry_run or build_option('module_only') or self.cfg['keeppreviousinstall']
         if untouched or not os.path.isdir(self.installdir):
             super().make_installdir(dontcreate=dontcreate)
@@ -372,12 +372,12 @@ class Singularity(RunScripts):
             path = os.path.join(self.installdir, name)
             if name in ['user-software', 'user-software.squashfs']:
                 print_msg("keeping %s", path, log=self.log, silent=self.silent)
-            # with --ignore-locks another installation may be at work on its image
+            # with --ignore-locks another installation may be writing its image
             elif name not in USER_SOFTWARE and not name.startswith('.%s.part-' % self.image_name):
                 remove(path)
 
     def install_step(self):
-        """Give the image its name, and write down what it is."""
+        """Give the image its name, and record its facts."""
         if self.dry_run:
             self.dry_run_msg("  * image %s will be put into %s", self.image_name, self.installdir)
             return
@@ -388,7 +388,7 @@ class Singularity(RunScripts):
         write_file(target + '.sha256', '%s  %s\n' % (self.image_facts['sha256'], self.image_name))
         print_msg("image %s, sha256 %s", self.image_name, self.image_facts['sha256'], log=self.log, silent=self.silent)
 
-        # its definition: what it was built from, else what it holds
+        # the definition file that it was built from, else the definition inside it
         directory = os.path.join(self.installdir, 'share', 'docker-defs')
         paths = [src['path'] for src in self.src if src['name'].endswith('.def')]
         for path in paths:
@@ -396,13 +396,13 @@ class Singularity(RunScripts):
         try:
             definition = None if paths else definition_of(target)
         except (EasyBuildError, ValueError) as err:
-            print_warning("share/docker-defs is not made: %s" % err, log=self.log)
+            print_warning("share/docker-defs is not created: %s" % err, log=self.log)
             return
         if definition:
             write_file(os.path.join(directory, re.sub(r'\.sif$', '', self.image_name) + '.def'), definition)
 
     def post_processing_step(self):
-        """Make the user's virtual environment, where the commands are."""
+        """Install the commands, then make the user's virtual environment."""
         super().post_processing_step()
         if self.dry_run:
             return
@@ -418,12 +418,12 @@ class Singularity(RunScripts):
         return dict(CONTAINER_LINKS, **dict.fromkeys(inside, 'in-container'))
 
     def write_scripts(self, directory):
-        """Besides the scripts links to them, and for them what the module file says to the shell."""
+        """Write the scripts, links to them, and the settings of the module file for them."""
         super().write_scripts(directory)
         for name, target in self.links().items():
             symlink(target, os.path.join(directory, 'bin', name), use_abspath_source=False)
         lines = ["# read by bin/in-container; made by EasyBuild together with the module file"]
-        # which image is taken, the module decides
+        # without 'central', because only the module decides which image to use
         lines += ['%s=%s' % (key, value) for key, values in self.container().items() if key != 'central'
                   for value in values]
         write_file(os.path.join(directory, 'container.conf'), '\n'.join(lines) + '\n')
@@ -431,29 +431,29 @@ class Singularity(RunScripts):
     # --- the virtual environment for the user's own packages
 
     def make_preset_venv(self, packages):
-        """Make the virtual environment in the directory of the user's packages, unless an earlier installation has."""
+        """Make the virtual environment in the directory of the user's packages, unless it exists."""
         name, path = self.cfg['preset_venv'], self.installdir + self.venv_inside
         unfinished = path + '.unfinished'
         problem = self.container_problem('true')
         if os.path.exists(unfinished) and not problem:
-            # an earlier installation was interrupted while making it: nothing of the user's is in it
+            # an earlier installation was interrupted while making it, so the user has nothing in it yet
             remove_dir(path)
         if os.path.lexists(path) or os.path.exists(packages + '.squashfs'):
-            renew = "To have it made again: move %s away (a .squashfs beside it too), then 'eb --rebuild %s'" % (
+            renew = "To make it again: move %s away (also a .squashfs beside it), then run 'eb --rebuild %s'" % (
                 packages, self.cfg.filename())
             if not problem and self.container_problem(self.venv_inside + '/bin/python', '-c', 'pass'):
-                print_warning("The virtual environment %s was kept, but does not work with this image (another "
-                              "Python?). %s" % (path, renew), log=self.log)
+                print_warning("The virtual environment %s was kept, but does not work with this image (does it have "
+                              "another Python?). %s" % (path, renew), log=self.log)
             return
         if problem:
-            print_warning("The virtual environment %s is not made: %s. Where containers run, 'eb --rebuild "
-                          "%s' makes it" % (name, problem, self.cfg.filename()), log=self.log)
+            print_warning("The virtual environment %s is not made: %s. Run 'eb --rebuild %s' on a node where "
+                          "containers run" % (name, problem, self.cfg.filename()), log=self.log)
             return
         print_msg("making the virtual environment %s...", name, log=self.log, silent=self.silent)
         mkdir(os.path.dirname(path), parents=True)
         write_file(unfinished, '')
         python = self.cfg['container_python']
-        # of an image whose Python is in an environment itself, venv shows the packages of the Python below that one
+        # if the image's Python is in an environment, venv only shows the packages of that environment's base Python
         program = 'import sys, sysconfig; sys.prefix == sys.base_prefix or print(sysconfig.get_path("purelib"))'
         packages_of_image = run_shell_cmd(self.command('in-container', python, '-c', program), fail_on_error=False,
                                           hidden=True, split_stderr=True).output.strip()
@@ -470,15 +470,15 @@ class Singularity(RunScripts):
 
     @staticmethod
     def run_or_fail(what, command, remedy):
-        """Run a command; EasyBuildError with the end of what it printed and the remedy if it fails."""
+        """Run a command; EasyBuildError with the end of its output and the remedy if it fails."""
         res = run_shell_cmd(command, fail_on_error=False, hidden=True)
         if res.exit_code:
             raise EasyBuildError("%s failed:\n%s\n%s", what, last_lines(res.output), remedy)
 
-    # --- checks: by the commands that users call, and so not through spython
+    # --- checks: with the commands that users call, not through spython
 
     def container_problem(self, *command):
-        """Why a command (its words) cannot be run in the container on this host, as a phrase; '' if it can."""
+        """A phrase: why a command (its words) cannot run in the container on this host; '' if it can."""
         res = run_shell_cmd(self.command('in-container', *command), fail_on_error=False, hidden=True, in_dry_run=True)
         if not res.exit_code:
             return ''
@@ -502,9 +502,9 @@ class Singularity(RunScripts):
         return commands
 
     def sanity_check_step(self, *args, **kwargs):
-        """Check the files beside the image, the image itself, and where containers run what is inside."""
+        """Check the files beside the image, the image itself, and its contents if containers can run."""
         paths = {
-            # not the image: after 'rm $SIF' the central copy serves, and the module can be made again
+            # not the image: after 'rm $SIF' the module uses the central copy, and 'eb --module-only' must still work
             'files': ['container.conf', 'image.json'] + ['bin/' + name for name in self.links()], 'dirs': [],
         }
         image = os.path.join(self.installdir, self.image_name)
@@ -513,7 +513,7 @@ class Singularity(RunScripts):
         problem = '' if self.dry_run else self.container_problem('true')
         commands = [] if problem else self.container_commands()
         if problem:
-            print_warning("The inside of the image is not checked: %s. 'eb --sanity-check-only %s' checks it "
+            print_warning("The inside of the image is not checked: %s. Run 'eb --sanity-check-only %s' on a node "
                           "where containers run" % (problem, self.cfg.filename()), log=self.log)
         super().sanity_check_step(*args, custom_paths=paths, custom_commands=commands, **kwargs)
 
@@ -530,11 +530,11 @@ class Singularity(RunScripts):
                                  self.full_mod_name, self.module_generator)
 
     def make_module_step(self, fake=False):
-        """Make the module also when there is no image yet."""
+        """Make the module even if there is no image yet."""
         if fake or self.dry_run or os.path.exists(os.path.join(self.installdir, self.image_name)):
             return super().make_module_step(fake=fake)
-        # 'eb --module-only --force': the devel module would need a module that can be loaded
-        print_warning("The image %s is not there: the module can be loaded where a central copy is, or after 'eb "
+        # 'eb --module-only --force': to make the devel module, eb would have to load this module
+        print_warning("The image %s does not exist: the module can be loaded only with a central copy, or after 'eb "
                       "--rebuild %s'" % (self.image_name, self.cfg.filename()), log=self.log)
         wanted = update_build_option('generate_devel_module', False)
         try:
@@ -543,10 +543,10 @@ class Singularity(RunScripts):
             update_build_option('generate_devel_module', wanted)
 
     def close_log(self):
-        """Let the packages of the user stay changeable, and their directory, when the installation is made read-only.
+        """Keep the user's packages and their directory writable, even if the installation is read-only.
 
-        Not in the permissions step: a rebuild is made read-only once more after all steps (build_and_install_one in
-        easybuild/framework/easyblock.py), and then its log is closed.
+        Not in the permissions step: after all steps, a rebuild is made read-only once more (build_and_install_one in
+        easybuild/framework/easyblock.py), and only then is its log closed.
         """
         packages = os.path.join(self.installdir, 'user-software')
         if build_option('read_only_installdir') and self.image_facts and os.path.isdir(packages):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# No launcher has started this process: is it the only one on purpose? Sourced by ranks.bash, where it found none.
+# No launcher started this process: is it meant to be the only one? Sourced by ranks.bash if it finds no launcher.
 
-# What batch systems say of the size of a job. Fields: a variable that their jobs have | how to start ranks | variables:
-# a number of nodes or tasks, or (*FILE) a file with a host a line, or (*_HOSTS) hosts and slots in turn.
+# How batch systems give the size of a job. Fields: a variable that their jobs have | what starts ranks | variables with
+# a number of nodes or tasks, with a file of one host per line (*FILE), or with hosts and slots in turn (*_HOSTS).
 # Sources: sbatch(1); pbs_environment of PBS and of Torque (PBS_NUM_NODES); LSF's reference, environment variables;
 # sge_pe(5) and qsub(1) of Grid Engine, whose jobs have SGE_TASK_ID; oarsub(1); HTCondor's manual, parallel universe;
 # AWS Batch's guide, multi-node jobs; Fujitsu's job operation manual (PJM_NODE); MPICH's hydra (LOADL_HOSTFILE);
@@ -26,25 +26,25 @@ _batch_systems=(
     'LWS_GROUP_SIZE torchrun LWS_GROUP_SIZE'
     'PET_NNODES torchrun PET_NNODES'
 )
-# ranks of launchers that do not say here how many there are, or in words that are not known: PMIx (prun), jsrun, aprun,
+# rank variables of launchers that give the number of ranks in no known variable: PMIx (prun), jsrun, aprun,
 # MVAPICH2's mpirun_rsh, HPE MPT's mpiexec_mpt (radical.pilot), Intel's and Platform's older ones
 _unknown_ranks=PMIX_RANK,JSM_NAMESPACE_RANK,ALPS_APP_PE,MV2_COMM_WORLD_RANK,MPT_MPI_RANK,MPIRUN_RANK,PMI_ID,MPI_RANKID
 
-_on_purpose="One process on its own is conda-python-simple; one rank on purpose: export RANK=0 WORLD_SIZE=1"
+_on_purpose="For a single process use conda-python-simple; for one rank on purpose export RANK=0 WORLD_SIZE=1"
 
-_count_hosts() {  # HOST... -> count: different ones
+_count_hosts() {  # HOST... -> count, without duplicates
     local host
     local -A different=()
     for host; do different[$host]=1; done
     count=${#different[@]}
 }
 
-_job_size() {  # NAME -> count: what this variable says
+_job_size() {  # NAME -> count: the size that this variable gives
     local line fields=() listed=() i
     count=0
     case $1 in
         *FILE)
-            [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read here, so how many nodes the job has is" \
+            [[ -f ${!1} && -r ${!1} ]] || _fail 1 "$1=${!1} cannot be read, so the job's number of nodes is" \
                 "unknown, and no launcher started this process. Start the ranks with $starter, or bind that file into" \
                 "the container. $_on_purpose"
             while IFS=$' \t\r' read -r line _ || [[ -n $line ]]; do [[ -z $line ]] || listed+=("$line"); done < "${!1}"
@@ -64,13 +64,13 @@ _job_size() {  # NAME -> count: what this variable says
 }
 
 _refuse_several() {  # WORDS
-    _fail 1 "$1, but no $starter started this process, so it would be a training of one rank that knows of no other." \
+    _fail 1 "$1, but no $starter started this process, so it would train as a single rank, unaware of the others." \
         "Put $starter in front${_torchrun:+, with one task per node}: $starter ... ${0##*/}${_torchrun:+ --torchrun}" \
         "... $_on_purpose"
 }
 
-# The launcher's variables are not all here: a container was given some of them, or none (--cleanenv, env -i). Those of
-# the processes in front are where these may be read: proc(5), environ.
+# Some or all of the launcher's variables did not reach this process in a container (--cleanenv, env -i). The parent
+# processes still have them, if their environ may be read (proc(5)).
 # shellcheck disable=SC2154  # _launchers: ranks.bash
 _refuse_lost_launcher() {
     local row parts='' sizes=' ' name line entry lost='' pid=$$ i
@@ -79,15 +79,15 @@ _refuse_lost_launcher() {
         set -- $row
         [[ $1 != @(torchrun|manual) ]] || continue
         sizes+="${4//,/ } "
-        # the batch script has those of Slurm, too
+        # the batch script has Slurm's variables, too
         [[ $1 == slurm ]] || parts+=,$3,$4,$5
     done
     [[ ${SLURM_PROCID:-0} == 0 ]] || parts+=,SLURM_PROCID
     for name in ${_unknown_ranks//,/ } ${parts//,/ }; do
-        # PMIx tells the size only to programs that are linked with it.
-        [[ -z ${!name-} ]] || _fail 1 "a launcher set $name=${!name}, but nothing says how many ranks there are," \
-            "or which one this is. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start" \
-            "them with srun, mpirun or mpiexec, and pass all their variables on"
+        # PMIx gives the size only to programs that are linked with it.
+        [[ -z ${!name-} ]] || _fail 1 "a launcher set $name=${!name}, but how many ranks there are, or which one" \
+            "this is, is unknown. Export RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or start" \
+            "the ranks with srun, mpirun or mpiexec, and pass on all variables of the launcher"
     done
     for ((i = 0; i < 16 && pid > 1; i++)); do
         IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
@@ -99,25 +99,25 @@ _refuse_lost_launcher() {
             [[ $sizes != *" $name "* || -n ${!name-} || $entry != *=[1-9]* || $entry == *=1 ]] ||
                 lost="process $pid has $entry"
         done 2> /dev/null < "/proc/$pid/environ"
-        [[ -z $lost ]] || _fail 1 "this is one of several ranks, or of a job of several tasks, and does not know it:" \
-            "$lost, and here it is not set. Pass the launcher's variables on (no --cleanenv, no env -i). $_on_purpose"
+        [[ -z $lost ]] || _fail 1 "this is one of several ranks or tasks, but it has lost the launcher's variables:" \
+            "$lost, which is not set in this process. Pass them on (no --cleanenv, no env -i). $_on_purpose"
     done
 }
 
-_check_alone() {  # others that this one rank would wait for, or miss
+_check_alone() {  # looks for other ranks, which this one would wait for or miss
     local row name starter names count known='' by='' tasks=${SLURM_NTASKS:-${SLURM_NPROCS:-1}} IFS=$' \t\n'
     if [[ -n ${SLURM_JOB_ID-}${SLURM_PROCID-} ]]; then
         _need_number SLURM_NTASKS "$tasks"
-        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would be" \
-            "one rank that waits for $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for one process on" \
-            "its own: conda-python-simple)"
+        ((tasks == 1)) || _fail 1 "this Slurm job has $tasks tasks, but no srun started this process, so it would" \
+            "wait for the $((tasks - 1)) others. Put srun in front: srun ${0##*/} ... (for a single process:" \
+            "conda-python-simple)"
     fi
     _refuse_lost_launcher
-    # pbsdsh starts a process on each node, and tells it which (pbsdsh(1B)); the job's own script is task 1 of node 0
-    # (seen in public outputs: 1 in the script, 146 below pbsdsh). Hexadecimal in some versions.
+    # pbsdsh starts a process on each node, and passes the node's number (pbsdsh(1B)); the job's script is task 1 of
+    # node 0 (seen in public outputs: 1 in the script, 146 below pbsdsh). Some versions write hexadecimal numbers.
     starter=mpiexec
     [[ -z ${PBS_JOBID-} || ${PBS_NODENUM:-0} =~ ^0*$ && ${PBS_TASKNUM:-1} =~ ^0*1?$ ]] ||
-        _refuse_several "pbsdsh or the like started this process on node ${PBS_NODENUM-} of the job"
+        _refuse_several "pbsdsh or a similar tool started this process on node ${PBS_NODENUM-} of the job"
     for row in "${_batch_systems[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
@@ -130,30 +130,31 @@ _check_alone() {  # others that this one rank would wait for, or miss
             ((count <= 1)) || _refuse_several "this job has several nodes ($name: $count)"
         done
         [[ $known == job || $1 != @(SLURM|PBS)* ]] || _fail 1 "this is a job ($1=${!1}), but none of ${3//,/, } is" \
-            "here to say how many nodes it has. Pass the job's variables on, or put $starter in front. $_on_purpose"
+            "set, so its number of nodes is unknown. Pass the job's variables to this process, or put $starter in" \
+            "front. $_on_purpose"
     done
-    # the script of flux batch has none of the variables of a job: its instance says how many brokers it has, one a node
+    # a flux batch script has no variables of a job: ask its instance for the number of brokers, one per node
     if [[ -n ${FLUX_URI-} ]]; then
         starter='flux run' count=''
         ! type -P flux > /dev/null || count=$(flux getattr size 2> /dev/null)
-        _is_number "$count" || _fail 1 "FLUX_URI is set, but 'flux getattr size' does not say how many nodes this" \
-            "Flux instance has (is flux in PATH?). Put $starter in front. $_on_purpose"
+        _is_number "$count" || _fail 1 "FLUX_URI is set, but 'flux getattr size' does not give the number of nodes" \
+            "of this Flux instance (is flux in PATH?). Put $starter in front. $_on_purpose"
         ((count <= 1)) || _refuse_several "this Flux instance has $count nodes"
     fi
     [[ -z ${RANK-}${WORLD_SIZE-} && ${LOCAL_WORLD_SIZE:-1} == 1 ]] || _fail 1 "RANK='${RANK-}' and" \
-        "WORLD_SIZE='${WORLD_SIZE-}' (LOCAL_WORLD_SIZE='${LOCAL_WORLD_SIZE-}'): one without the other, and no" \
-        "launcher that knows the missing one. Export both for every rank, or neither and use srun, mpirun or mpiexec"
+        "WORLD_SIZE='${WORLD_SIZE-}' (LOCAL_WORLD_SIZE='${LOCAL_WORLD_SIZE-}'): some are missing," \
+        "and no launcher sets them. Export all of them for every rank, or none and use srun, mpirun or mpiexec"
     [[ -z $known ]] || return 0
-    # pdsh, clush and loops over ssh leave no more than this; a login has SSH_TTY (ssh(1))
+    # pdsh, clush and loops over ssh leave only this trace; a login also has SSH_TTY (ssh(1))
     [[ -z ${SSH_CONNECTION-} || -n ${SSH_TTY-} ]] || by='ssh (pdsh, clush) started this process'
     _find_several_nodes
     [[ -z ${JOB_COMPLETION_INDEX-} ]] || by="this is pod $JOB_COMPLETION_INDEX of an indexed Job of Kubernetes"
     _find_lost_job
-    [[ -z $by ]] || _say "one rank that knows of no other: $by, and no launcher says more. For one training of" \
-        "several, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
+    [[ -z $by ]] || _say "this rank starts alone: $by, but no launcher's variables are set. For one training on" \
+        "several ranks, export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR for each"
 }
 
-# What systems that the table does not name say of several nodes, by the form of name and value: Azure Batch
+# Finds variables of systems outside the table that mean several nodes, by the form of name and value: Azure Batch
 # (AZ_BATCH_HOST_LIST), SageMaker (SM_HOSTS), Volcano and ModelArts (VC_WORKER_HOSTS, MA_NUM_HOSTS), Base Command
 # (NGC_ARRAY_SIZE), Beaker (BEAKER_REPLICA_COUNT), dstack (DSTACK_NODES_NUM), RunPod (NUM_NODES), Vertex AI
 # (CLUSTER_SPEC), TFJob (TF_CONFIG), Kubeflow's MPI Operator (K_MPI_JOB_ROLE): their own guides.
@@ -162,12 +163,12 @@ _find_several_nodes() {  # -> by
     form+='0*([2-9]|[1-9][0-9]+)$|(SM|.*_WORKER)_HOSTS=[^,]+,.|.*_(HOST|NODE)_LIST=[^,;]+[,;].'
     form+='|(TF_CONFIG|CLUSTER_SPEC)=.*:[0-9]+".*:[0-9]+"|K_MPI_JOB_ROLE=launcher$)'
     while IFS= read -r -d '' entry; do
-        [[ ! $entry =~ $form ]] || by="${entry:0:80} is of a job of several nodes"
+        [[ ! $entry =~ $form ]] || by="${entry:0:80} is a variable of a job of several nodes"
     done 2> /dev/null < "/proc/$$/environ"
 }
 
-# The kernel knows the job of a process that has lost all variables: a container with --cleanenv, env -i, an ssh that
-# the job adopts. Slurm's cgroup.conf(5) and pam_slurm_adopt, PBS's cgroups hook; as public exporters parse them
+# The kernel knows the job of a process that lost all variables: in a container with --cleanenv, by env -i, in an ssh
+# that the job adopts. Slurm's cgroup.conf(5) and pam_slurm_adopt, PBS's cgroups hook; as public exporters parse them
 # (.../job_211/step_0/user/task_1, /slurm/uid_7/job_211/step_extern, /pbs_jobs.service/jobid/12.server).
 _find_lost_job() {  # -> by
     local line found='' task=''
@@ -177,7 +178,7 @@ _find_lost_job() {  # -> by
         found=${BASH_REMATCH:0:80} task=${BASH_REMATCH[2]}/${BASH_REMATCH[5]}
     done 2> /dev/null < "$_proc_cgroup"
     [[ -n $found ]] || return 0
-    by="the kernel has this process in $found, and the variables of that job are not here (--cleanenv, env -i, ssh)"
-    [[ $task != [0-9]*/*[1-9]* ]] || _fail 1 "one of several ranks, which does not know it: $by. Pass them on." \
-        "$_on_purpose"
+    by="this process is in the cgroup $found, but that job's variables are not set (--cleanenv, env -i, ssh)"
+    [[ $task != [0-9]*/*[1-9]* ]] || _fail 1 "this is one of several ranks, without their variables: $by. Pass them" \
+        "on. $_on_purpose"
 }

@@ -3,7 +3,7 @@
 
 _check_first() {  # exec python ARGUMENTS: in the environment that the program will have
     _need_python "$2"
-    # the launcher's numbers: a user may export LOCAL_RANK=0, where each task sees one GPU
+    # pass the launcher's numbers: a user may export LOCAL_RANK=0 if each task sees one GPU
     SLINGTORCH_LAUNCHER=$launcher LOCAL_RANK=$local_rank LOCAL_WORLD_SIZE=$local_world_size \
         SLINGTORCH_JOB_DIR=$cache_dir "$2" -B "$_here/lib/job" check --stderr -- "${@:3}" || exit
     "$@"
@@ -15,9 +15,9 @@ _check_alone_first() {
     "$@"
 }
 
-_need_python() {  # PYTHON: what would end the check before it can say anything
-    [[ $(ulimit -f) != 0 ]] || _fail 1 "ulimit -f is 0: no file of this rank may have a single byte. Set 'ulimit -f" \
-        "unlimited' in the job script, or have the limit raised where it is set"
+_need_python() {  # PYTHON: finds what would end the check before its first message
+    [[ $(ulimit -f) != 0 ]] || _fail 1 "ulimit -f is 0: this rank cannot write a single byte to a file. Set 'ulimit" \
+        "-f unlimited' in the job script, or raise the limit where it is set"
     [[ -z ${PYTHONHOME-} ]] || "$1" -c '' 2> /dev/null || _fail 1 "$1 does not start with PYTHONHOME='$PYTHONHOME'." \
         "Unset PYTHONHOME in the job script"
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # How Flux distributes the ranks. Sourced by ranks.bash.
 
-# Flux has no variable with the ranks of this node, nor with the host of rank 0: its command knows both, from 0.62 on
-# (flux-job(1), taskmap). Where it cannot be asked, as in a container, an even distribution is taken for granted: with
-# another one some rank finds a local rank that is too high, and stops.
+# Flux sets no variable for the number of ranks on this node, nor for the host of rank 0. Since 0.62 its command knows
+# both (flux-job(1), taskmap). Without the command, as in a container, an even distribution is assumed: if that is
+# wrong, some rank finds that its local rank is too high, and stops.
 _flux_tasks() {  # -> flux_local_size, flux_host
     local nodes=${FLUX_JOB_NNODES:-1} map='' line host ids entry first last count here IFS=$' \t\n'
     _need_number FLUX_JOB_SIZE "$world_size"
@@ -18,13 +18,13 @@ _flux_tasks() {  # -> flux_local_size, flux_host
             IFS=$' \t\n'
             host=${line%%: *} ids=${line#*: } count=0 here=''
             [[ $line =~ ^[A-Za-z0-9][A-Za-z0-9._-]*:\ [0-9]{1,9}([,-][0-9]{1,9})*$ ]] || _fail 1 "'flux job taskmap" \
-                "--to=hosts' printed '${line:0:60}', which is not HOST: TASKS. Export MASTER_ADDR, RANK, WORLD_SIZE," \
+                "--to=hosts' printed '${line:0:60}', not HOST: TASKS. Export MASTER_ADDR, RANK, WORLD_SIZE," \
                 "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank"
             for entry in ${ids//,/ }; do
                 first=${entry%-*} last=${entry#*-}
                 ((count += last - first + 1))
                 ((rank < first || rank > last)) || here=1
-                # shellcheck disable=SC2034  # the table names it
+                # shellcheck disable=SC2034  # read through the table
                 ((first != 0)) || flux_host=$host
             done
             [[ -z $here ]] || flux_local_size=$count
@@ -33,9 +33,9 @@ _flux_tasks() {  # -> flux_local_size, flux_host
     elif ((world_size % nodes == 0)); then
         flux_local_size=$((world_size / nodes))
     else
-        _fail 1 "$world_size ranks on $nodes nodes, and Flux's command, which knows how they are distributed, failed:" \
-            "${map:-there is none in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start as many on" \
-            "every node"
+        _fail 1 "how the $world_size ranks are distributed over $nodes nodes is unknown, because the flux command" \
+            "failed: ${map:-it is not in PATH}. Make it available to the ranks (PATH, FLUX_URI), or start the same" \
+            "number on every node"
     fi
     local_world_size=$flux_local_size
 }

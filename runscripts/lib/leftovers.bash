@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Which of several launchers is the innermost one. Sourced by ranks.bash where variables of an outer one may be left
-# over: each rank would parse it otherwise, at each start.
+# Finds the innermost of several launchers. Sourced by ranks.bash only if variables of an outer launcher may be left
+# over, because every rank would have to parse this file at every start.
 
-# A launcher sets its variables in the processes that it starts: those that an ancestor has already are left over from
-# an outer start. proc(5): environ is as it was when a process started. Slurm starts the process SLURM_TASK_PID
-# (srun(1)).
-_depth_of() {  # NAME -> depth: how many ancestors have it with this value; newest: up to the process that Slurm started
+# A launcher sets its variables in the processes that it starts. Variables that an ancestor already has are left over
+# from an outer start. environ is the environment that a process started with (proc(5)). Slurm starts the process
+# SLURM_TASK_PID (srun(1)).
+_depth_of() {  # NAME -> depth: how many ancestors have this value; newest: set if all do, up to Slurm's own process
     local pid=$$ line entry found
     depth=0 newest=''
     while [[ $pid != "${SLURM_TASK_PID-}" ]]; do
         IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
-        line=${line##*) ? }  # past the command's name, which may hold anything
+        line=${line##*) ? }  # skip the command's name, which may contain anything
         pid=${line%% *} found=''
         [[ -r /proc/$pid/environ ]] || continue  # a container's setuid starter
         while IFS= read -r -d '' entry; do
@@ -22,7 +22,7 @@ _depth_of() {  # NAME -> depth: how many ancestors have it with this value; newe
     newest=1
 }
 
-_newest_of() {  # NAME... -> depth: the least of theirs; one of them may have had the same value before
+_newest_of() {  # NAME... -> depth: the smallest one; a variable may have had the same value before
     local name least=''
     for name; do
         [[ -n ${!name-} ]] || continue
@@ -32,18 +32,18 @@ _newest_of() {  # NAME... -> depth: the least of theirs; one of them may have ha
     depth=$least
 }
 
-# Several launchers: is the one that was taken the innermost? A job that was submitted from inside an mpirun would else
-# be as many trainings of one rank each, all of them complete and with status 0.
+# With several launchers: is the chosen one the innermost? Otherwise a job that was submitted from inside an mpirun
+# would become many trainings of one rank each, all complete and with status 0.
 _drop_leftovers() {
     local row name value size_name other_rank other_size own_depth depth newest IFS=$' \t\n'
     local -a own=("${_row[@]}") names
-    # shellcheck disable=SC2034  # the table names it: a PALS_RANKID may be left over
+    # shellcheck disable=SC2034  # read through the table: a PALS_RANKID may be left over
     local no_pals=1
     for row in "${_launchers[@]}"; do
         # shellcheck disable=SC2086  # split at blanks
         set -- $row
         [[ $1 != "$launcher" && $1 != @(horovod|manual) ]] || continue
-        # these three have a PMI_RANK of their own
+        # these three set PMI_RANK, too
         [[ $launcher/$1 != @(hydra|pals|flux)/pmi ]] || _all_set PMI_LOCAL_RANK+PMI_LOCAL_SIZE || continue
         if [[ $1 == slurm ]]; then [[ -n $step_task && -n ${SLURM_PROCID-} ]] || continue
         else _all_set "$2" || continue
@@ -66,14 +66,14 @@ _drop_leftovers() {
         esac
         if ((own_depth > depth)) || [[ $own_depth/$1 == "$depth/slurm" && -n $newest ]]; then
             [[ $other_rank != 0 ]] || _say "${own[2]}=$rank and ${own[3]}=$world_size ($launcher) are left over from" \
-                "an outer start, and not used: this is rank 0 of $other_size ($1)"
+                "an outer start and ignored: this is rank 0 of $other_size ($1)"
             printf -v value '%s,' "${own[@]:1:5}"
             IFS=+,
             # shellcheck disable=SC2206
             names=($value)
             IFS=$' \t\n'
             for name in "${names[@]}"; do
-                # not those of the innermost one; srun's own PMI variables, if they agree with it
+                # keep those of the innermost launcher, and srun's own PMI variables if they agree with it
                 [[ $name == [!A-Z]* || " ${*//[+,]/ } " == *" $name "* || $name == PMI_* && -n $srun_task ]] ||
                     unset "$name"
             done
@@ -87,8 +87,8 @@ _drop_leftovers() {
             return
         fi
         ((own_depth < depth)) || [[ $world_size != 1 || $other_size == 1 ]] || _fail 1 "two launchers contradict each" \
-            "other: ${own[2]}=$rank and ${own[3]}=1 ($launcher) say that this is the only rank, $name=$other_rank and" \
-            "$size_name=$other_size ($1) that it is one of $other_size. One of them is left over from an outer start:" \
+            "other: by ${own[2]}=$rank and ${own[3]}=1 ($launcher) this is the only rank, by $name=$other_rank and" \
+            "$size_name=$other_size ($1) it is one of $other_size. One launcher is left over from an outer start:" \
             "unset its variables in the job script, such as ${names[0]}"
     done
 }

@@ -13,27 +13,27 @@ _find_host() {
         # the form of torchrun's --rdzv-endpoint, which many job scripts put here
         if [[ $MASTER_ADDR =~ ^([[:alnum:]_][[:alnum:]._-]*):([0-9]+)$ ]]; then
             [[ ${MASTER_PORT:-${BASH_REMATCH[2]}} == "${BASH_REMATCH[2]}" ]] || _fail 1 "MASTER_ADDR='$MASTER_ADDR'" \
-                "names another port than MASTER_PORT='$MASTER_PORT'. Write the host alone in MASTER_ADDR"
-            ((RANK)) || _say "MASTER_ADDR='$MASTER_ADDR' is taken apart: MASTER_ADDR=${BASH_REMATCH[1]}" \
+                "has a different port than MASTER_PORT='$MASTER_PORT'. Put only the host in MASTER_ADDR"
+            ((RANK)) || _say "MASTER_ADDR='$MASTER_ADDR' is split: MASTER_ADDR=${BASH_REMATCH[1]}" \
                 "MASTER_PORT=${BASH_REMATCH[2]}"
             MASTER_ADDR=${BASH_REMATCH[1]} MASTER_PORT=${BASH_REMATCH[2]}
         fi
         colons=${MASTER_ADDR//[!:]/}
-        # torch's env:// takes the whole text as a host name and fails much later. An IPv6 address has two colons or
-        # more, and a zone (fe80::1%hsn0) where it is link-local.
+        # torch's env:// would use the whole text as a host name and fail much later. An IPv6 address has two colons or
+        # more, and a zone (fe80::1%hsn0) if it is link-local.
         [[ ${#colons} -ne 1 && $MASTER_ADDR =~ ^[[:alnum:]_:][[:alnum:]._:%-]*$ ]] || _fail 1 \
-            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Write the host alone, the port in MASTER_PORT"
-        # every node's own name for itself: ranks elsewhere would wait for a rank 0 on their own node
+            "MASTER_ADDR='$MASTER_ADDR' is not a host name or address. Put only the host there, the port in MASTER_PORT"
+        # on every node these mean the node itself: other ranks would look for rank 0 on their own node
         ! _several_nodes ||
             [[ ! $MASTER_ADDR =~ ^(localhost(\..*)?|ip6-localhost|ip6-loopback|127\..*|::1|0\.0\.0\.0)$ ]] ||
-            _fail 1 "MASTER_ADDR=$MASTER_ADDR is each node itself, and the $world_size ranks are on several nodes" \
-                "($local_world_size on this one): those elsewhere would never reach rank 0. Unset MASTER_ADDR: the" \
-                "node of rank 0 is found; or write its name"
+            _fail 1 "MASTER_ADDR=$MASTER_ADDR means each node itself, but the $world_size ranks are on several nodes" \
+                "($local_world_size on this one), so the others would never reach rank 0. Unset MASTER_ADDR to have" \
+                "the node of rank 0 found, or set its name"
         ! _several_nodes || _refuse_loopback_name
         return
     fi
     if ! _several_nodes; then
-        # always there, whatever network and name service are doing, and nobody outside the node can connect to it
+        # always works, whatever the state of network and name service, and nobody outside the node can connect to it
         MASTER_ADDR=127.0.0.1
         return
     fi
@@ -41,19 +41,19 @@ _find_host() {
     source "$_here/get-master" 2> /dev/null || _incomplete "$_"
     first_host=''
     if [[ $launcher == slurm && ${SLURM_DISTRIBUTION-} == arbitrary* ]]; then
-        # Rank 0 is on the first host of the user's list, and the step's own list is sorted (seen with Slurm 22.05).
+        # Rank 0 is on the first host of the user's list, but the step's own list is sorted (seen with Slurm 22.05).
         hosts=SLURM_ARBITRARY_NODELIST,SLURM_HOSTFILE,PALS_APINFO
-        wanting='with srun -m arbitrary, rank 0 is on the first host of your list, and no variable holds that list'
-        wanting+='. Name the file in SLURM_HOSTFILE instead of -w'
+        wanting='with srun -m arbitrary, rank 0 is on the first host of your list, but no variable holds that list'
+        wanting+='. Put the list into a file and name it in SLURM_HOSTFILE, without -w'
     elif [[ $launcher == flux ]]; then
         # shellcheck disable=SC2016  # for the user's shell
         remedy='In the script of flux batch: export MASTER_ADDR=$(flux hostlist -n 0 local)'
-        wanting="Flux's command 'flux job taskmap' could not be asked (PATH, FLUX_URI)"
+        wanting="the command 'flux job taskmap' does not work here (check PATH and FLUX_URI)"
     elif [[ $hosts == *,* ]]; then wanting="none of ${hosts//,/, } is set. Pass the launcher's environment on"
     else wanting="$hosts is not set. Pass the launcher's environment on"
     fi
-    # Open MPI 6 takes the job's variables from the srun that starts its daemons (PRRTE's plm_slurm_module.c), and Slurm
-    # then gives SLURM_JOB_NODELIST the nodes of that step, SLURM_NODELIST those of the job (seen with Slurm 26.05).
+    # Open MPI 6 passes on the variables of the srun that starts its daemons (PRRTE's plm_slurm_module.c). In those,
+    # SLURM_JOB_NODELIST has the nodes of that step and SLURM_NODELIST those of the job (seen with Slurm 26.05).
     [[ $hosts != SLURM_JOB_NODELIST,* || -z ${SLURM_NODELIST-} ||
         ${SLURM_JOB_NODELIST-} != "${SLURM_STEP_NODELIST-}" ]] || hosts=SLURM_NODELIST,$hosts
     for name in ${hosts//,/ }; do
@@ -64,17 +64,17 @@ _find_host() {
         [[ $name == PALS_APINFO ]] || _fail 1 "$first_host_error${unread:+. $unread}. $remedy"
         unread=$first_host_error wanting=$first_host_error
     done
-    [[ -n $first_host ]] || _fail 1 "$world_size ranks on several nodes (launcher: $launcher), but which host rank 0" \
-        "is on is unknown: $wanting. $remedy"
-    # The step's list and not the job's: a step may leave out the job's first node.
+    [[ -n $first_host ]] || _fail 1 "the $world_size ranks are on several nodes (launcher: $launcher), but the" \
+        "host of rank 0 is unknown: $wanting. $remedy"
+    # Use the step's list, not the job's: a step may leave out the job's first node.
     [[ $name != SLURM_STEP_NODELIST ]] || ((host_count == step_nodes)) || _fail 1 "SLURM_STEP_NODELIST has" \
         "$host_count host(s), but the tasks of the step are on $step_nodes nodes (SLURM_STEP_TASKS_PER_NODE). Slurm" \
         "sets both: see whether the job script changes one of them. $remedy"
     MASTER_ADDR=$first_host
 }
 
-# A name that this node's hosts file gives to the loopback alone, and not as the node's own name: nobody elsewhere, or
-# nobody here, would reach rank 0 by it.
+# Refuses a name that the hosts file of this node gives only to the loopback and that is not the node's own: other
+# nodes, or this one, could not reach rank 0 by it.
 _refuse_loopback_name() {
     local address names found=''
     while read -r address names || [[ -n $address ]]; do
@@ -85,11 +85,11 @@ _refuse_loopback_name() {
             $names != *" ${HOSTNAME%%.*} "* ]] || return 0
         found=$address
     done 2> /dev/null < "$_hosts"
-    [[ -z $found ]] || _fail 1 "MASTER_ADDR=$MASTER_ADDR is $found in $_hosts of this node, which is the node itself," \
-        "and the $world_size ranks are on several nodes. Unset MASTER_ADDR: the node of rank 0 is found"
+    [[ -z $found ]] || _fail 1 "MASTER_ADDR=$MASTER_ADDR is $found in this node's $_hosts and means the node itself," \
+        "but the $world_size ranks are on several nodes. Unset MASTER_ADDR to have the node of rank 0 found"
 }
 
-# The same on all ranks of this start, another one for every other start that may meet it on a node.
+# Sets the port: the same on all ranks of this start, and different from that of any other start on the same node.
 _find_port() {
     local name value job=0 start hydra_proxy='' i code
     if [[ -n ${MASTER_PORT-} ]]; then
@@ -99,17 +99,17 @@ _find_port() {
         return
     fi
 
-    # The job's number: consecutive jobs meet on shared nodes. A heterogeneous step has one SLURM_JOB_ID per component.
+    # The job's number: consecutive jobs may share nodes. A heterogeneous step has one SLURM_JOB_ID per component.
     _first_set SLURM_HET_JOB_ID,SLURM_JOB_ID,SLURM_JOBID,PBS_JOBID
     if [[ $value =~ ^([0-9]{1,10})(\[([0-9]{1,9})\])? ]]; then  # 4711, PBS: 1234.server, 1234[5].server
         job=$((10#${BASH_REMATCH[1]} + 10#${BASH_REMATCH[3]:-0}))
     fi
 
-    # What tells this start from another one in the same job.
+    # What distinguishes this start from another one in the same job.
     [[ $launcher != hydra ]] || _several_nodes || _find_hydra_proxy
     _first_set "$start_names"
     start=$value
-    # a text, or a number whose low digits are always the same
+    # hash a text, or a number whose low digits are always the same
     if [[ $launcher == @(openmpi|pals|flux) ]] || ! _is_number "${value:-0}"; then
         start=${value:+0}
         for ((i = 0; i < ${#value}; i++)); do
@@ -117,34 +117,34 @@ _find_port() {
             start=$((start * 31 + code & 0x7fffffff))
         done
     fi
-    [[ -n $start || $world_size -ne 1 ]] || start=$$  # one rank alone has nobody to agree with
+    [[ -n $start || $world_size -ne 1 ]] || start=$$  # a single rank needs no common value
     if [[ -z $start && $job -eq 0 ]]; then
-        MASTER_PORT=29500  # torch's own default; nothing at hand is the same on all ranks
+        MASTER_PORT=29500  # torch's own default; no other value is known to all ranks
     else
         _port_of "$job" "${start:-0}"
     fi
 }
 
-# hydra starts one proxy per node, which is parent of all ranks there, or grandparent where a container runtime stands
-# between. $PPID alone would be another number for every rank then.
-_find_hydra_proxy() {  # -> hydra_proxy, or nothing in a PID namespace of one's own
+# hydra starts one proxy per node, the parent of all ranks there, or their grandparent if a container runtime is in
+# between. $PPID would then differ from rank to rank.
+_find_hydra_proxy() {  # -> hydra_proxy, or nothing in a separate PID namespace
     local pid=$PPID line i
     for ((i = 0; i < 16 && pid > 1; i++)); do
         IFS= read -r line 2> /dev/null < "/proc/$pid/stat" || return 0
-        # shellcheck disable=SC2034  # the table names it
+        # shellcheck disable=SC2034  # read through the table
         [[ $line != *'pmi_proxy)'* ]] || { hydra_proxy=$pid; return 0; }
-        line=${line##*) ? }  # past the command's name, which may hold anything: proc(5)
+        line=${line##*) ? }  # skip the command's name, which may contain anything: proc(5)
         pid=${line%% *}
     done
 }
 
-# Steps of a job take neighbouring ports, and neighbouring jobs are far apart: 40503/65536 is the golden section. An odd
-# factor takes every port once before one comes again, as their number is a power of two.
+# Steps of a job get neighbouring ports, and neighbouring jobs get distant ones: 40503/65536 is the golden ratio. As the
+# factor is odd and the number of ports a power of two, every port is used once before one repeats.
 _port_of() {  # JOB START -> MASTER_PORT
     local low=32768 high=60999 first=10000 last=29999 bits=15
     # Outside the kernel's ephemeral range (ip(7), ip_local_port_range): a port in it may be taken by any connection.
     IFS=$' \t' read -r low high 2> /dev/null < /proc/sys/net/ipv4/ip_local_port_range
-    if ((low > 11024)); then last=$((low - 1))                      # from 10000: below it services have their ports
+    if ((low > 11024)); then last=$((low - 1))                      # from 10000, because services use the ports below
     elif ((high < 64512)); then first=$((high + 1)) last=65535
     elif ((low > 2048)); then first=1024 last=$((low - 1))
     fi                                                              # else the range leaves nothing: share it

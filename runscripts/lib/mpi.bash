@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Whether the MPI that Python will use understands what started the ranks. If not, each rank is a job of its own (rank 0
-# of 1), ends with words about PMI, or hangs. Sourced by conda-python-distributed, after ranks.bash, where
-# SLINGTORCH_MPI is set or nothing speaks PMI.
+# Checks that the MPI of Python understands what started the ranks. If not, each rank becomes a job of its own (rank 0
+# of 1), ends with an error about PMI, or hangs. Sourced by conda-python-distributed, after ranks.bash, if
+# SLINGTORCH_MPI is set or the launcher has no PMI.
 
 # kind of the first MPI library in these directories -> mpi, mpi_dir; mpi is "both" for Open MPI and MPICH in one
 # directory
@@ -23,20 +23,20 @@ _find_mpi() {
 
 _check_mpi() {
     local -A mpis=([openmpi]='Open MPI' [mpich]=MPICH [cray]='Cray MPICH' [both]='MPI')
-    local mpi mpi_dir own=$SLINGTORCH_MPI bound bound_dir spoken speaker where='that Python has'
+    local mpi mpi_dir own=$SLINGTORCH_MPI bound bound_dir spoken speaker where='of this Python'
     local dir name remedy off='unset SLINGTORCH_MPI'
     local -a searched=() system=()
     case $own in
         auto | openmpi | mpich) ;;
-        *) _fail 1 "SLINGTORCH_MPI='$own' is not one of auto, openmpi, mpich. Set it to the MPI that Python will use, or" \
-            "unset it where ranks do not use MPI" ;;
+        *) _fail 1 "SLINGTORCH_MPI='$own' is not one of auto, openmpi, mpich. Set it to the MPI that Python will use," \
+            "or unset it if the ranks do not use MPI" ;;
     esac
     ((world_size > 1)) && [[ ${HOROVOD_CONTROLLER-} != gloo ]] || return 0
     [[ -z ${APPTAINER_CONTAINER-}${SINGULARITY_CONTAINER-} ]] ||
         where='in the container' off='export APPTAINERENV_SLINGTORCH_MPI= SINGULARITYENV_SLINGTORCH_MPI='
 
-    # What started the ranks. Cray's PMI, of PALS and of Slurm's cray_shasta, is for Cray MPICH alone: MPICH 4.0 started
-    # as single ranks under the latter.
+    # What started the ranks. Cray's PMI, from PALS and Slurm's cray_shasta, works only with Cray MPICH: MPICH 4.0
+    # started as single ranks under cray_shasta.
     case $launcher in
         openmpi) spoken=PMIx speaker='mpirun of Open MPI' ;;
         hydra | pmi) spoken=PMI speaker='mpiexec of an MPICH' ;;
@@ -51,7 +51,7 @@ _check_mpi() {
         *) return 0 ;;  # torchrun, or ranks that were started one by one: they find each other without MPI
     esac
 
-    # What Python will use. A library of the host in the search path takes the place of one with the same ABI only.
+    # What Python will use. A library of the host in the search path can replace only one with the same ABI.
     local IFS=:
     set -f
     # shellcheck disable=SC2206  # split at colons
@@ -65,7 +65,7 @@ _check_mpi() {
         [[ -n $bound ]] || _find_mpi "${system[@]}"
         own=$mpi
         case $own in
-            '') _fail 1 "SLINGTORCH_MPI=auto: no MPI was found, neither in LD_LIBRARY_PATH nor in ${system[*]}. Name" \
+            '') _fail 1 "SLINGTORCH_MPI=auto: no MPI was found in LD_LIBRARY_PATH or ${system[*]}. Name" \
                 "the one that Python will use (SLINGTORCH_MPI=openmpi or mpich), or unset SLINGTORCH_MPI" ;;
             both) _fail 1 "SLINGTORCH_MPI=auto: $mpi_dir has Open MPI and MPICH. Name the one that Python will use:" \
                 "SLINGTORCH_MPI=openmpi or mpich" ;;
@@ -76,24 +76,24 @@ _check_mpi() {
 
     case $own/$spoken/$launcher in
         openmpi/PMIx/* | mpich/PMI/* | cray/PMI/* | cray/"Cray's PMI"/*) return 0 ;;
-        openmpi/*PMI/slurm)  # built with Slurm's own library
+        openmpi/*PMI/slurm)  # if it was built with Slurm's own library
             for dir in ${searched[@]+"${searched[@]}"} "${system[@]}"; do
                 for name in "$dir"/openmpi/{,lib/openmpi*/}mca_pmix_s[12].so; do [[ ! -e $name ]] || return 0; done
             done ;;
     esac
-    ((local_rank == 0)) || exit 1  # one word for each node
+    ((local_rank == 0)) || exit 1  # one message per node
     case $own in
         openmpi) remedy='srun --mpi=pmix (srun --mpi=list shows whether Slurm has it), or with mpirun of Open MPI' ;;
         mpich) remedy='srun --mpi=pmi2, or with mpiexec of an MPICH' ;;
         cray) remedy='srun --mpi=cray_shasta, or with mpiexec of PALS' ;;
     esac
     [[ -z $bound || $bound == both || $bound == "$own" ]] ||
-        remedy+=". ${mpis[$bound]} in $bound_dir (LD_LIBRARY_PATH) cannot take its place: it has another ABI"
-    _fail 1 "$speaker started $world_size ranks and speaks $spoken, which the ${mpis[$own]} $where does not: each" \
-        "rank would be a job of its own, or hang. Start them with $remedy. If the ranks use no MPI: $off"
+        remedy+=". ${mpis[$bound]} in $bound_dir (LD_LIBRARY_PATH) cannot replace it: it has a different ABI"
+    _fail 1 "the ${mpis[$own]} $where does not understand $speaker, which started the $world_size ranks and speaks" \
+        "$spoken: each rank would be a job of its own, or hang. Start them with $remedy. If they use no MPI: $off"
 }
 
-# Without PMI, MPI calls every rank the only one (tests/real/test_mpi_of_ranks.py), and each would write the same files.
+# Without PMI, every rank is the only one for MPI (tests/real/test_mpi_of_ranks.py), so all would write the same files.
 _warn_of_mpi4py() {  # PYTHON ARGUMENTS
     local word='' line
     local -a lines=()
@@ -102,8 +102,8 @@ _warn_of_mpi4py() {  # PYTHON ARGUMENTS
     mapfile -n 2000 -t lines < "$word"
     for line in ${lines[@]+"${lines[@]}"}; do
         [[ $line =~ ^[[:blank:]]*(import|from)[[:blank:]]+mpi4py ]] || continue
-        _say "$word imports mpi4py, and srun --mpi=${SLURM_MPI_TYPE:-none} started the $world_size ranks: MPI calls" \
-            "each of them rank 0 of 1. Take them from RANK and WORLD_SIZE, or start them with what that MPI" \
+        _say "$word imports mpi4py, but srun --mpi=${SLURM_MPI_TYPE:-none} started the $world_size ranks: for MPI," \
+            "each is rank 0 of 1. Use RANK and WORLD_SIZE instead, or start the ranks with a PMI that this MPI" \
             "understands (srun --mpi=list): pmix for Open MPI, pmi2 for MPICH, cray_shasta for Cray MPICH"
         return
     done

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# Which rank this process is: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE. Sourced by conda-python-distributed.
+# Finds which rank this process is: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE. Sourced by conda-python-distributed.
 
-# The launchers in the order in which they are asked: the innermost wins, because variables of outer ones are inherited
-# and stale. A row is taken if all variables of its second field are set (A+B). The others name the variables that have
-# a value (A,B: A, else B; -: none). Names in lower case are set below.
-_launchers=(  # launcher, taken if set | rank, size | local rank, local size | host of rank 0, id of this start
+# The launchers in the order in which they are tried: the innermost wins, because variables of outer ones are inherited
+# and stale. A row applies if all variables of its second field are set (A+B). Each other field names the variable that
+# has the value (A,B: A, else B; -: none). Variables in lower case are set below.
+_launchers=(  # launcher, applies if set | rank, size | local rank, local size | host of rank 0, id of this start
     'torchrun TORCHELASTIC_RUN_ID+RANK+WORLD_SIZE
         RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR -'
     'openmpi OMPI_COMM_WORLD_RANK
@@ -37,13 +37,13 @@ _row=()
 launcher=none rank=0 world_size=1 local_rank=0 local_world_size=1 host_names='' start_names='' step_nodes=''
 flux_job='' flux_host='' flux_local_size=''
 
-# ASCII alone: [0-9] has other digits, too, in some locales, and what is not a number would be run in (( )).
+# Only ASCII: in some locales [0-9] matches other digits, too, and (( )) would execute what is not a number.
 # An expression (=~) takes three times as long.
 _is_number() { [[ -n $1 && $1 != *[!0123456789]* && ${#1} -le 10 && ( $1 == 0 || $1 != 0* ) ]]; }
 
 _need_number() {  # NAME VALUE
-    _is_number "$2" || _fail 1 "$1='$2' is not a whole number (digits alone, no leading zero). See what sets it: the" \
-        "job script, or the launcher"
+    _is_number "$2" || _fail 1 "$1='$2' is not a whole number (only digits, no leading zero). Check what sets it: the" \
+        "job script or the launcher"
 }
 
 _several_nodes() { ((world_size > local_world_size)); }
@@ -91,9 +91,9 @@ _slurm_tasks_on_this_node() {
     done
     [[ -n $local_world_size ]] || _fail 1 "$name='$list' is for $step_nodes nodes, but SLURM_NODEID is $node. Slurm" \
         "sets both: see whether the job script changes one of them"
-    # A heterogeneous step (srun --het-group=0,1) has the list of all its components, in Slurm 22.05, 24.11 and 26.05
+    # A heterogeneous step (srun --het-group=0,1) lists the tasks of all its components, in Slurm 22.05, 24.11 and 26.05
     # (seen).
-    ((sum == world_size)) || _fail 1 "$name='$list' is $sum tasks, but the step has $world_size. Do not change" \
+    ((sum == world_size)) || _fail 1 "$name='$list' has $sum tasks, but the step has $world_size. Do not change" \
         "Slurm's variables; for a heterogeneous step export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and" \
         "MASTER_ADDR for every rank"
 }
@@ -108,14 +108,14 @@ _find_rank() {
         [[ -z ${!name-} ]] || _need_number "$name" "${!name}"
     done
 
-    # The batch script and salloc's interactive step have SLURM_* as well, but are no tasks: Slurm numbers them
+    # The batch script and salloc's interactive step have SLURM_*, too, but are not tasks: Slurm numbers them
     # 0xfffffffb and 0xfffffffa (slurm.h, SLURM_BATCH_SCRIPT and SLURM_INTERACTIVE_STEP).
     [[ $step_task != 429496729[01] ]] || step_task=''
-    # shellcheck disable=SC2034  # the table names it
-    # Inside Slurm a PALS_RANKID is srun's (--mpi=cray_shasta), and MPI_LOCALRANKID never is: such a rank is hydra's.
+    # shellcheck disable=SC2034  # read through the table
+    # Inside Slurm, srun sets PALS_RANKID (--mpi=cray_shasta) but never MPI_LOCALRANKID: a rank with that is hydra's.
     [[ -n ${PALS_RANKID-} && -z ${SLURM_JOB_ID-} ]] || no_pals=1
-    # srun's own PMI says what Slurm says (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm knows the step's
-    # nodes.
+    # srun's own PMI agrees with Slurm's variables (Slurm's src/plugins/mpi: cray_shasta, pmi2), and Slurm also knows
+    # the step's nodes.
     _first_set SLURM_STEP_NUM_TASKS,SLURM_NTASKS,SLURM_NPROCS
     [[ -n $pmi && $pmi/${PMI_SIZE:-$value} != "${SLURM_PROCID-}/$value" ]] || srun_task=$step_task
     for row in "${_launchers[@]}"; do
@@ -123,12 +123,12 @@ _find_rank() {
         set -- $row
         ! _all_set "$2" || { _read_row "$@"; break; }
     done
-    # a PALS_RANKID or PMI_RANK beside the step's is srun's own
+    # in a Slurm step, srun itself sets PALS_RANKID and PMI_RANK
     if [[ $launcher != @(none|horovod|manual) && ( $launcher != slurm || -n ${PBS_JOBID-} ) ]]; then
         source "$_here/lib/leftovers.bash" 2> /dev/null || _incomplete "$_"
         _drop_leftovers
     fi
-    # Ranks started one by one, by ssh, horovodrun or a launcher of the user's own, perhaps inside a step of one task.
+    # Ranks started one by one, by ssh, horovodrun or the user's own launcher, perhaps inside a step of one task.
     if [[ $launcher != torchrun && $world_size == 1 ]]; then
         i=${#_launchers[@]}
         if _all_set RANK+WORLD_SIZE && [[ $RANK/$WORLD_SIZE != 0/1 ]]; then ((i--))
@@ -145,7 +145,7 @@ _find_rank() {
         torchrun | manual)
             ((world_size > 1)) || : "${local_rank:=0}" "${local_world_size:=1}"
             [[ -n $local_rank && -n $local_world_size ]] || _fail 1 "RANK=$rank and WORLD_SIZE=$world_size are set," \
-                "but LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size' are not both. Export all four" \
+                "but not both LOCAL_RANK='$local_rank' and LOCAL_WORLD_SIZE='$local_world_size'. Export all four" \
                 "for every rank, or none and use srun, mpirun or mpiexec" ;;
         *)
             first_host_error=''
@@ -161,27 +161,25 @@ _find_rank() {
                     source "$_here/lib/flux.bash" 2> /dev/null || _incomplete "$_"
                     _flux_tasks
                 fi
-                _is_number "${!name}" || _fail 1 "the launcher ($launcher) does not say the $name of this process, or" \
-                    "says '${!name}', which is not a number" \
-                    "(${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK, WORLD_SIZE," \
-                    "LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
+                _is_number "${!name}" || _fail 1 "the launcher ($launcher) gives no valid $name for this process:" \
+                    "'${!name}' (${_row[i]})${first_host_error:+; PALS_APINFO: $first_host_error}. Export RANK," \
+                    "WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE for every rank, or use srun, mpirun or mpiexec"
             done
-            # All ranks would be rank 0: an export in a job script reaches every task alike.
+            # An export in a job script reaches every task: all ranks would be rank 0.
             [[ ${RANK:-$rank}/${WORLD_SIZE:-$world_size} == "$rank/$world_size" ]] || _fail 1 \
-                "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradicts the launcher ($launcher), which started this" \
+                "RANK='${RANK-}' WORLD_SIZE='${WORLD_SIZE-}' contradict the launcher ($launcher), which started this" \
                 "process as rank $rank of $world_size. Do not export them in the job script: 'unset RANK WORLD_SIZE'"
-            # A shell or a notebook that srun started as one task (batchspawner, srun --pty): below it, this is not a task.
+            # Below a shell or notebook that srun started as one task (batchspawner, srun --pty), this is not a task.
             if [[ $launcher == slurm && $world_size == 1 && ${SLURM_TASK_PID:-$$} != "$$" && -z ${RANK-} ]] &&
                 _is_number "${SLURM_JOB_NUM_NODES-}" && ((SLURM_JOB_NUM_NODES > 1)); then
-                _say "one rank of a job of $SLURM_JOB_NUM_NODES nodes: it runs below the only task of this step (a" \
-                    "shell, a notebook). To use them all put srun in front: srun --overlap ... ${0##*/} ..."
+                _say "this is one rank in a job of $SLURM_JOB_NUM_NODES nodes: it runs in the only task of this step" \
+                    "(a shell, a notebook). To use all nodes, put srun in front: srun --overlap ... ${0##*/} ..."
             fi
-            ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) says $local_world_size ranks on" \
-                "this node, but $world_size in all" ;;
+            ((local_world_size <= world_size)) || _fail 1 "the launcher ($launcher) reports $local_world_size ranks" \
+                "on this node, but only $world_size in total" ;;
     esac
 
-    # The user's own LOCAL_RANK and LOCAL_WORLD_SIZE go to Python; shares of GPUs and nodes are counted with the
-    # launcher's.
+    # Python gets the user's own LOCAL_RANK and LOCAL_WORLD_SIZE; GPUs and nodes are divided by the launcher's.
     : "${LOCAL_RANK:=$local_rank}" "${LOCAL_WORLD_SIZE:=$local_world_size}"
     export RANK=$rank WORLD_SIZE=$world_size LOCAL_RANK LOCAL_WORLD_SIZE
     for name in rank:world_size local_rank:local_world_size LOCAL_RANK:LOCAL_WORLD_SIZE; do

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0-only
-# --stage: the environment as one image on the node's own storage, checked, mounted or unpacked there, and removed at
-# the end. Sourced by conda-python-distributed, after ranks.bash and caches.bash, and only where a job stages. Run by
-# itself it is the watcher of a node.
+# --stage: copies the environment as one image to the node's own storage, checks it, mounts or unpacks it there, and
+# removes it at the end. Sourced by conda-python-distributed, after ranks.bash and caches.bash, only if a job stages.
+# Run as a program, this file is the watcher of a node.
 #
-# The first rank of a node does the work, the others wait for its file `result`. It stays in bash while its Python runs
-# as a child: Slurm kills what is left of a step when its tasks have ended (all of it with slurm.conf(5)'s
-# proctrack/cgroup), and a mount whose program was killed stays behind, dead. Cleaning up is the watcher's: it reads
-# from a pipe until the first rank has ended, in whatever way, waits for the other ranks and removes everything. It has
-# a session and no descriptor of the job's, so it outlives a kill wherever the scheduler lets it. Where not, the next
-# start that stages removes it.
+# The first rank of a node does the work; the others wait for its file `result`. The first rank stays in bash and runs
+# Python as a child: when the tasks of a step have ended, Slurm kills the rest of the step (all of it with
+# slurm.conf(5)'s proctrack/cgroup), and a mount whose program was killed stays behind, dead. The watcher cleans up: it
+# reads from a pipe until the first rank has ended, for whatever reason, waits for the other ranks and removes
+# everything. It has its own session and no descriptors of the job, so it survives a kill if the scheduler allows that.
+# If not, the next start that stages cleans up.
 
 _stage_timeout=${SLINGTORCH_STAGE_TIMEOUT:-600}
 _node_dir='' _sent='' _image='' _step='' _child=''
 
 # --- shared by ranks and watcher
 
-_pause() {  # without a process: read from a pipe into which nobody writes
+_pause() {  # waits without a process: reads from a pipe into which nobody writes
     [[ -n ${_never-} ]] || exec {_never}<> <(:)
     read -rt 0.1 -u "$_never" || :
 }
@@ -56,8 +56,8 @@ _watch() {  # DIRECTORY NUMBER_OF_RANKS FILE_SENT
     local tries=0
     trap '' HUP INT TERM
     : > "$1/watcher-$$"
-    read -r  # nothing is ever written: the end of the first rank ends it
-    # A rank that has not got there yet must find its environment; one that died before is not waited for long.
+    read -r  # returns when the first rank ends: nothing is ever written
+    # A late rank must still find its environment; for a rank that died earlier, do not wait long.
     while [[ -f $1/done ]] && ((tries++ < 100)); do
         started=("$1"/ranks/*)
         ((${#started[@]} < $2)) || break
@@ -89,20 +89,20 @@ _not_staged() {  # REASON IN WORDS...; ends the staging of this node, not the jo
     return 1
 }
 
-# An empty file, which a full disk has room for. Its name says who made it.
+# An empty file, which a full disk has room for. Its name tells who made it.
 _result() { : > "$_node_dir/result-$$-$1"; } 2> /dev/null
 
-_long() {  # COMMAND...; bash runs a trap only when the program in front has ended, but at once in `wait`
+_long() {  # COMMAND...; bash runs a trap only after the foreground program has ended, but at once in `wait`
     "$@" &
     _child=$!
     wait $_child
 }
 
-_sha256() {  # FILE; openssl uses the processor's instructions for it: eight times as fast as coreutils'
+_sha256() {  # FILE; openssl uses the processor's SHA instructions: eight times as fast as coreutils
     openssl dgst -sha256 -r "$1" 2> /dev/null || sha256sum "$1"
 }
 
-# Whether this start stages. Sets `staging`.
+# True if this start stages. Sets _image and shared.
 _check_stage() {  # asked or ''
     local nodes=$(((world_size + local_world_size - 1) / local_world_size)) reason=''
     if [[ -z $1 ]]; then
@@ -114,35 +114,35 @@ _check_stage() {  # asked or ''
     shared=${_image%/*}
     if [[ -z $_image ]]; then
         reason="SLINGTORCH_ENVIRONMENT_IMAGE is not set. Load a PyTorch module that was installed with"
-        reason+=" 'environment_image = True'; inside a container there is nothing to stage, it is one image already"
+        reason+=" 'environment_image = True'; a container needs no staging, because it already is one image"
     elif [[ -n ${WITH_CONDA-} ]]; then
-        reason="WITH_CONDA='$WITH_CONDA' activates another environment than the one that is staged. Unset one of them"
+        reason="WITH_CONDA='$WITH_CONDA' activates an environment other than the staged one. Unset it, or do not stage"
     elif [[ -n ${VIRTUAL_ENV-} && ! -e $VIRTUAL_ENV/${_image##*/} && ! $VIRTUAL_ENV -ef $shared ]]; then
-        reason="the environment $VIRTUAL_ENV is active, whose packages are not in the image that is staged"
-        reason+=". Run 'deactivate' before, and 'module load' alone"
+        reason="the environment $VIRTUAL_ENV is active, but the staged image does not have its packages"
+        reason+=". Run 'deactivate' first, and only load the module"
     fi
     [[ -n $reason ]] || return 0
-    # asked for by hand it is an error; a threshold of the site's is for all modules, also for those without an image
+    # an error if the user asked for it; a site's threshold is for all modules, also for those without an image
     [[ -z $1 ]] || _fail 1 "--stage: $reason"
     ((rank)) || _say "SLINGTORCH_STAGE_NODES=$SLINGTORCH_STAGE_NODES, but this job is not staged: $reason"
     return 1
 }
 
-# `key` is the same on all ranks of this start, and another one for a start that may meet it on a node.
+# `key` is the same on all ranks of this start, and different for any other start on the same node.
 _stage() {
     local job=${SLURM_JOB_ID:-${PBS_JOBID:-${flux_job:-nojob}}} root=${SLINGTORCH_STAGE_DIR:-${TMPDIR:-/tmp}}
     local key staged='' path=$PATH
     set +ef
-    # Not even looked into any more: each program that is not there is a call to the shared file system.
+    # Takes the shared copy out of PATH: each program that it does not have costs a call to the shared file system.
     PATH=:$PATH: PATH=${PATH//":$shared/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
     key=${job//[!A-Za-z0-9._-]/_}-$MASTER_PORT-${SLURM_RESTART_COUNT:-0}
     root=${root//%u/"${USER:-${LOGNAME:-$EUID}}"}
     [[ $root == / ]] || root=${root%/}
     [[ $root == /* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='$root' is not absolute: name a directory on the node's own disk"
-    # it becomes part of PATH, and the name of a file whose sum is taken
+    # it becomes part of PATH, and of the name of a file that is checksummed
     [[ $root != *[:[:cntrl:]]* ]] || _fail 1 "SLINGTORCH_STAGE_DIR='${root//[[:cntrl:]]/?}' has a colon or a control" \
-        "character in it. Name another directory on the node's own storage"
-    [[ -d $root/ || -n ${SLINGTORCH_STAGE_DIR-} ]] || root=/tmp  # a TMPDIR of the submitting host: caches.bash says so
+        "character. Name another directory on the node's own storage"
+    [[ -d $root/ || -n ${SLINGTORCH_STAGE_DIR-} ]] || root=/tmp  # TMPDIR of the submitting host: caches.bash reports it
     [[ $launcher != slurm ]] || _step=${SLURM_STEP_ID:-${SLURM_STEPID-}}
     _find_node
     _node_dir=$root/slingtorch-$EUID/stage-$key-$node
@@ -171,7 +171,7 @@ _wait_for_stage() {  # -> staged
             seen=1
             for result in "$_node_dir"/result-*; do
                 pid=${result##*/result-}
-                # The process that wrote it is alive: it is not what a killed start has left.
+                # The process that wrote it must be alive: otherwise a killed start left it.
                 [[ $pid == *-shared ]] || _is_alive "${pid%-*}" || continue
                 : 2> /dev/null > "$_node_dir/ranks/$$"
                 [[ $pid != *-env ]] || staged=$_node_dir/env
@@ -179,15 +179,15 @@ _wait_for_stage() {  # -> staged
             done
         elif [[ -n $seen || -e $base && ! -O $base || ! -d ${base%/*} || ! -e $base && ! -w ${base%/*} ]] ||
             ((now > begin + 60)); then
-            # it has said why not, or it was killed
+            # the first rank has reported why not, or was killed
             ((local_rank > 1)) || [[ -z $seen ]] || _say_node "not staged: the first rank of this node ended before" \
-                "it had finished. Its other ranks use the shared copy $shared"
+                "staging was done. The other ranks use the shared copy $shared"
             return
         fi
         _pause
     done
-    ((local_rank > 1)) || _say_node "not staged: nothing from the first rank of this node in $((2 * _stage_timeout))" \
-        "s (SLINGTORCH_STAGE_TIMEOUT=$_stage_timeout). Its other ranks use the shared copy $shared"
+    ((local_rank > 1)) || _say_node "not staged: no answer from the first rank of this node within" \
+        "$((2 * _stage_timeout)) s (SLINGTORCH_STAGE_TIMEOUT=$_stage_timeout). The others use the shared copy $shared"
 }
 
 _stage_node() {  # -> staged
@@ -196,7 +196,7 @@ _stage_node() {  # -> staged
     begin=$now
     _make_node_dir || return 0
     trap 'kill "$_child" 2> /dev/null; exit 143' TERM HUP INT
-    # --fork: a child of init, which proctrack/linuxproc does not find (slurm.conf(5)) when it kills a step
+    # --fork: proctrack/linuxproc does not find a child of init when it kills a step (slurm.conf(5))
     exec {_watch_pipe}> >(
         exec setsid --fork bash "$_here/lib/stage.bash" "$_node_dir" "$local_world_size" "$_sent" > /dev/null 2>&1)
 
@@ -207,7 +207,7 @@ _stage_node() {  # -> staged
     # from here on nobody else can change the file
     found=$(_sha256 "$_node_dir/image")
     [[ ${found%% *} == "$sum" ]] || { _not_staged "the image that arrived is not the one that was installed (sha256" \
-        "${found%% *}, expected $sum). If all nodes say so, $_image is damaged: install the module again (eb" \
+        "${found%% *}, expected $sum). If all nodes report this, $_image is damaged: install the module again (eb" \
         "--rebuild)"; return 0; }
     _open_image || return 0
     staged=$_node_dir/env
@@ -218,7 +218,7 @@ _stage_node() {  # -> staged
 
 _make_node_dir() {
     local base=${_node_dir%/*} old sent wrong
-    # what a killed start of this user left on this node
+    # remove what a killed start of this user left on this node
     for old in "$base"/stage-*-"$node"; do
         sent=${old%-"$node"}
         [[ ! -O $old || -L $old ]] || _ranks_alive "$old" || _remove "$old" "$base-${sent##*/}"
@@ -228,7 +228,7 @@ _make_node_dir() {
     fi
     if [[ -n $wrong ]]; then
         _is_mine || _node_dir=/nonexistent
-        _not_staged "$wrong, or set SLINGTORCH_STAGE_DIR to a directory of yours on the node's own storage"
+        _not_staged "$wrong, or set SLINGTORCH_STAGE_DIR to your own directory on the node's own storage"
         return
     fi
     : 2> /dev/null > "$_node_dir/ranks/$$"
@@ -239,22 +239,22 @@ _is_mine() {
     for dir in "$_node_dir" "${_node_dir%/*}"; do [[ -O $dir && ! -L $dir ]] || return 1; done
 }
 
-# The image as $_node_dir/image, by sbcast from rank 0, or else copied by each node.
+# Brings the image to $_node_dir/image: by sbcast from rank 0, or by a copy that each node makes.
 _bring_image() {  # SHA256
     local several=$((world_size > local_world_size)) status='' size free now end
     local -a sbcast=(sbcast --jobid="${SLURM_JOB_ID-}${_step:+.$_step}")
     _kept+=-$1
     [[ ! -f $_kept || ! -O $_kept ]] || ln -- "$_kept" "$_node_dir/image" 2> /dev/null || :
-    size=$(stat -L -c %s -- "$_image" 2> /dev/null) || { _not_staged "$_image is not there or not readable"; return; }
+    size=$(stat -L -c %s -- "$_image" 2> /dev/null) || { _not_staged "$_image is missing or not readable"; return; }
     if ((several)) && [[ -n ${SLURM_JOB_ID-} ]] && type -P sbcast > /dev/null; then
         if ((rank == 0)); then
             status=failed
             if [[ ! -f $_node_dir/image ]]; then
                 ! _long "${sbcast[@]}" "$_image" "$_sent" || status=ok
-                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node copies the" \
-                    "image from the shared file system by itself"
+                [[ $status == ok ]] || _say "sbcast of $_image failed (its message is above): each node now copies" \
+                    "the image from the shared file system"
             fi
-            # Whether the nodes have it, told in the same way; also where sbcast failed, most of them are within reach.
+            # sbcast also tells the nodes whether they have the image; even if it failed, it reaches most of them.
             printf '%s\n' "$status" > "$_node_dir/status"
             _long "${sbcast[@]}" "$_node_dir/status" "$_sent.$status" 2> /dev/null
         fi
@@ -264,33 +264,33 @@ _bring_image() {  # SHA256
             if [[ -O $_sent.ok ]]; then status=ok
             elif [[ -O $_sent.failed ]]; then status=failed
             elif _now && ((now > end)); then
-                _not_staged "no word from rank 0, which runs sbcast, in $_stage_timeout s (SLINGTORCH_STAGE_TIMEOUT)"
+                _not_staged "no answer from rank 0, which runs sbcast, in $_stage_timeout s (SLINGTORCH_STAGE_TIMEOUT)"
                 return
             fi
             _pause
         done
-        # out of the directory that is everybody's; what it is, is checked afterwards
+        # move it out of the directory that others may write to; its content is checked afterwards
         [[ $status != ok || ! -O $_sent || -L $_sent ]] || mv -- "$_sent" "$_node_dir/image" 2> /dev/null || :
     fi
     rm -f -- "$_sent"
     [[ ! -f $_node_dir/image || -L $_node_dir/image ]] || return 0
     free=$(($(stat -f -c '%a * %S' -- "$_node_dir")))
-    ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, the image has" \
-        "$((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage of the node"; return; }
-    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (above is why)"
+    ((free > size)) || { _not_staged "no space: $((free >> 20)) MB are free in ${_node_dir%/*/*}, but the image has" \
+        "$((size >> 20)) MB. Set SLINGTORCH_STAGE_DIR to larger storage on the node"; return; }
+    _long cp -- "$_image" "$_node_dir/image" || _not_staged "copying $_image to $_node_dir failed (see above)"
 }
 
-# The image as the directory $_node_dir/env. Mounted, the file loses its name at once: however the job ends, its space
-# is free.
+# Opens the image as the directory $_node_dir/env. A mounted file is removed at once: its space is free as soon as the
+# job ends, for whatever reason.
 _open_image() {
     local program words='' options=attr_timeout=86400,entry_timeout=86400,negative_timeout=86400,kernel_cache
     if [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
-        words='/dev/fuse is not there, or not for you'
+        words='/dev/fuse does not exist, or you may not use it'
     else
         for program in squashfuse_ll squashfuse; do
             type -P $program > /dev/null || continue
             [[ $program != squashfuse ]] || set -- -o $options
-            # its daemon must not hold what it inherits
+            # its daemon must not keep inherited descriptors open
             if words=$(
                 (_close_descriptors; exec $program "$@" "$_node_dir/image" "$_node_dir/env") 2>&1 < /dev/null
             ); then
@@ -319,7 +319,7 @@ _open_image() {
         _not_staged "its Python does not start from $_node_dir (mounted noexec?): ${words##*$'\n'}"
 }
 
-# Python as a child, with the signals of the task, until it ended; then until the watcher has removed everything.
+# Runs Python as a child and passes the task's signals on to it. Then waits until the watcher has removed everything.
 _run_as_child() {  # PYTHON ARGUMENTS
     local signal python status tries=0
     local -a watcher=()
@@ -332,7 +332,7 @@ _run_as_child() {  # PYTHON ARGUMENTS
     python=$!
     : > "$_node_dir/ranks/$python"
     for signal in HUP INT QUIT TERM USR1 USR2 CONT; do
-        # shellcheck disable=SC2064  # the number of now
+        # shellcheck disable=SC2064  # expands now
         trap "kill -$signal $python 2> /dev/null" $signal
     done
     while wait $python; _is_alive $python; do :; done
@@ -346,7 +346,7 @@ _run_as_child() {  # PYTHON ARGUMENTS
         ! _is_alive "${watcher[0]##*-}" || tries=0
         _pause
     done
-    if ((status > 128)); then  # so that the launcher sees the same end
+    if ((status > 128)); then  # so that the launcher sees the same signal
         trap - $((status - 128))
         ulimit -c 0
         kill -$((status - 128)) $$

@@ -10,8 +10,8 @@ _count_cores() {  # -> cores: CPUs that this task may use
     for entry in ${BASH_REMATCH[1]//,/ }; do ((cores += ${entry#*-} - ${entry%-*} + 1)); done
 }
 
-# Where nothing binds the ranks, each would start as many threads as there are cores: one, as torchrun has it for
-# several workers (torch/distributed/run.py, "Setting OMP_NUM_THREADS environment variable for each process to be 1").
+# If nothing binds the ranks, each would start as many threads as there are cores. Start one instead, as torchrun does
+# for several workers (torch/distributed/run.py, "Setting OMP_NUM_THREADS environment variable for each process").
 _set_threads() {
     local cores on_node=${SLURM_CPUS_ON_NODE-} line
     ((local_world_size > 1)) && [[ -z ${OMP_NUM_THREADS-} ]] || return 0

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The commands of slingtorch that take a file of their own."""
+"""The commands of slingtorch that have their own file."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' (job/bench.py) wrote, draws it, and
-judges it by the reference figures of a site."""
+"""'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' (job/bench.py) wrote, plots it, and
+compares it with the reference figures of a site."""
 import argparse
 import math
 import sys
@@ -14,7 +14,7 @@ NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
 
 HOW = """\
-'slingtorch bench' measures nothing itself: the ranks of a job do. In a job, after 'module load' of a PyTorch:
+'slingtorch bench' does not measure; the ranks of a job do. In a job, after loading a PyTorch module:
 
     srun -N2 --ntasks-per-node=8 --kill-on-bad-exit $RUNSCRIPTS/conda-python-distributed --bench --json bench.json
     mpiexec -n 8 -ppn 4 $RUNSCRIPTS/conda-python-distributed --bench --json bench.json
@@ -22,13 +22,13 @@ HOW = """\
 
 One rank for each GPU. Then, anywhere:
 
-    slingtorch bench bench.json                         the table again
-    slingtorch bench bench.json --plot bench.png
-    slingtorch bench bench.json --site NAME             too slow? By the site's reference figures"""
+    slingtorch bench bench.json                         prints the table again
+    slingtorch bench bench.json --plot bench.png        plots it
+    slingtorch bench bench.json --site NAME             compares it with the site's reference figures"""
 
 
 def show(record: dict) -> list:
-    """Lines: everything, as the job printed it."""
+    """The lines of the whole table, as the job printed it."""
     lines = head(record) + table_head(record) + [table_row(record, row) for row in record['results']]
     return lines + summary(record) + (
         [] if record['complete'] else ["INCOMPLETE: the job ended before everything was measured"])
@@ -40,9 +40,9 @@ def index(record: dict) -> dict:
 
 
 def judge(record: dict, site: Any) -> tuple:
-    """(lines, whether all is well, None if nothing could be compared): the record by the site's reference figures."""
+    """Compare with the site's reference figures: (lines, whether all is good, or None if nothing could be compared)."""
     if not site.references:
-        return ["site %s: no reference figures are known, so nothing says whether this is good. Yours would be the "
+        return ["site %s: no reference figures are known, so there is nothing to compare with. Yours would be the "
                 "first: send the JSON file with the date and the number of nodes to the project, or add a section "
                 "[reference LABEL] to %s (docs/check.md)" % (site.name, site.path)], None
     rows, lines, well = index(record), [], None
@@ -55,7 +55,7 @@ def judge(record: dict, site: Any) -> tuple:
             lines.append("site %s: not compared: %s; this was %d x %d ranks" % (site.name, what, *shape))
             continue
         if row is None:
-            lines.append("site %s: not compared: %s, which was not measured" % (site.name, what))
+            lines.append("site %s: not compared: %s was not measured" % (site.name, what))
             continue
         wanted, found = float(reference.bus_bandwidth), row['bus_bandwidth']
         good = found >= wanted * (1 - float(reference.tolerance)) and not row['wrong']
@@ -64,16 +64,16 @@ def judge(record: dict, site: Any) -> tuple:
             site.name, 'good' if good else 'WRONG VALUES' if row['wrong'] else 'TOO SLOW', what, found, found / wanted,
             wanted, reference.tolerance, reference.source))
     if well is False:
-        lines.append("What to look at: the network that the tables name (TCP or Socket: the plugin was not used), "
-                     "NCCL_* and FI_* variables (slingtorch sites %s), other jobs on the same nodes" % site.name)
+        lines.append("Check the network in the tables (TCP or Socket: the plugin was not used), the variables NCCL_* "
+                     "and FI_* (slingtorch sites %s), and other jobs on the same nodes" % site.name)
     if well is None:
-        lines.append("site %s: nothing was compared: no reference figure is for this many nodes and "
+        lines.append("site %s: nothing was compared: there is no reference figure for this number of nodes and "
                      "ranks" % site.name)
     return lines, well
 
 
 def draw(record: dict, path: str) -> None:
-    """Write a PNG: bus bandwidth by size, a panel for each operation, a line for each backend."""
+    """Plot bus bandwidth by size to a PNG: a panel for each operation, a line for each backend."""
     try:
         import matplotlib
     except ImportError:
@@ -83,7 +83,7 @@ def draw(record: dict, path: str) -> None:
     operations, kinds = ([name for name in names if any(row[key] == name for row in record['results'])]
                          for key, names in (('operation', OPERATIONS), ('kind', KINDS)))
     if not operations:
-        raise BenchError("there is nothing to draw: the file has no result")
+        raise BenchError("there is nothing to plot: the file has no results")
     columns = min(3, len(operations))
     figure, grid = pyplot.subplots(-(-len(operations) // columns), columns, squeeze=False, sharex=True,
                                    figsize=(4.2 * columns + 0.6, 3.3 * -(-len(operations) // columns) + 1.1))
@@ -108,26 +108,26 @@ def draw(record: dict, path: str) -> None:
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=110)
-    except ValueError as err:  # the name's ending is none that matplotlib draws
+    except ValueError as err:  # a file name extension that matplotlib does not support
         raise BenchError("--plot %s: %s" % (path, err))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked for; the exit status."""
+    """Run the command; return the exit status."""
     if not args.result:
         if args.plot or args.site:
-            raise BenchError("name the file that '--bench --json FILE' wrote in a job")
+            raise BenchError("give the file that '--bench --json FILE' wrote in a job")
         print(HOW)
         return 0
     record = read(args.result)
     print('\n'.join(show(record)))
     if args.plot:
         draw(record, args.plot)
-        print("drawn: %s" % args.plot)
+        print("plotted: %s" % args.plot)
     status = 1 if wrong_values(record) or not record['complete'] else 0
     chosen = None
     try:
-        # of a job's own site, if it is a system by itself that is known here
+        # the site of the job, if this bundle knows it and it is a real system
         name = args.site or record['site']
         chosen = sites.load(name) if name else None
     except sites.SiteError:
@@ -145,10 +145,10 @@ def add_parser(commands: Any) -> None:
     """Add 'bench' to the command line."""
     parser = commands.add_parser('bench', help="print, plot or judge the results of --bench",
                                  description="Reads the results of 'conda-python-distributed --bench'. Without "
-                                             "arguments it says how to measure.",
+                                             "arguments, shows how to measure.",
                                  epilog="Exit status: 0 good; 1 wrong values, slower than the site's figures, an "
-                                        "incomplete file, or an error; 3 --site has nothing to compare with.")
-    parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench; prints its table")
+                                        "incomplete file, or an error; 3 no reference figures to compare with.")
+    parser.add_argument('result', nargs='?', metavar='FILE', help="JSON file of --bench, whose table to print")
     parser.add_argument('--plot', metavar='PNG', help="plot bus bandwidth by size (needs matplotlib)")
     parser.add_argument('--site', metavar='NAME', help="compare with the reference figures of this site")
     parser.set_defaults(function=run)

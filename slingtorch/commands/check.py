@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-slingtorch check and slingtorch vet: start the check of the runscripts, which needs nothing of this package, in a job
-step; elsewhere say what to type (docs/check.md).
+slingtorch check and slingtorch vet: start the check of the runscripts (independent of this package) in a job step;
+elsewhere, print what to type (docs/check.md).
 """
 import argparse
 import os
@@ -11,7 +11,7 @@ from typing import Dict, List, Mapping, Optional
 
 from slingtorch import bundle_root, sites
 
-# the batch script and salloc's interactive step (slurm.h): no tasks
+# the batch script and salloc's interactive step (slurm.h) are not tasks
 NO_TASKS = ('4294967291', '4294967290')
 TASK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PALS_RANKID', 'PMI_RANK', 'TORCHELASTIC_RUN_ID', 'RANK')
 
@@ -22,7 +22,7 @@ def runscript(environ: Mapping[str, str]) -> str:
         path = os.path.join(directory or '', 'conda-python-distributed')
         if directory and os.path.isdir(os.path.join(directory, 'lib', 'job')) and os.access(path, os.X_OK):
             return path
-    raise RuntimeError("the runscripts of the bundle are not there: install slingtorch again, or use a whole checkout")
+    raise RuntimeError("the runscripts of the bundle are missing: install slingtorch again, or use a complete checkout")
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
@@ -32,12 +32,12 @@ def is_task(environ: Mapping[str, str]) -> bool:
 
 
 def reference_options(environ: Mapping[str, str]) -> List[str]:
-    """What vet's nodes should reach by the reference figures of the site in SLINGTORCH_SITE: options of vet."""
+    """Options of vet with what nodes should reach, from the reference figures of the site in SLINGTORCH_SITE."""
     name = environ.get('SLINGTORCH_SITE')
     found: Dict[str, float] = {}
     for each in sites.load(name, environ).references if name else []:
         if each.operation not in ('all_reduce', 'send_receive') or int(each.nodes) < 2:
-            continue    # all_reduce's rings leave a node with the bus bandwidth, send_receive is that of one rank
+            continue    # all_reduce's bus bandwidth is per node, send_receive's is per rank
         ranks = int(each.ranks_per_node) if each.operation == 'send_receive' else 1
         figure = float(each.bus_bandwidth) * (1 - float(each.tolerance)) * ranks
         found[each.backend] = max(figure, found.get(each.backend, 0.0))
@@ -45,7 +45,7 @@ def reference_options(environ: Mapping[str, str]) -> List[str]:
 
 
 def what_to_type(environ: Mapping[str, str], option: str) -> Optional[str]:
-    """The line for a job script; None where there is no scheduler."""
+    """The line for a job script; None without a scheduler."""
     path = '$RUNSCRIPTS/conda-python-distributed' if environ.get('RUNSCRIPTS') else runscript(environ)
     if environ.get('SLURM_JOB_ID') or not environ.get('PBS_JOBID') and shutil.which('srun'):
         return 'srun -N NODES --ntasks-per-node=%s %s %s' % ('1' if option == '--vet' else 'RANKS', path, option)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parsers(commands: 'argparse._SubParsersAction') -> None:
-    """The two commands, for cli.make_parser()."""
+    """Add the two commands to the command line."""
     for name, what, more in (
             ('check', "check a job from inside its ranks", "the program to run after the check, with its arguments"),
             ('vet', "measure the nodes of a job and name the bad ones", "options of conda-python-distributed --vet")):

@@ -13,18 +13,18 @@ from slingtorch import lockfile
 
 
 def find_easyconfig(name: str, root: str) -> str:
-    """Path of an easyconfig: a file, or the name of one in the bundle with this root; a RuntimeError without one."""
+    """Path of an easyconfig, from a file or a name in the bundle with this root; RuntimeError if there is none."""
     if os.path.isfile(name):
         return os.path.abspath(name)
     found = glob.glob(os.path.join(glob.escape(root), 'easyconfigs', '*', '*', glob.escape(os.path.basename(name))))
     if os.path.dirname(name) or not found:
-        raise RuntimeError("There is no easyconfig %s: name a file, or one that 'eb --search' finds here" % name)
+        raise RuntimeError("There is no easyconfig %s: name a file, or an easyconfig that 'eb --search' finds" % name)
     return found[0]
 
 
 def read_easyconfig(path: str) -> dict:
-    """What an easyconfig says about its packages: name, lock_file (path beside it), and the lists wanted, index_urls,
-    python_versions and platforms; RuntimeError if it is not one of PythonVenv that names packages."""
+    """What an easyconfig specifies about its packages: name, lock_file (path), and the lists wanted, index_urls,
+    python_versions and platforms; RuntimeError if it is not a PythonVenv easyconfig with a list of packages."""
     from easybuild.framework.easyconfig.easyconfig import resolve_template
     from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
@@ -39,7 +39,7 @@ def read_easyconfig(path: str) -> dict:
         def texts(key, default=()):
             values = resolve_template(params.get(key, default), strings)
             if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
-                raise RuntimeError("%s: %s is %r, and must be a list of strings" % (file_name, key, values))
+                raise RuntimeError("%s: %s is %r, but must be a list of strings" % (file_name, key, values))
             return list(values)
 
         sources = texts('sources')
@@ -49,12 +49,12 @@ def read_easyconfig(path: str) -> dict:
     except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
-        raise RuntimeError("%s names no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
+        raise RuntimeError("%s lists no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "
                            "'PythonVenv' and a list python_packages" % file_name)
     lock_file = sources[0] if sources else ''
     if '%(' in lock_file or os.path.basename(lock_file) != lock_file or lock_file in (file_name, ''):
-        raise RuntimeError("%s: the first of 'sources' is '%s', and must be the name of the lock file that lies beside "
-                           "the easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
+        raise RuntimeError("%s: the first of 'sources' is '%s', but must be the name of the lock file beside the "
+                           "easyconfig, such as '%%(name)s-%%(version)s%%(versionsuffix)s.lock'"
                            % (file_name, lock_file))
     lockfile.check_recipe(found, file_name)
     return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
@@ -62,16 +62,16 @@ def read_easyconfig(path: str) -> dict:
 
 def lock(path: str, say: Callable[[str], None], python: Optional[str] = None) -> None:
     """
-    Write the lock file of an easyconfig, beside it, and its checksum into that; RuntimeError if it cannot be written,
-    or the packages be had.
+    Write the lock file beside an easyconfig, and the checksum of the lock file into the easyconfig; RuntimeError if a
+    file cannot be written, or the packages cannot be found.
 
-    :param python: the Python whose pip is asked for its configuration
+    :param python: the Python whose pip configuration to use
     """
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']
     if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
-        raise RuntimeError("The lock file belongs beside the easyconfig, and %s cannot be written. Copy the easyconfig "
-                           "to a directory of yours and name that: slingtorch lock ./%s; eb ./%s"
+        raise RuntimeError("The lock file must be beside the easyconfig, but %s cannot be written. Copy the easyconfig "
+                           "to your own directory and use the copy: slingtorch lock ./%s; eb ./%s"
                            % (os.path.dirname(lock_file), file_name, file_name))
     lockfile.lock(recipe, file_name, lock_file, python or sys.executable, say)
     text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
@@ -83,7 +83,7 @@ def lock(path: str, say: Callable[[str], None], python: Optional[str] = None) ->
 
 
 def with_checksum(text: str, checksum: str) -> Optional[str]:
-    """An easyconfig with this checksum of its first source; None if it has another form than is usual."""
+    """The text of an easyconfig with this checksum of its first source; None if its form is not the usual one."""
     given: Dict[str, Any] = {
         node.targets[0].id: node.value for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # type: ignore

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch new': an easyconfig and its lock file for a user's own project, on the PyTorch of another easyconfig."""
+"""'slingtorch new': writes an easyconfig and lock file for a user's project, with the PyTorch of another easyconfig."""
 import argparse
 import glob
 import importlib.util
@@ -18,13 +18,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from slingtorch import gpus, lockfile, sites
 from slingtorch.commands import lock
 
-# PyTorch's own: of --on, whatever a project has locked; further ones come with the wheel of torch
+# PyTorch's own packages come from --on, whatever a project has locked; others come with the wheel of torch
 FAMILY = ('torch', 'torchvision', 'torchaudio')
-# these hold torch alone, and what came with it
+# these hold only torch and what it needs
 TORCH_INDEX = re.compile(r'^https?://download(-r2)?\.pytorch\.org/')
-# how packages name the torch that a wheel was compiled for: 2.8.3+cu12torch2.9cxx11abiTRUE, 2.1.2+pt28cu128
+# how packages specify the torch that a wheel was compiled for: 2.8.3+cu12torch2.9cxx11abiTRUE, 2.1.2+pt28cu128
 FOR_TORCH = re.compile(r'\+\S*?(?:torch|pt)(\d)\.?(\d+)')
-TEXT = '''# Made by 'slingtorch new' from %(source)s, on %(on)s. The same command makes a new one.
+TEXT = '''# Made by 'slingtorch new' from %(source)s, with the PyTorch of %(on)s. Run it again for a new one.
 easyblock = 'PythonVenv'
 
 name = '%(name)s'
@@ -47,7 +47,7 @@ moduleclass = 'ai'
 
 
 class Wanted:
-    """What a project asks for: lines (requirements), projects ([(directory, extras)]), index_urls, links."""
+    """What a project requires: lines (requirements), projects ([(directory, extras)]), index_urls, links."""
 
     def __init__(self, path: str) -> None:
         self.path, self.directory = path, os.path.dirname(path)
@@ -71,8 +71,8 @@ class Wanted:
                 where = re.sub(r'^([\w.-]+\s*@\s*)?(file:(//)?)?', '', where.strip())
                 self.projects.append((os.path.join(self.directory, where), '[' + extras if extras else ''))
             elif line.startswith('-'):
-                raise RuntimeError("%s: '%s' has no place in an easyconfig. Take this option out; what a constraints "
-                                   "file says can stand in a line of its own" % (path, option))
+                raise RuntimeError("%s: an easyconfig cannot have the option '%s'. Remove it; write each line of a "
+                                   "constraints file as a requirement" % (path, option))
             elif line:
                 self.lines.append(line)
 
@@ -83,18 +83,18 @@ class Wanted:
 
 
 def run_uv(uv: str, words: List[str], what: str, directory: str, settings: Dict[str, str]) -> str:
-    """What a command of uv prints; RuntimeError with what it says."""
+    """The output of a uv command; RuntimeError with uv's message if it fails."""
     options, env = lockfile.uv_settings(settings, [])
     done = subprocess.run([uv] + words + (options if words[0] == 'build' else []), cwd=directory, env=env,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     if done.returncode:
-        raise RuntimeError("%s failed. uv says:\n%s" % (what, done.stderr.strip()[-2000:]))
+        raise RuntimeError("%s failed. The output of uv is:\n%s" % (what, done.stderr.strip()[-2000:]))
     return done.stdout
 
 
 def read_toml(path: str) -> Dict[str, Any]:
-    """What a pyproject.toml or uv.lock says."""
+    """The content of a pyproject.toml or uv.lock."""
     try:
         toml = importlib.import_module('tomllib' if sys.version_info >= (3, 11) else 'pip._vendor.tomli')  # type: Any
         with open(path, encoding='utf-8') as stream:
@@ -104,7 +104,7 @@ def read_toml(path: str) -> Dict[str, Any]:
 
 
 def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]) -> Tuple[Wanted, str]:
-    """What a project wants, and the marker of the machines that it is for; '' for all."""
+    """What a project requires, and the marker of the machines that it supports; '' for all."""
     wanted, name = Wanted(path), os.path.basename(path)
     if not name.endswith('.toml') and name != 'uv.lock':
         wanted.read_file(path)
@@ -137,7 +137,7 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
 
 
 def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
-    """Version (major.minor) of the Python that eb will take: that of the site's role, or a command."""
+    """Version (major.minor) of the Python that eb will use: that of the site's role, or of a command."""
     role = ''
     if site.generations and any(entry.startswith('python') for entry in on['site_dependencies']) and not command:
         generation = site.generation(os.environ.get(sites.GENERATION_VARIABLE), on['file'])
@@ -152,16 +152,16 @@ def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
                               stdout=subprocess.PIPE, universal_newlines=True)
         version = done.stdout.strip()
         if not version:
-            raise RuntimeError("There is no Python '%s' here that runs. Load a module with one, or name another with "
+            raise RuntimeError("There is no working Python '%s'. Load a module with one, or name another with "
                                "--python" % where)
     if version not in on['python_versions']:
-        raise RuntimeError("%s has packages for Python %s, and %s is Python %s. Load a module with one of these, or "
+        raise RuntimeError("%s has packages for Python %s, but %s is Python %s. Load a module with one of these, or "
                            "name one with --python" % (on['file'], ', '.join(on['python_versions']), where, version))
     return version
 
 
 def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
-    """The easyconfig whose PyTorch is taken: its parameters, file (name) and pins of its lock file."""
+    """The easyconfig whose PyTorch to use: its parameters, file (name) and pins (from its lock file)."""
     from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
     from easybuild.tools.config import init_build_options
@@ -176,8 +176,8 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     text = open(locked).read() if os.path.isfile(locked) else ''
     pins = dict(re.findall(r'^(%s)==([^\s;]+)' % '|'.join(FAMILY), text, re.M))
     if on.get('easyblock') != 'PythonVenv' or 'torch' not in pins:
-        raise RuntimeError("--on %s is not an easyconfig of PythonVenv with a lock file of PyTorch beside it: take "
-                           "another ('eb --search PyTorch-'), or make it: slingtorch lock %s"
+        raise RuntimeError("--on %s is not a PythonVenv easyconfig with a lock file of PyTorch beside it: use another "
+                           "one ('eb --search PyTorch-'), or make the lock file: slingtorch lock %s"
                            % (os.path.basename(path), path))
     return dict({'python_versions': [], 'site_dependencies': [], 'versionsuffix': '', 'index_urls': []}, **dict(
         on, file=os.path.basename(path), pins=pins, more_urls=re.findall(r'^--extra-index-url (\S+)', text, re.M)))
@@ -185,9 +185,9 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
 
 def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str, settings: Dict[str, str],
                  say: Callable[[str], None]) -> None:
-    """Build the projects of `wanted` to wheels in a directory; requirements of these versions take their place.
+    """Build wheels of the projects of `wanted` in a directory, and require these versions instead.
 
-    :param pip: the Python whose pip builds what is not a directory (extras None)
+    :param pip: the Python whose pip builds requirements (extras is None)
     """
     for number, (project, extras) in enumerate(wanted.projects):
         say("building a wheel of %s" % project)
@@ -195,7 +195,7 @@ def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str,
         if extras is None or project.endswith('.whl'):
             words = [pip, '-m', 'pip', 'wheel', '--no-deps', '--quiet', '--wheel-dir', room, project]
             if subprocess.run(words, cwd=wanted.directory, stdin=subprocess.DEVNULL).returncode:
-                raise RuntimeError("Building a wheel of %s failed (above is why)" % project)
+                raise RuntimeError("Building a wheel of %s failed (the reason is above)" % project)
         else:
             run_uv(uv, ['build', '--wheel', '--no-progress', '--python', python, '--out-dir', room, project],
                    "Building a wheel of %s" % project, wanted.directory, settings)
@@ -206,7 +206,7 @@ def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str,
 
 
 def check_for_torch(text: str, on: Dict[str, Any], pages: List[str]) -> None:
-    """Refuse wheels that were compiled for another torch than that of `on`, and name those that fit on these pages."""
+    """Refuse wheels that were compiled for another torch than that of `on`; name those on these pages that fit."""
     torch = on['pins']['torch'].split('.')[:2]
     for name, version in re.findall(r'^([\w.-]+)==([^\s;]+)', text, re.M):
         found = FOR_TORCH.search(version)
@@ -223,14 +223,14 @@ def check_for_torch(text: str, on: Dict[str, Any], pages: List[str]) -> None:
         fits = [path for path in files
                 if lockfile.normalised(os.path.basename(path).split('-')[0]) == name
                 and [list(match.groups()) for match in [FOR_TORCH.search(os.path.basename(path))] if match] == [torch]]
-        raise RuntimeError("%s %s is compiled for PyTorch %s, and %s has %s. %s" % (
+        raise RuntimeError("%s %s is compiled for PyTorch %s, but %s has %s. %s" % (
             name, version, '.'.join(found.groups()), on['file'], on['pins']['torch'],
-            "These are for it: %s. Name one: %s @ ADDRESS" % (', '.join(sorted(fits)), name) if fits else
-            "No page here has one for it: take another --on, or leave it out"))
+            "These wheels fit: %s. Choose one: %s @ ADDRESS" % (', '.join(sorted(fits)), name) if fits else
+            "No page has a wheel that fits: use another --on, or omit this package"))
 
 
 def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> RuntimeError:
-    """What uv says, shortened, with the lines that it speaks of, and what to do."""
+    """uv's message, shortened, with the requirements that it mentions and a remedy."""
     because = ' '.join(re.findall(r'(?:cause: |^\s+)((?:Because|And) .*)', str(error), re.M))
     if not because:
         return error
@@ -240,18 +240,18 @@ def conflict(error: RuntimeError, wanted: Wanted, on: Dict[str, Any]) -> Runtime
     lines += ["  %s: torch==%s" % (on['file'], on['pins']['torch'])] if 'torch' in names else []
     remedy = "Change one of them, or name another easyconfig with --on ('eb --search PyTorch-')"
     if 'no usable wheels' in because or 'no wheels' in because:
-        remedy = "Only wheels are installed. Name one that is published for this Python and PyTorch: NAME @ " \
-            "https://...whl; or let one be built here: --build REQUIREMENT"
+        remedy = "Only wheels are installed. Name a wheel that is published for this Python and PyTorch: NAME @ " \
+            "https://...whl; or build one: --build REQUIREMENT"
     elif 'not found in the package registry' in because or 'there is no version' in because:
-        remedy = "No index that pip is configured for has it ('pip config list'): is the name right?"
-    return RuntimeError("the packages do not fit together. uv says:\n%s\n%s\n%s" % (because, '\n'.join(lines), remedy))
+        remedy = "No index in pip's configuration has this package ('pip config list'): is the name right?"
+    return RuntimeError("the packages conflict. The output of uv is:\n%s\n%s\n%s" % (because, '\n'.join(lines), remedy))
 
 
 def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: Callable[[str], None]) -> int:
     """slingtorch new"""
     if not re.match(r'[A-Za-z][\w.+-]*$', args.name):
-        raise RuntimeError("'%s' is not a name for a module: use letters, digits, '_', '.', '+' and '-'. --directory "
-                           "says where the files go" % args.name)
+        raise RuntimeError("'%s' is not a valid module name: use letters, digits, '_', '.', '+' and '-'. --directory "
+                           "sets where the files go" % args.name)
     args.directory = os.path.abspath(args.directory)
     uv, on = lockfile.need_uv(), read_on(args.on, root, site)
     python = sys.executable if importlib.util.find_spec('pip') else args.python or 'python3'
@@ -262,18 +262,18 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
     platforms = on.get('wheel_platform', 'manylinux_2_28_x86_64')
     platforms = [text for text in (platforms if isinstance(platforms, list) else [platforms]) if text.endswith(machine)]
     if not platforms:
-        raise RuntimeError("%s has no wheel for the processors here (%s): take another --on" % (on['file'], machine))
+        raise RuntimeError("%s has no wheel for the processor type %s: use another --on" % (on['file'], machine))
     target = lockfile.Target(version, platforms[0])
     if marker and 'pip' not in lockfile.uv_compile(uv, target, settings, [], '--no-deps', '-',
                                                    text='pip ; %s\n' % marker).stdout:
-        raise RuntimeError("%s is for %s, and this is Python %s on %s. Load a module with another Python (or name one "
-                           "with --python), or lock the project for this platform too"
+        raise RuntimeError("%s is for %s, but this is Python %s on %s. Load a module with another Python (or name one "
+                           "with --python), or lock the project for this platform, too"
                            % (args.source, marker, version, platforms[0]))
     pins = on['pins']
     if wanted.replaced:
-        say("%s has %s: those of %s are taken (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
+        say("%s has %s; %s replaces them (PyTorch %s)" % (args.source, wanted.replaced, on['file'], pins['torch']))
     with tempfile.TemporaryDirectory(dir=args.directory, prefix='.new-') as room:
-        # the newest Python may build for an older one
+        # a newer Python can build for an older one
         wanted.projects += [(requirement, None) for requirement in args.build]
         build_wheels(uv, python, wanted, args.python or version, room, settings, say)
         named = {lockfile.normalised(re.split(r'[^\w.-]', line)[0]) for line in wanted.lines}
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         shown = [('site_dependencies', on['site_dependencies']), ('python_versions', [version]),
                  ('wheel_platform', platforms), ('index_urls', recipe['index_urls'] or on['more_urls'])]
         shown += [('python_command', args.python)] if args.python else []
-        # where jobs are staged by themselves
+        # if the site stages jobs automatically
         shown += [('environment_image', True)] if 'SLINGTORCH_STAGE_NODES' in site.env_values(groups) else []
         parameters = ''.join('%s = %r\n' % (key, value) for key, value in shown if value)
         parameters += 'python_packages = [\n%s]\n' % ''.join('    %r,\n' % line for line in lines)
@@ -304,7 +304,7 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
             stream.write(TEXT % {'source': os.path.basename(args.source), 'on': on['file'], 'name': args.name,
                                  'version': day, 'suffix': on['versionsuffix'], 'torch': pins['torch'],
                                  'checksum': lockfile.sha256(locked), 'parameters': parameters})
-        # the easyconfig last: without the others it would be half
+        # the easyconfig last, because it is incomplete without the other files
         for path in sorted(glob.glob(os.path.join(glob.escape(room), '*.*')), key=lambda path: path.endswith('.eb')):
             os.replace(path, os.path.join(args.directory, os.path.basename(path)))
     print(os.path.join(args.directory, stem + '.eb'))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""slingtorch report: versions, site, module, variables of the network and files that are named, in one text file
-(docs/explain.md). What a file holds is shown before it is taken: which of it is a secret, no program knows.
+"""slingtorch report: writes versions, site, module, network variables and files that the user names to one text file
+(docs/explain.md). The user sees each file before it is included: no program can tell what in it is secret.
 """
 import argparse
 import os
@@ -16,34 +16,34 @@ from slingtorch import __version__, bundle_root, gpus
 from slingtorch.job.machine import Machine
 
 DEFAULT_NAME = 'slingtorch-report.txt'
-# of a longer file its beginning and its end are taken
+# of a longer file, only the beginning and the end are included
 HEAD_BYTES, TAIL_BYTES = 128 << 10, 512 << 10
-# variables of EasyBuild, the bundle and the network's libraries; no other one is written
+# variables of EasyBuild, the bundle and the network libraries; no others are written
 VARIABLES = re.compile(r'(SLINGTORCH|RUNSCRIPTS|EASYBUILD|MPICH|FI|NCCL|RCCL|OFI_NCCL|GLOO|TORCH_NCCL)_|RUNSCRIPTS$')
 NO_TEXT = re.compile(rb'[\x01-\x06\x0e-\x1a\x1c-\x1f]')
-# colours, titles of windows, and what else no text has
+# colours, window titles, and other characters that plain text does not have
 CONTROLS = re.compile(r'\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]')
 
 
 def versions() -> str:
-    """What runs here, one fact a line."""
+    """Versions of this installation and system, one fact per line."""
     try:
         from easybuild.tools.version import VERSION as easybuild
     except ImportError as err:
-        easybuild = "none for this Python (%s)" % err
+        easybuild = "not in this Python (%s)" % err
     machine = Machine()
     system = re.search(r'^PRETTY_NAME=(.*)$', machine.read('etc/os-release'), re.M)
     revision = ''
     if os.path.exists(os.path.join(bundle_root(), '.git')):
         done = subprocess.run(['git', '-C', bundle_root(), 'describe', '--always', '--dirty'], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, universal_newlines=True, timeout=20)
-        revision = ' (checkout %s)' % (done.stdout.strip() or 'whose revision git does not say')
+        revision = ' (checkout %s)' % (done.stdout.strip() or 'of unknown revision')
     return '\n'.join("%-11s %s" % fact for fact in (
         ('slingtorch', '%s%s in %s' % (__version__, revision, bundle_root())),
         ('EasyBuild', easybuild), ('Python', '%s in %s' % (sys.version.replace('\n', ' '), sys.executable)),
         ('system', ', '.join([system.group(1).strip('"') if system else 'unknown', 'Linux ' + os.uname().release,
                               os.uname().machine, ' '.join(platform.libc_ver())])),
-        ('GPU driver', machine.nvidia_driver() or gpus.amd_driver(machine) or 'none here'),
+        ('GPU driver', machine.nvidia_driver() or gpus.amd_driver(machine) or 'none'),
         ('modules', os.environ.get('LOADEDMODULES', '').replace(':', ' ') or 'none loaded'),
     ))
 
@@ -53,18 +53,18 @@ def module_texts(environ: Mapping[str, str]) -> str:
     loaded = zip(environ.get('LOADEDMODULES', '').split(':'), environ.get('_LMFILES_', '').split(':'))
     texts = ['%s:\n%s' % (path, Machine().read(path)) for name, path in loaded
              if name.startswith(('PyTorch', 'Horovod'))]
-    return '\n'.join(texts) or "No module of PyTorch is loaded here: load it as the job does, then report again."
+    return '\n'.join(texts) or "No PyTorch module is loaded: load it as the job does, then run this again."
 
 
 def variables(environ: Mapping[str, str]) -> str:
-    """The variables of a job that are set here, one a line."""
+    """The job's variables that are set in this shell, one per line."""
     return '\n'.join('%s=%s' % (name, value.replace('\n', '\\n'))
                      for name, value in sorted(environ.items()) if VARIABLES.match(name))
 
 
 def read_parts(path: str) -> Optional[List[str]]:
-    """A file's text: one part, or beginning and end, cut at ends of lines; None if it is not a plain text file."""
-    # O_NONBLOCK: a pipe would wait
+    """A file's text in one part, or its beginning and end, cut at line ends; None if it is not a plain text file."""
+    # O_NONBLOCK: opening a named pipe would wait
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), 'rb') as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -72,7 +72,7 @@ def read_parts(path: str) -> Optional[List[str]]:
         parts = [stream.read(HEAD_BYTES + TAIL_BYTES)]
         if status.st_size > HEAD_BYTES + TAIL_BYTES:
             stream.seek(-TAIL_BYTES, os.SEEK_END)
-            # what a cut word was cannot be seen
+            # drop the cut lines: nobody could recognise a secret in a part of a word
             parts = [parts[0][:HEAD_BYTES].rpartition(b'\n')[0], stream.read(TAIL_BYTES).partition(b'\n')[2]]
     # a node that crashed leaves runs of zeros in its log
     parts = [part.replace(b'\0', b'') for part in parts]
@@ -82,14 +82,14 @@ def read_parts(path: str) -> Optional[List[str]]:
 
 
 def write_new(path: str, text: str) -> None:
-    """Write a file that only its owner can read; RuntimeError if there is a file of this name."""
+    """Write a file that only its owner can read; RuntimeError if the file exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise RuntimeError("%s is there already, and is not overwritten: remove it, or name another file: slingtorch "
+        raise RuntimeError("%s already exists and is not overwritten: remove it, or name another file: slingtorch "
                            "report --output FILE" % path)
     except FileNotFoundError:
-        os.getcwd()     # where that is gone, its own error says so
+        os.getcwd()     # raises a clearer error if the working directory is gone
         raise
     try:
         with open(descriptor, 'w', encoding='utf-8', errors='replace') as stream:
@@ -111,10 +111,10 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
             raise RuntimeError("%s: %s. Name a log, a job script or check's JSON" % (path, err.strerror))
         if parts is None:
             raise RuntimeError("%s is not text. Name a log, a job script or check's JSON" % path)
-        text = CONTROLS.sub('', '\n\n[... what is between is left out ...]\n\n'.join(parts).replace('\r', '\n'))
+        text = CONTROLS.sub('', '\n\n[... the middle is omitted ...]\n\n'.join(parts).replace('\r', '\n'))
         title = "File " + os.path.abspath(path)
         print("===== %s =====\n%s\n" % (title, text))
-        if sys.stdin.isatty() and input("Take this file, as it is shown? [y/N] ").strip().lower() not in ('y', 'yes'):
+        if sys.stdin.isatty() and input("Include this file as shown? [y/N] ").strip().lower() not in ('y', 'yes'):
             continue
         contents.append((title, text))
     text = "slingtorch report, %s\n" % time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())
@@ -122,19 +122,19 @@ def run(args: argparse.Namespace, site_text: Callable[[], str]) -> int:
     write_new(args.output, text)
     for title, content in contents:
         print("  %-60s %8d bytes" % (title, len(content.encode(errors='replace'))))
-    print("%s has %d bytes. Read it before you send it: nothing is taken out, and names of hosts and people stay."
+    print("%s has %d bytes. Read it before you send it: nothing is removed, not even names of hosts and people."
           % (args.output, len(text.encode(errors='replace'))))
     return 0
 
 
 def add_parser(commands: 'argparse._SubParsersAction', site_text: Callable[[], str]) -> None:
-    """The command, for cli.make_parser()."""
+    """Add 'report' to the command line."""
     parser = commands.add_parser('report', help="collect what a bug report needs",
                                  description="Writes one text file that only you can read: versions, the site and its "
                                              "values, the loaded PyTorch module, network variables, and the files "
                                              "that you name (docs/explain.md).")
     parser.add_argument('paths', nargs='*', metavar='PATH',
-                        help="a log, a job script, check's JSON. Each is shown before you confirm it")
+                        help="a log, a job script or check's JSON; each is shown before you confirm it")
     parser.add_argument('--output', metavar='FILE', default=DEFAULT_NAME,
-                        help="a new file (default: %(default)s)")
+                        help="file to write, which must not exist (default: %(default)s)")
     parser.set_defaults(function=lambda args: run(args, site_text))

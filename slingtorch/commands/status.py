@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch status': what is installed here, with which runscripts and site values, and what the bundle would install
-otherwise now. An installation is what a module file of EasyBuild leads to; what is in it says the record that
-RunScripts (easyblocks/generic/runscripts.py) writes beside the runscripts."""
+"""'slingtorch status': what is installed, with which runscripts and site values, and what the bundle would now install
+differently. Module files of EasyBuild lead to the installations. The record of each is written by RunScripts
+(easyblocks/generic/runscripts.py) beside the runscripts."""
 import argparse
 import hashlib
 import json
@@ -15,8 +15,8 @@ from slingtorch import __version__, bundle_root, sites, table
 from slingtorch.gpus import numbers
 
 RECORD = os.path.join('runscripts', 'lib', 'installed.json')
-# the lines of a module file that name the installation (INSTALLDIR_REGEX in easybuild/tools/module_generator.py), and
-# the variable of all that have runscripts
+# the line of a module file that names the installation (INSTALLDIR_REGEX in easybuild/tools/module_generator.py), and
+# the variable that all modules with runscripts set
 ROOT_REGEX = re.compile(r'^(?:local root\s+=\s+"(.*)"|set root\s+(.*))$', re.M)
 MARK = 'RUNSCRIPTS'
 
@@ -29,12 +29,12 @@ def module_files(directory: str, unread: List[str]) -> Iterator[str]:
     for path, directories, names in os.walk(directory, onerror=note):
         directories.sort()
         for name in sorted(names):
-            if not re.search(r'^\.|\.bak_\d{14}_', name):  # EasyBuild keeps those that it replaces
+            if not re.search(r'^\.|\.bak_\d{14}_', name):  # backups that EasyBuild keeps
                 yield os.path.join(path, name)
 
 
 def installations(directory: str, unread: List[str]) -> Iterator[Tuple[str, str]]:
-    """Module and directory of each installation with runscripts; what could not be read, and why, goes to unread."""
+    """Module and directory of each installation with runscripts; adds to unread what could not be read, and why."""
     for path in module_files(directory, unread):
         try:
             with open(path, errors='replace') as stream:
@@ -45,13 +45,13 @@ def installations(directory: str, unread: List[str]) -> Iterator[Tuple[str, str]
         found = ROOT_REGEX.search(text)
         if found and MARK in text:
             root = found.group(1) or found.group(2)
-            # EasyBuild makes the module of what was never installed, with --module-only
+            # with --module-only, EasyBuild also makes modules of software that was never installed
             if os.path.lexists(os.path.join(root, 'runscripts')) or not os.access(root, os.X_OK):
                 yield os.path.relpath(re.sub(r'\.lua$', '', path), directory), root
 
 
 def sha256(path: str) -> Optional[str]:
-    """sha256 of a file, None if it is not there."""
+    """sha256 of a file, None if it does not exist."""
     try:
         with open(path, 'rb') as stream:
             return hashlib.sha256(stream.read()).hexdigest()
@@ -60,7 +60,7 @@ def sha256(path: str) -> Optional[str]:
 
 
 def differences(root: str, record: Dict[str, Any]) -> List[str]:
-    """What is other than the bundle would install it now, as phrases."""
+    """Phrases about what differs from what the bundle would install now."""
     found, scripts = [], os.path.join(bundle_root(), 'runscripts')
     if record['slingtorch'] != __version__:
         kind = 'older' if numbers(record['slingtorch']) < numbers(__version__) else 'newer'
@@ -69,7 +69,7 @@ def differences(root: str, record: Dict[str, Any]) -> List[str]:
                if sha256(os.path.join(scripts, file['source'])) != file['sha256']]
     edited = [target for target, file in record['files'].items()
               if sha256(os.path.join(root, target)) != file['sha256']]
-    for what, targets in [('other than in the bundle', changed), ('changed in place', edited)]:
+    for what, targets in [('not as in the bundle', changed), ('edited after installation', edited)]:
         if targets:
             names = sorted(re.sub('^runscripts/', '', target) for target in targets)
             found.append('%s: %s%s' % (what, ', '.join(names[:3]),
@@ -84,7 +84,7 @@ def differences(root: str, record: Dict[str, Any]) -> List[str]:
 
 
 def describe(module: str, root: str) -> Dict[str, Any]:
-    """An installation, for JSON: 'state' is current, different (then 'why' says what is) or unreadable."""
+    """An installation, for JSON: 'state' is current, different (then 'why' lists the differences) or unreadable."""
     entry = {'module': module, 'root': root, 'slingtorch': None, 'runscripts': None, 'site': None, 'groups': [],
              'values': None, 'easyconfig': None, 'state': 'different', 'why': []}  # type: Dict[str, Any]
     try:
@@ -94,7 +94,7 @@ def describe(module: str, root: str) -> Dict[str, Any]:
         entry['why'] = differences(root, record)
         entry['state'] = 'different' if entry['why'] else 'current'
     except FileNotFoundError:
-        entry['why'] = ['older: of a slingtorch that left no record']
+        entry['why'] = ['older: installed by a slingtorch that wrote no record']
     except (ValueError, KeyError, TypeError) as err:
         entry['why'] = ['%s is damaged: %s' % (os.path.join(root, RECORD), err)]
     except OSError as err:
@@ -111,7 +111,7 @@ def describe(module: str, root: str) -> Dict[str, Any]:
 
 
 def installed_easyconfig(root: str, name: Optional[str]) -> Optional[str]:
-    """Path of the easyconfig that an installation was made from, which EasyBuild has put into it; None without one."""
+    """Path of the copy of the easyconfig that EasyBuild has put into an installation; None without one."""
     try:
         names = [entry for entry in os.listdir(os.path.join(root, 'easybuild')) if entry.endswith('.eb')]
     except OSError:
@@ -121,8 +121,8 @@ def installed_easyconfig(root: str, name: Optional[str]) -> Optional[str]:
 
 
 def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[str]) -> List[str]:
-    """Commands for a shell that renew what is different of what describe() returned: one for all of the site and
-    groups that the shell is activated for, and one for each other."""
+    """Shell commands that renew the different ones of these entries (from describe()): one command for the site and
+    groups of this shell's activation, and one for each other site and groups."""
     bundled = {name: os.path.join(path, name)
                for path, _, names in os.walk(os.path.join(bundle_root(), 'easyconfigs')) for name in names}
     wanted = {}  # type: Dict[Tuple[Optional[str], str], List[str]]
@@ -142,12 +142,12 @@ def renewal(entries: List[Dict[str, Any]], active: Optional[str], groups: List[s
         commands.append(command)
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
     named = [shlex.quote(entry['module']) for entry in entries if commands and entry['module'] in loaded]
-    # EasyBuild does not install what is loaded
+    # EasyBuild does not install a module that is loaded
     return ['module unload ' + ' '.join(named)] * bool(named) + commands
 
 
 def as_table(entries: List[Dict[str, Any]]) -> str:
-    """The installations for a person to read."""
+    """The installations as a table."""
     rows = [('module', 'slingtorch', 'runscripts', 'site values', 'state')]
     for entry in entries:
         values = ' '.join(filter(None, [entry['site'], entry['values'], ','.join(entry['groups'])]))
@@ -158,7 +158,7 @@ def as_table(entries: List[Dict[str, Any]]) -> str:
 
 
 def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
-    """slingtorch status, of EasyBuild's directory with modules; 0: all is current, 3: not all."""
+    """slingtorch status, for EasyBuild's directory of modules; 0: everything is current, 3: not everything."""
     unread = []  # type: List[str]
     try:
         active = sites.choose().site.name
@@ -172,10 +172,10 @@ def run(args: argparse.Namespace, directory: str, note: Callable) -> int:
     elif entries:
         print(as_table(entries), end='')
         if commands:
-            print("\nThis renews runscripts and modules of what is yours, in seconds; jobs that run keep what they "
-                  "have:\n" + '\n'.join(commands))
+            print("\nThis renews the runscripts and modules of your installations in seconds; running jobs keep the "
+                  "old ones:\n" + '\n'.join(commands))
     if not entries:
         note("nothing with runscripts is installed in %s (see eb --show-config)" % directory)
     for problem in unread:
-        note("not read: " + problem)
+        note("cannot read " + problem)
     return 3 if unread or any(entry['state'] != 'current' for entry in entries) else 0

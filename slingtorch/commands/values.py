@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""'slingtorch env --values': what a module of PyTorch sets, for the PyTorch that the active `python` already has.
+"""'slingtorch env --values': sets what a PyTorch module would set, for the PyTorch of the active `python`.
 
-Nothing of PyTorch is imported: its files are looked at, and what differs from a module is said.
+PyTorch is not imported: only its files are read. Messages report what differs from a module.
 """
 import glob
 import json
@@ -17,7 +17,7 @@ from slingtorch.job.findings import Report
 from slingtorch.job.machine import Machine
 from slingtorch.sites.formats import KINDS_OF_GPUS, NET
 
-# what the active Python would import, by its own rules; as in a job, but not from the working directory
+# what the active Python would import by its own rules, as in a job, but not from the working directory
 PROBE = '''
 import importlib.util, json, site, sys
 def where(name):
@@ -28,7 +28,7 @@ def where(name):
 print(json.dumps(dict({name: where(name) for name in ("torch", "mpi4py", "horovod")}, python=sys.executable,
                       prefix=sys.prefix, home=site.getusersitepackages())))
 '''
-# where an environment has NCCL or RCCL: of wheels, of conda
+# where environments of wheels and of conda have NCCL or RCCL
 NCCLS = ('%(torch)s/lib/lib[nr]ccl.so*', '%(torch)s/../nvidia/nccl/lib/libnccl.so*',
          '%(torch)s/../_rocm_sdk_*/lib/librccl.so*', '%(prefix)s/lib/lib[nr]ccl.so*')
 RUNTIMES = {'cuda': 'libcudart', 'rocm': 'libamdhip64'}
@@ -44,7 +44,7 @@ class OwnPyTorch:
         self.found, self.problem = {}, ''  # type: Dict[str, Any], str
         python = shutil.which('python', path=machine.environ.get('PATH'))
         if not python:
-            self.problem = "there is no 'python' in PATH"
+            self.problem = "PATH has no 'python'"
         else:
             done = subprocess.run([python, '-c', PROBE], cwd='/', env=machine.environ, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
@@ -61,43 +61,43 @@ class OwnPyTorch:
         self.toolkit = toolkits.get(self.kind or '', '')
 
     def fact(self, name: str) -> str:
-        """What version.py of torch says; '' for none."""
+        """A value from torch's version.py; '' for none."""
         value = self.report.value(name) or ''
         return '' if value in ('none', 'not known') else value
 
     def what(self) -> str:
-        """In words."""
-        return self.problem or "PyTorch %s for %s, of %s" % (
+        """A description for the user."""
+        return self.problem or "PyTorch %s for %s, in %s" % (
             self.fact('torch'), '%s %s' % (sites.NAMES_OF_GPUS[self.kind], self.toolkit) if self.kind else 'processors',
             self.found['python'])
 
     def nccls(self) -> List[str]:
-        """Its libraries of NCCL or RCCL."""
+        """The NCCL or RCCL libraries of this PyTorch."""
         places = {key: glob.escape(self.found[key]) for key in ('torch', 'prefix')}
         return [path for pattern in NCCLS for path in sorted(glob.glob(pattern % places))]
 
 
 def module_values(site: Any, groups: Iterable[str]) -> Dict[str, str]:
-    """The site's values that a module of PyTorch from wheels would have: {variable: value}."""
+    """The site's values that a module of a PyTorch wheel would set: {variable: value}."""
     return {value.name: value.value for value in site.env_values(groups).values()
             if not value.when and (not value.easyblocks or 'PythonVenv' in value.easyblocks)}
 
 
 def in_front(entries: Iterable[str], before: Optional[str], separator: str) -> str:
-    """A list with these in front, each once."""
+    """A list with these entries first, without duplicates."""
     return separator.join(dict.fromkeys(list(entries) + [entry for entry in (before or '').split(separator) if entry]))
 
 
 def variables(root: str, site: Any, groups: Iterable[str], own: OwnPyTorch) -> List[Tuple[str, Optional[str]]]:
-    """What a module would set, for a bundle at this root: (name, value), None to unset."""
+    """What a module would set for a bundle at this root: (name, value), None to unset."""
     environ, scripts = own.machine.environ, os.path.join(root, 'runscripts')
     found = [(name, scripts) for name in ('RUNSCRIPTS', 'RUNSCRIPTSPYTORCH')]  # type: List[Tuple[str, Optional[str]]]
     found += [('PATH', in_front([scripts], environ.get('PATH'), ':'))]
-    # what NCCL needs between nodes would stop a PyTorch that has none
+    # what NCCL needs between nodes would stop a PyTorch without NCCL
     found += sorted((name, value) for name, value in module_values(site, groups).items()
                     if name != NET or own.kind or own.problem)
     found += [('SLINGTORCH_CUDA_VERSION', own.toolkit if own.kind == 'cuda' else None)]
-    # for images of others: their environment starts from scratch, and they see few directories
+    # other projects' images start with an empty environment and see few directories
     binds = site.parameter_values(groups).get('bind_paths')
     paths = [root] + [path for path in (binds.value if binds else []) if os.path.exists(path.split(':')[0])]
     for runtime in ('APPTAINER', 'SINGULARITY'):
@@ -109,7 +109,7 @@ def variables(root: str, site: Any, groups: Iterable[str], own: OwnPyTorch) -> L
 
 
 def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
-    """Which of the site's plugins of NCCL is for the CUDA or ROCm of this PyTorch, as commands; or that none is."""
+    """Commands for the site's NCCL plugin for the CUDA or ROCm of this PyTorch, or a text that there is none."""
     fitting, others = [], []  # type: List[str], List[str]
     for generation, roles in site.generations.items():
         version = site.toolkit(generation)
@@ -119,20 +119,20 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
             else:
                 others.append('%s %s' % (sites.NAMES_OF_GPUS.get(site.gpu, ''), version))
     if not fitting:
-        return "the site's file names none for %s %s%s: docs/easyconfigs.md says how to build one" % (
+        return "the site's file names none for %s %s%s; docs/easyconfigs.md explains how to build one" % (
             sites.NAMES_OF_GPUS[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
     generation = next((name for name in fitting if 'default' in site.generations[name]), fitting[0])
     parts = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
     if not parts['eb']:
         return "the site has it: module load %s" % parts['module']
     suffix = site.suffix(generation)
-    return "build it once ('eval \"$(slingtorch env)\"' in another shell first): %seb --robot %s.eb; then here: " \
-        "module load %s%s" % ('%s=%s ' % (sites.GENERATION_VARIABLE, generation) if suffix else '',
-                              str(parts['module']).replace('/', '-'), parts['module'], suffix)
+    return "build it once ('eval \"$(slingtorch env)\"' in another shell first): %seb --robot %s.eb; then in " \
+        "this shell: module load %s%s" % ('%s=%s ' % (sites.GENERATION_VARIABLE, generation) if suffix else '',
+                                          str(parts['module']).replace('/', '-'), parts['module'], suffix)
 
 
 def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]]) -> List[str]:
-    """What is not as with a module, one text each."""
+    """Messages about what differs from a module."""
     machine, said = own.machine, []  # type: Machine, List[str]
     before = machine.environ
     mine = ['%s=%s' % (name, before[name]) for name, value in values.items()
@@ -140,37 +140,37 @@ def differences(site: Any, own: OwnPyTorch, values: Mapping[str, Optional[str]])
     if mine:
         said.append("replaced, as a module would: %s. Export yours after this line" % ', '.join(mine))
     if before.get('EBROOTPYTORCH'):
-        said.append("the module of a PyTorch is loaded (%s), which needs no --values. For your own 'module unload "
-                    "PyTorch', and do this again" % before['EBROOTPYTORCH'])
+        said.append("a PyTorch module is loaded (%s), and it needs no --values. To use your own PyTorch, run 'module "
+                    "unload PyTorch', then this again" % before['EBROOTPYTORCH'])
     if own.problem:
-        return said + ["activate your environment, or load its module, and do this again; for an image of another "
-                       "project nothing is missing"]
+        return said + ["activate your environment, or load its module, and run this again; for a container image of "
+                       "another project nothing is missing"]
     wanted = site.gpu if site.gpu in sites.NAMES_OF_GPUS else next((vendor for _, _, vendor in machine.gpus()), None)
     if wanted and own.kind != wanted:
-        said.append("this PyTorch is for %s, and the GPUs here are %s's: it will not use them" % (
+        said.append("this PyTorch is for %s, but the GPUs of this machine are %s's: it cannot use them" % (
             sites.NAMES_OF_GPUS.get(own.kind or '', 'processors'), KINDS_OF_GPUS[wanted]))
     driver = machine.nvidia_driver()
     needs = gpus.oldest_drivers().get(int(own.toolkit.split('.')[0])) if own.kind == 'cuda' else None
     if driver and needs and int(driver.split('.')[0]) < needs:
-        said.append("driver %s of this node is too old for CUDA %s, which needs %d or newer: take a PyTorch for an "
+        said.append("driver %s of this node is too old for CUDA %s, which needs %d or newer: use a PyTorch for an "
                     "older CUDA, or NVIDIA's cuda-compat" % (driver, own.toolkit, needs))
     look.look_at_compat(machine, own.report)
-    # with the values
+    # the environment with the new values
     machine = Machine({**before, **{name: value for name, value in values.items() if value}}, root=machine.root)
     plugins = nccl.plugin_files(machine) if own.kind else []
     if plugins:
         node.check_plugin(own.report, plugins[0], own.nccls(), (RUNTIMES[own.kind or ''], own.toolkit.split('.')[0]),
                           values.get(NET))
     elif own.kind and values.get(NET):
-        said.append("NCCL's plugin for the network is missing, without which jobs of several nodes end: "
+        said.append("NCCL's network plugin is missing, and jobs of several nodes fail without it: "
                     + plugin_remedy(site, own))
     said += ["%s: %s%s" % (name, text, '; ' + remedy if remedy else '')
              for _, name, text, remedy, _ in own.report.sorted()]
     mpis = [name for name in ('mpi4py', 'horovod') if own.found[name]]
     if mpis and not before.get('SLINGTORCH_MPI'):
-        said.append("%s is there, and uses an MPI that must understand your launcher: with 'export "
-                    "SLINGTORCH_MPI=auto' each rank looks whether it does" % ' and '.join(mpis))
+        said.append("%s is installed and uses an MPI that must understand your launcher: with 'export "
+                    "SLINGTORCH_MPI=auto' each rank checks this" % ' and '.join(mpis))
     if re.match(r'\d', before.get('OMP_NUM_THREADS', '')):
-        said.append("OMP_NUM_THREADS=%s is set and stays: unset, each rank gets what its cores allow"
+        said.append("OMP_NUM_THREADS=%s is set and kept. If you unset it, each rank chooses by its number of cores"
                     % before['OMP_NUM_THREADS'])
     return said

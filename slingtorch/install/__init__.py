@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What several easyblocks do, as functions: for them alone, since it uses EasyBuild."""
+"""Functions shared by several easyblocks. Only easyblocks may import them, since they need EasyBuild."""

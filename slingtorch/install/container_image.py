@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Functions of the Singularity easyblock: the file of an image (SIF), checked, copied or linked, and hashed."""
+"""Functions of the Singularity easyblock that check, copy, link and hash the file of an image (SIF)."""
 import concurrent.futures
 import contextlib
 import errno
@@ -15,31 +15,31 @@ from easybuild.tools.filetools import remove, verify_checksum
 from easybuild.tools.output import (PROGRESS_BAR_DOWNLOAD_ONE, start_progress_bar, stop_progress_bar,
                                     update_progress_bar)
 
-# start of a SIF: interpreter line, magic, version, architecture, id; creation and modification time, free and all
-# descriptors, offset and length of the descriptors and of the data
+# header of a SIF: interpreter line, magic, version, architecture, id; creation and modification time, numbers of free
+# and of all descriptors, offset and length of the descriptors and of the data
 SIF_HEADER = struct.Struct('<32s10s3s3s16s8q')
 SIF_MAGIC = b'SIF_MAGIC\0'
 
-FICLONE = 0x40049409  # ioctl of Linux: share the data of another file (linux/fs.h)
+FICLONE = 0x40049409  # Linux ioctl that shares the data of another file (linux/fs.h)
 BLOCK_SIZE = 8 * 1024 * 1024
 
 
 def check_sif(path: str) -> None:
-    """Raise EasyBuildError if a file is no SIF or is cut off (the header says how long it must be), or OSError."""
+    """Raise EasyBuildError if a file is not a SIF, or is shorter than its header specifies; or OSError."""
     size = os.path.getsize(path)
     with open(path, 'rb') as handle:
         header = handle.read(SIF_HEADER.size)
     if SIF_MAGIC not in header[:48]:
-        raise EasyBuildError("%s is not a SIF: it has %d bytes and starts with %r. For others: "
+        raise EasyBuildError("%s is not a SIF: it has %d bytes and starts with %r. Convert other images: "
                              "apptainer build NEW.sif docker-archive:FILE.tar (or DIRECTORY)", path, size, header[:24])
     fields = SIF_HEADER.unpack(header) if len(header) == SIF_HEADER.size else [0] * 13
     expected = max(fields[9] + fields[10], fields[11] + fields[12])
     if size < expected or not expected:
-        raise EasyBuildError("%s is truncated: it has %d bytes, its header says %d. Get it again", path, size, expected)
+        raise EasyBuildError("%s is truncated: it has %d of %d bytes. Download or copy it again", path, size, expected)
 
 
 def transfer_image(how: str, source: str, target: str, label: str) -> str:
-    """Copy (sharing data where the file system can) or symlink an image, and read it once: sha256, or OSError."""
+    """Copy an image (sharing data if the file system can) or symlink it, reading it once; its sha256, or OSError."""
     if how == 'symlink':
         os.symlink(source, target)
     else:
@@ -52,7 +52,7 @@ def transfer_image(how: str, source: str, target: str, label: str) -> str:
 
 
 def hash_image(path: str, label: str, copy: Any = None) -> str:
-    """Read an image once, writing it to an open file on the way: its sha256, or OSError, also if it got shorter."""
+    """Read an image once, and optionally write it to an open file; its sha256, or OSError, also if the file shrinks."""
     digest, hashing, done = hashlib.sha256(), None, 0
     buffers = [memoryview(bytearray(BLOCK_SIZE)) for _ in range(2)]
     with open(path, 'rb', buffering=0) as src, concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -64,12 +64,12 @@ def hash_image(path: str, label: str, copy: Any = None) -> str:
                 if not block:
                     raise OSError(errno.EIO, "only %d of %d bytes could be read" % (done, size))
                 if hashing:
-                    hashing.result()  # then the other buffer is free
+                    hashing.result()  # frees the other buffer
                 hashing = pool.submit(digest.update, block)
                 buffers.reverse()
                 if copy:
                     copy.write(block)
-                    # the disk begins now and not when all is copied; the kernel starts to write what is to be dropped
+                    # makes the kernel write to the disk now, not only at the end: it writes what it may drop
                     os.posix_fadvise(copy.fileno(), done, len(block), os.POSIX_FADV_DONTNEED)
                 done += len(block)
                 update_progress_bar(PROGRESS_BAR_DOWNLOAD_ONE, progress_size=len(block))
@@ -90,35 +90,35 @@ def removed_on_error(path: str) -> Iterator[None]:
 
 
 def flush_image(path: str) -> None:
-    """Wait until a file is on the disk; OSError, also where a file system says only now that it is full."""
+    """Wait until a file is on the disk; OSError, also if the file system reports only now that it is full."""
     with open(path, 'rb') as handle:
         os.fsync(handle.fileno())
 
 
 def check_digest(path: str, checksum: Any, digest: str) -> None:
-    """Raise EasyBuildError if the sha256 of an image is not the checksum of the easyconfig (None: it has none)."""
+    """Raise EasyBuildError if the sha256 of an image is not the easyconfig's checksum (None: there is none)."""
     if verify_checksum(path, checksum, computed_checksums={'sha256': digest}):
         return
     if build_option('ignore_checksums'):
-        print_warning("Ignoring that the checksum of %s is not that of the easyconfig" % path)
+        print_warning("Ignoring that the checksum of %s differs from that in the easyconfig" % path)
         return
-    raise EasyBuildError("The image %s is not the one of the easyconfig.\n  its sha256:  %s\n  expected:    %s\n"
-                         "Either it is damaged: then get it again. Or it is another build of the same name: then ask "
-                         "who published it, and only then change 'checksums'. What was installed is untouched",
+    raise EasyBuildError("The checksum of the image %s differs from that in the easyconfig.\n  sha256:      %s\n"
+                         "  expected:    %s\nIf the image is damaged, get it again. If it is another build of the same "
+                         "name, ask its publisher before you change 'checksums'. The installation is unchanged",
                          path, digest, checksum, exit_code=EasyBuildExit.FAIL_CHECKSUM)
 
 
 def explain_error(err: OSError, source: str, installdir: str) -> Any:
-    """An OSError with an image (path or address) as an EasyBuildError that says what to do."""
-    full = ("%%s. Make room for %s bytes (a rebuild has the old and the new image for a while), install elsewhere with "
-            "--prefix or --installpath-software, or share the space with image_transfer = 'symlink' in the "
+    """Turn an OSError about an image (path or address) into an EasyBuildError with a remedy."""
+    full = ("%%s. Free %s bytes (a rebuild needs space for both the old and the new image), install elsewhere with "
+            "--prefix or --installpath-software, or save the space with image_transfer = 'symlink' in the "
             "easyconfig" % (os.path.getsize(source) if os.path.exists(source) else 'all of its'))
-    access = ("User %s may not read it, or not write to the installation directory. What was installed with "
-              "--read-only-installdir is replaced with that option, or after 'chmod -R u+w %s'. What belongs to "
-              "others: ask the owner" % (os.environ.get('USER') or os.getuid(), installdir))
+    access = ("User %s may not read the image, or not write to the installation directory. To replace an installation "
+              "made with --read-only-installdir, use that option again, or 'chmod -R u+w %s'. If it belongs to "
+              "somebody else, ask the owner" % (os.environ.get('USER') or os.getuid(), installdir))
     remedies = {
         errno.ENOSPC: full % "The disk is full", errno.EDQUOT: full % "The quota is used up",
         errno.EACCES: access, errno.EPERM: access,
     }
-    return EasyBuildError("Bringing the image %s to %s failed: %s. %s. What was installed is untouched", source,
-                          installdir, err.strerror, remedies.get(err.errno or 0, "Fix that and run the same again"))
+    return EasyBuildError("Transferring the image %s to %s failed: %s. %s. The installation is unchanged", source,
+                          installdir, err.strerror, remedies.get(err.errno or 0, "Fix that and run this again"))

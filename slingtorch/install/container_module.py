@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What a module file says of a container image, by EasyBuild's generator, in Lua or in Tcl.
+"""Writes the part of a module file that is about a container image, by EasyBuild's generator, in Lua or in Tcl.
 
-While loading it decides by what is there. In all other modes (unloading above all) it names everything that loading can
-have set, so that nothing stays behind, whatever has been removed meanwhile. It needs no code of the site.
+When it is loaded, the module checks which files exist. In all other modes (above all unloading) it lists everything
+that loading may have set, so that nothing stays behind even if files were removed. It needs no code of the site.
 """
 import os
 import re
@@ -10,8 +10,8 @@ from typing import Any, Dict, List
 
 from easybuild.tools.module_generator import ModuleGeneratorLua
 
-# What EasyBuild's generator has no words for, in Lua and in Tcl. One container module at a time: SIF and /user-software
-# can mean one image only. Lmod replaces the one that is loaded, Environment Modules refuses (by itself from 5.1 on).
+# Code that EasyBuild's generator cannot write, in Lua and in Tcl. Only one container module can be loaded, since SIF
+# and /user-software stand for one image. Lmod replaces a loaded one, Environment Modules refuses (by itself since 5.1).
 WORDS = {
     'start': ('family("container_image")\n', """if {[llength [info commands family]]} {
     family container_image
@@ -38,13 +38,13 @@ WORDS = {
 
 
 def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, name: str, generator: Any) -> str:
-    """What a module file says of what Singularity.container() returned; sif_variable: besides SIF, name: the module."""
+    """Module text for what Singularity.container() returned; sif_variable is set like SIF, name is the module's."""
     lua = isinstance(generator, ModuleGeneratorLua)
     image, dirs = container['image'][0], [root] + container['central']
     packages, squashfs = os.path.join(root, 'user-software'), os.path.join(root, 'user-software.squashfs')
 
     def word(key: str, value: str = '') -> str:
-        """One of WORDS for a name or text."""
+        """An entry of WORDS with this name or text."""
         form = WORDS[key][not lua]
         return form % ((value,) * form.count('%s'))
 
@@ -55,12 +55,12 @@ def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, n
         return generator.conditional_statement(conditions, body.strip('\n'), **more)
 
     def set_both(suffix: str, value: str) -> str:
-        """A variable of both runtimes."""
+        """Set a variable of both runtimes."""
         return ''.join(generator.set_environment(runtime + suffix, literal(value, lua).replace('$', '$$'))
                        for runtime in ('SINGULARITY', 'APPTAINER'))
 
     def prepend(variable: str, path: str, separator: str = ':') -> str:
-        # the generator quotes paths in Lua alone
+        # the generator quotes paths only in Lua
         path = literal(path, lua) if lua else re.sub(r'([^\w/.:,=+-])', r'\\\1', path)
         return generator.prepend_paths(variable, [path], allow_abs=True, expand_relpaths=False, delim=separator)
 
@@ -75,20 +75,20 @@ def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, n
         return word('error', literal(message, lua))
 
     own, *central = [os.path.join(path, image) for path in dirs]
-    text = word('start') + generator.comment('the image: the own copy, else the first central one that can be read')
-    choice = stop("The container image %s is missing or cannot be read. Looked in: %s\nRemedy: 'eb --rebuild %s' "
-                  "installs it again" % (image, ', '.join(dirs), container['easyconfig'][0]))
+    text = word('start') + generator.comment('the image: its own copy, else the first readable central copy')
+    choice = stop("The container image %s is missing or cannot be read. Searched: %s\nRemedy: run 'eb --rebuild %s' "
+                  "to install it again" % (image, ', '.join(dirs), container['easyconfig'][0]))
     for path in reversed(central):
-        said = "%s: its own copy of the container image is not there; using %s" % (name, path)
+        said = "%s: its own copy of the container image does not exist; using %s" % (name, path)
         choice = when(of_file('readable', path), use(path) + generator.msg_on_load(said + '\n' * lua),
                       else_body=choice.strip('\n'))
     text += when([word('not loading'), of_file('readable', own)], use(own), cond_or=True, else_body=choice.strip('\n'))
     text += when([word('loading'), of_file('empty', squashfs)], stop(
-        "%s is empty: left behind by something that was interrupted.\nRemedy: remove it; the packages are then those "
-        "of the directory %s" % (squashfs, packages)))
+        "%s is empty, left behind by an interrupted command.\nRemedy: remove it; the packages then come from the "
+        "directory %s" % (squashfs, packages)))
     text += generator.set_environment('CONTAINERROOT', root)
 
-    text += generator.comment('what is mounted: host paths that exist now; packages from one file or a directory')
+    text += generator.comment('bind mounts: host paths that exist now; packages from one file or a directory')
     binds = ([os.path.join(root, 'runscripts') + ':/runscripts:ro'] + container['bind']
              + [squashfs + ':/user-software:image-src=/user-software', packages + ':/user-software'])
     for bind in reversed(binds):
@@ -100,11 +100,11 @@ def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, n
         text += prepend_both('ENV_PREPEND_PATH', path)
 
     for driver in container['gpu']:
-        text += generator.comment('GPUs: the libraries of the driver, as with the option --%s' % driver.lower())
+        text += generator.comment('GPUs: the driver libraries, as with the option --%s' % driver.lower())
         text += set_both('_' + driver, '1')
 
-    # not with pushenv, which would win over the user, and which Lmod 8.6 forgets in Tcl
-    text += generator.comment('variables inside, unless the user has set them')
+    # not with pushenv, which would override the user, and which Lmod 8.6 forgets in Tcl
+    text += generator.comment('variables inside the container, unless the user has set them')
     for variable in container['env']:
         key, value = variable.split('=', 1)
         text += when([word('free', key), word('ours', key)], set_both('ENV_' + key, value)
@@ -113,7 +113,7 @@ def module_text(container: Dict[str, List[str]], root: str, sif_variable: str, n
 
 
 def literal(text: str, lua: bool) -> str:
-    """Text as it stands between the quotes of a string of Lua or Tcl, whatever the generator makes of quotes in it."""
+    """Text for a quoted string of Lua or Tcl, safe whatever the generator does with quotes in it."""
     special = r'[\\"\n]|^[ .]+|[ .]+$| \.\. ' if lua else r'[\\"\n$\[\]{}]'
     form = '\\%03d' if lua else '\\%03o'
     return re.sub(special, lambda found: ''.join(form % ord(char) for char in found.group()), text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Functions of several easyblocks: parameters, where dependencies are, their modules, what a command printed last."""
+"""Functions of several easyblocks for parameters, the prefixes and modules of dependencies, and command output."""
 import contextlib
 import copy
 import os
@@ -16,26 +16,26 @@ OWN_PARAMETERS = set()
 
 
 def with_parameters(extra_vars: Any, parameters: Any) -> Dict[str, Any]:
-    """Easyconfig parameters of an easyblock, and more of them: {name: [default, what it means]}."""
+    """An easyblock's easyconfig parameters with additional ones: {name: [default, description]}."""
     OWN_PARAMETERS.update(parameters)
     return dict(extra_vars, **{name: parameter + [CUSTOM] for name, parameter in parameters.items()})
 
 
 def check_types(cfg: Any, parameters: Any) -> None:
-    """Raise an EasyBuildError if one of these parameters is the bundle's and of another type than its default."""
+    """Raise an EasyBuildError if a parameter of the bundle among these has another type than its default."""
     for name, (default, _, _) in parameters.items():
         if name not in OWN_PARAMETERS:
             continue
         value = cfg[name]
         if isinstance(default, list) and not (isinstance(value, (list, tuple))
                                               and all(isinstance(item, str) for item in value)):
-            raise EasyBuildError("%s is %r: it must be a list of strings: %s = ['...']; on the command line "
+            raise EasyBuildError("%s is %r, but must be a list of strings: %s = ['...']; on the command line: "
                                  "--try-amend='%s=ONE,' with a comma", name, value, name, name)
         if isinstance(default, dict) and not (isinstance(value, dict)
                                               and all(isinstance(item, (str, int)) for item in value.values())):
-            raise EasyBuildError("%s is %r: it must be a dictionary: %s = {'name': 'value'}", name, value, name)
+            raise EasyBuildError("%s is %r, but must be a dictionary: %s = {'name': 'value'}", name, value, name)
         if isinstance(default, bool) and not isinstance(value, bool):
-            raise EasyBuildError("%s is %r: it must be True or False", name, value)
+            raise EasyBuildError("%s is %r, but must be True or False", name, value)
 
 
 def last_lines(output: str) -> str:
@@ -44,7 +44,7 @@ def last_lines(output: str) -> str:
 
 
 def dependency_root(cfg: Any, name: str) -> Optional[str]:
-    """Prefix of a dependency, by name or by metadata: $EBROOT* of external modules exist only while building."""
+    """Prefix of a dependency, by name or metadata, since $EBROOT* of external modules exist only during a build."""
     path = get_software_root(name)
     for metadata in [dep.get('external_module_metadata') or {} for dep in cfg.dependencies()]:
         if not path and name in metadata.get('name', []) and metadata.get('prefix'):
@@ -55,11 +55,11 @@ def dependency_root(cfg: Any, name: str) -> Optional[str]:
 
 @contextlib.contextmanager
 def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
-    """Load modules for as long as the context lasts: downloading is done by the Python or conda that they bring."""
+    """Load modules while the context lasts: their Python or conda does the downloading."""
     saved_env = copy.deepcopy(os.environ)
     tool = easyblock.modules_tool
     if names and isinstance(tool, NoModulesTool):
-        # with --fetch EasyBuild does without a modules tool, unless asked
+        # with --fetch, EasyBuild uses no modules tool unless asked
         tool = modules_tool(modules_tool_name=build_option('orig_modules_tool'))
     try:
         for name in names:
@@ -67,10 +67,10 @@ def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
                 # one after the other: a module may need an earlier one that extends $MODULEPATH
                 tool.load([name])
             except EasyBuildError as err:
-                raise EasyBuildError("%s needs the module %s, which this system does not have. If EasyBuild has an "
-                                     "easyconfig for it, 'eb --robot' installs it first. Otherwise the former may be "
-                                     "meant for another system, or you may need to load another module before running "
-                                     "'eb': see 'module avail' and 'module spider'. The modules tool says: %s",
+                raise EasyBuildError("%s needs the module %s, but this system does not have it. If EasyBuild has an "
+                                     "easyconfig for the module, 'eb --robot' installs it first. Otherwise this "
+                                     "easyconfig may be for another system, or you need to load another module before "
+                                     "'eb': see 'module avail' and 'module spider'. The modules tool printed: %s",
                                      os.path.basename(easyblock.cfg.path), name, err,
                                      exit_code=EasyBuildExit.MISSING_DEPENDENCY)
         yield

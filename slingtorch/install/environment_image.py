@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A Python environment as one squashfs image, for nodes to have a copy of their own (docs/runscripts.md)."""
+"""Packs a Python environment into one squashfs image, of which each node can have a copy (docs/runscripts.md)."""
 import glob
 import os
 import re
@@ -16,27 +16,27 @@ from slingtorch.install.process import dynamic_entries
 
 IMAGE = 'environment.squashfs'
 
-# of zstd, 1 to 22: mksquashfs's own, 15, takes several times as long for a tenth less
+# zstd level, 1 to 22: mksquashfs's default, 15, takes several times as long and saves a tenth of the size
 LEVEL = '3'
 
-# below the installation, while the image is being made: so that files are linked and not copied
+# temporary directory in the installation, so that files can be hard links instead of copies
 WORK_DIR = '.environment-image'
 
-# of the interpreter's library, what no job needs
+# parts of the interpreter's library that no job needs
 LEFT_OUT = ['site-packages', 'dist-packages', 'test', 'idlelib', 'turtledemo', 'config-*', 'ensurepip']
 
-# directories of the installation that are no part of the environment
+# files and directories of the installation that are not part of the environment
 NOT_PACKED = ['.runscripts', 'bin', 'easybuild', 'runscripts', IMAGE, IMAGE + '.sha256', WORK_DIR]
 
 # where the system's libraries are: every node has them
 SYSTEM_LIBRARIES = ('/lib/', '/lib64/', '/usr/lib/', '/usr/lib64/')
 
-# the system's Python may be such a link, which 'realpath' would not tell
+# in Python, because the system's Python may be a link that the command realpath would not resolve this way
 DESCRIBE = ("import os, site, sys, sysconfig; print(*map(os.path.realpath, [sys.base_prefix, getattr(sys, "
             "'_base_executable', sys.executable), sysconfig.get_path('stdlib'), sysconfig.get_path('include')]), "
             "sep='\\n')")
 
-# A script's first line cannot name an interpreter beside it. This is valid in sh, which starts it, and in Python.
+# A script's first line cannot name an interpreter beside it. This text is valid in sh, which starts it, and in Python.
 SCRIPT_START = """#!/bin/sh
 '''exec' "$(dirname "$(readlink -f "$0")")/python" "$0" "$@"
 ' '''
@@ -44,32 +44,32 @@ SCRIPT_START = """#!/bin/sh
 
 
 def require_mksquashfs() -> None:
-    """Raise EasyBuildError where there is no mksquashfs."""
+    """Raise EasyBuildError if there is no mksquashfs."""
     if not which('mksquashfs', on_error=IGNORE):
-        raise EasyBuildError("environment_image needs the command mksquashfs, which is not in $PATH. Install the "
-                             "package squashfs-tools (SUSE: squashfs) or load its module; without an image: "
+        raise EasyBuildError("environment_image needs the command mksquashfs, but it is not in $PATH. Install the "
+                             "package squashfs-tools (SUSE: squashfs) or load its module; to make no image: "
                              "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
 
 
 def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
-    """Pack an environment, with its interpreter, into <installdir>/environment.squashfs; sha256 in a file beside it.
+    """Pack an environment with its interpreter into <installdir>/environment.squashfs; write its sha256 to a file.
 
-    The image is a Python that finds itself wherever it lies: these modules must be importable in another place.
+    The Python in the image works in any directory: check that it can import these modules in another place.
     """
     require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
     remove_dir(tree)
     remove_file(image)
-    print_msg("making one image of the environment...")
+    print_msg("packing the environment into one image...")
     try:
         make_tree(installdir, tree, parallel)
         relocate_run_paths(tree, installdir)
         check_tree(tree, imports)
-        # all-root: who unpacks it owns the files then, and inside nobody can write
+        # all-root: the files belong to the user who unpacks them, and nobody can write to a mounted image
         cmd = ['mksquashfs', tree, image, '-comp', 'zstd', '-Xcompression-level', LEVEL, '-noappend',
                '-no-progress', '-no-xattrs', '-all-root', '-processors', str(parallel)]
-        run_command(cmd, "mksquashfs failed. If the disk is full, free some space or choose another --installpath; if "
-                         "it does not know zstd, squashfs-tools 4.4 or newer is needed")
+        run_command(cmd, "mksquashfs failed. If the disk is full, free some space or choose another --installpath. If "
+                         "mksquashfs does not know zstd, install squashfs-tools 4.4 or newer")
     except BaseException:
         remove_file(image)
         raise
@@ -80,7 +80,7 @@ def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
 
 
 def run_command(cmd: Any, remedy: str) -> str:
-    """Run a command (list); its output, or EasyBuildError with what it printed and the remedy."""
+    """Run a command (list); return its output, or raise EasyBuildError with the output and the remedy."""
     res = run_shell_cmd(' '.join(map(shlex.quote, cmd)), fail_on_error=False, hidden=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
         raise EasyBuildError("Making an image of the environment failed: %s\n%s\n%s", remedy, ' '.join(cmd),
@@ -89,7 +89,7 @@ def run_command(cmd: Any, remedy: str) -> str:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name, or copy it to another file system."""
+    """Hard-link a file, or copy it if that fails, as between file systems."""
     try:
         os.link(source, target)
     except OSError:
@@ -97,12 +97,12 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def make_tree(installdir: str, tree: str, parallel: int) -> None:
-    """Put interpreter and packages together as one prefix, and compile what is not yet compiled."""
+    """Put interpreter and packages into one prefix, and compile files that are not yet compiled."""
     python = os.path.join(installdir, 'bin', 'python')
     prefix, base_python, stdlib, include = run_command([python, '-I', '-c', DESCRIBE], "").splitlines()[:4]
     library = os.path.basename(stdlib)
     if prefix != os.path.realpath(installdir):
-        # not followed: links of a distribution to its configuration lead out of the tree
+        # dangling links are ignored: a distribution's links to its configuration point out of the tree
         shutil.copytree(stdlib, os.path.join(tree, 'lib', library), ignore=shutil.ignore_patterns(*LEFT_OUT),
                         copy_function=link_or_copy, ignore_dangling_symlinks=True)
         if os.path.isdir(include):
@@ -110,7 +110,7 @@ def make_tree(installdir: str, tree: str, parallel: int) -> None:
             shutil.copytree(include, os.path.join(tree, 'include', os.path.basename(include)))
     mkdir(os.path.join(tree, 'bin'), parents=True)
     names = sorted(set(os.listdir(installdir)) - set(NOT_PACKED + ['pyvenv.cfg', 'lib64', 'include']))
-    # hard links where the file system has them; into directories that are there already as well
+    # hard links if the file system supports them; also into existing directories
     run_command(['sh', '-c', 'cp -al "$@" || cp -a "$@"', 'cp'] + [os.path.join(installdir, name) for name in names]
                 + [tree], "If the disk is full, free some space or choose another --installpath")
     if not os.path.lexists(os.path.join(tree, 'lib64')):
@@ -126,22 +126,22 @@ def make_tree(installdir: str, tree: str, parallel: int) -> None:
     python = os.path.join(tree, 'bin', 'python')
     found = tree_python(tree, ['-I', '-c', 'import site; print(*site.getsitepackages(), sep="\\n")']).splitlines()
     if packages not in found:
-        # Debian's Python looks elsewhere unless it is in a virtual environment
+        # outside of a virtual environment, Debian's Python uses another directory
         directory = next((path for path in found if path.startswith(os.path.join(tree, 'lib', library))), None)
         if not directory:
-            raise EasyBuildError("The Python %s looks for packages in %s only, where the environment has none",
+            raise EasyBuildError("The Python %s looks for packages only in %s, but the environment has none there",
                                  base_python, ', '.join(found))
         os.symlink('site-packages', directory)
-    # fails on templates and tests that are no valid Python
+    # fails on templates and tests that are not valid Python
     run_shell_cmd('%s %s -I -m compileall -q -j %s -x /tests?/ %s' % (
         library_path(tree), shlex.quote(python), parallel, shlex.quote(os.path.join(tree, 'lib', library))),
         fail_on_error=False, hidden=True)
 
 
 def copy_script(source: str, target: str) -> None:
-    """Copy a program of the environment; a Python script finds the interpreter beside it then."""
+    """Copy a program of the environment; make a Python script use the interpreter in its own directory."""
     if os.path.lexists(target) or os.path.basename(source).startswith(('activate', 'Activate', 'python')):
-        # activating has no use in an image, and names the place where the environment was made
+        # nobody activates an image, and these files name the original directory of the environment
         return
     with open(source, 'rb') as stream:
         content = stream.read()
@@ -153,7 +153,7 @@ def copy_script(source: str, target: str) -> None:
 
 
 def copy_libraries(tree: str, library: str) -> None:
-    """Copy what the interpreter and its modules are linked with, unless it is the system's."""
+    """Copy the libraries that the interpreter and its modules are linked with, except those of the system."""
     base = os.path.join(tree, 'lib', 'base')
     paths = [os.path.join(tree, 'bin', library)] + glob.glob(os.path.join(tree, 'lib', library, 'lib-dynload', '*.so'))
     output = run_shell_cmd('ldd ' + ' '.join(map(shlex.quote, paths)), fail_on_error=False, hidden=True).output
@@ -168,10 +168,10 @@ def copy_libraries(tree: str, library: str) -> None:
 
 
 def set_run_path(path: str, run_path: str) -> None:
-    """Let a library or program look for others in this directory, instead of where its run path says.
+    """Make a library or program search for others in this directory, instead of in its run path.
 
-    The old path would win over $LD_LIBRARY_PATH (DT_RPATH), and each library is looked for there first, for every rank.
-    It is a string in the file (ELF specification, 'Dynamic Section'), and a shorter one fits into its place.
+    The old path could override $LD_LIBRARY_PATH (DT_RPATH), and every rank would search it first for each library. The
+    path is a string in the file (ELF specification, 'Dynamic Section'), and a shorter string fits in its place.
     """
     old = dynamic_entries(path, 'RPATH|RUNPATH')
     if not old or len(run_path) > len(old[0]):
@@ -179,7 +179,7 @@ def set_run_path(path: str, run_path: str) -> None:
     with open(path, 'rb') as stream:
         content = stream.read()
     string = b'\0' + old[0].encode() + b'\0'
-    # a new file: the old one may be the interpreter's own, under a second name
+    # write a new file: the old one may be a hard link to the interpreter's own
     mode = os.stat(path).st_mode
     os.remove(path)
     with open(path, 'wb') as stream:
@@ -188,7 +188,7 @@ def set_run_path(path: str, run_path: str) -> None:
 
 
 def relocate_run_paths(tree: str, installdir: str) -> None:
-    """Let libraries that look for others in the installation look for them where they lie themselves."""
+    """Make libraries that search for others in the installation search relative to their own directory."""
     output = run_shell_cmd("grep -rlaF --include='*.so*' %s %s" % (shlex.quote(installdir), shlex.quote(tree)),
                            fail_on_error=False, hidden=True).output
     for path in output.splitlines():
@@ -201,24 +201,24 @@ def relocate_run_paths(tree: str, installdir: str) -> None:
 
 
 def library_path(tree: str) -> str:
-    """Setting, ready for the shell, with which the image's Python finds its libraries (runscripts/lib/stage.bash)."""
+    """Shell code for the variable with which the image's Python finds its libraries (runscripts/lib/stage.bash)."""
     base = os.path.join(tree, 'lib', 'base')
     return 'LD_LIBRARY_PATH=%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}' % shlex.quote(base) if os.path.isdir(base) else ''
 
 
 def tree_python(tree: str, arguments: Any) -> str:
-    """Run the tree's Python; its output."""
+    """Run the tree's Python; return its output."""
     cmd = '%s %s %s' % (library_path(tree), shlex.quote(os.path.join(tree, 'bin', 'python')),
                         ' '.join(map(shlex.quote, arguments)))
     res = run_shell_cmd(cmd, fail_on_error=False, hidden=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
-        raise EasyBuildError("The Python of the environment does not run from another place than its own, so there can "
-                             "be no image of it:\n%s\n%s", cmd, res.output.strip())
+        raise EasyBuildError("The Python of the environment does not run from another directory, so it cannot be "
+                             "packed into an image:\n%s\n%s", cmd, res.output.strip())
     return res.output
 
 
 def check_tree(tree: str, imports: Any) -> None:
-    """Run the tree's Python where it lies now: everything must come from there."""
+    """Run the tree's Python in the tree; warn about everything that it loads from elsewhere."""
     code = ("import %s\n"
             "print('\\n'.join(sys.path))\n"
             "print('\\n'.join({line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}))"
@@ -227,4 +227,4 @@ def check_tree(tree: str, imports: Any) -> None:
     outside = [path for path in tree_python(tree, ['-I', '-c', code]).splitlines()
                if path.startswith('/') and not path.startswith(SYSTEM_LIBRARIES + (tree + '/',))]
     if outside:
-        print_warning("The image of the environment is not whole: jobs will read from %s", ', '.join(sorted(outside)))
+        print_warning("The image of the environment is incomplete: jobs will also read %s", ', '.join(sorted(outside)))

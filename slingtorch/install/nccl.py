@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Which network plugin a release of NCCL or RCCL can load, and releases that are known to be bad."""
+"""Which network plugins a release of NCCL or RCCL can load, and releases with known problems."""
 import platform
 from collections import namedtuple
 from typing import Any, List, Set
@@ -9,15 +9,15 @@ from easybuild.tools.build_log import EasyBuildError
 from slingtorch.job.elf import Library
 from slingtorch.job.nccl import offered
 
-# First release of NCCL (or of RCCL, which follows its numbers): oldest and newest ncclNetPlugin_v* that it accepts.
+# (first release of NCCL, or of RCCL, which has the same numbers; oldest and newest ncclNetPlugin_v* that it accepts).
 # From src/ of the tags of NVIDIA/nccl (v2.12.12-1 to v2.30.7-1).
 NCCL_APIS = [('2.12', (4, 5)), ('2.13', (4, 6)), ('2.19', (5, 7)), ('2.20', (5, 8)), ('2.24', (5, 9)),
              ('2.26', (6, 10)), ('2.28', (6, 11)), ('2.30', (6, 12))]
 
 PLUGIN_NAMES = ['aws-ofi-nccl', 'aws-ofi-rccl']
 
-# name: as known_problems() takes it. since, before: releases concerned (before None: none is known to be right).
-# machine: hardware that it was seen on (platform.machine()), None: any.
+# name: a key for known_problems(). since, before: affected releases (before is None: no fixed release is known).
+# machine: hardware on which the problem was seen (platform.machine()), None: any.
 Problem = namedtuple('Problem', ['name', 'since', 'before', 'machine', 'text', 'source'])
 KNOWN_PROBLEMS = [
     Problem('aws-ofi-nccl', '1.18.0', '1.20.0', None,
@@ -29,7 +29,7 @@ KNOWN_PROBLEMS = [
     Problem('NCCL', '2.27.3', None, 'aarch64',
             "the protocol LL128 can corrupt data on GH200 with Slingshot: set NCCL_PROTO=^LL128", 'NVIDIA/nccl#2001'),
     Problem('ROCm', '7.14', '7.15', None,
-            "its RCCL is not right with messages of 64 to 512 MB: compare results before you trust them, or take "
+            "its RCCL gives wrong results for messages of 64 to 512 MB: verify results before you trust them, or use "
             "another ROCm", 'ROCm/TheRock#7903'),
 ]
 
@@ -41,7 +41,7 @@ def accepted_apis(version: Any) -> Any:
 
 
 def exported_apis(path: str) -> Set[int]:
-    """Numbers of the ncclNetPlugin_v* that a plugin exports, as a set."""
+    """The set of numbers of the ncclNetPlugin_v* that a plugin exports."""
     try:
         return set(offered(Library(path)))
     except (OSError, ValueError) as err:
@@ -49,7 +49,7 @@ def exported_apis(path: str) -> Set[int]:
 
 
 def known_problems(versions: Any) -> List[str]:
-    """Sentences, each with its source, on what is wrong with releases: {name: version, or None}."""
+    """Sentences, each with its source, about known problems of these releases: {name: version, or None}."""
     texts = []
     for problem in KNOWN_PROBLEMS:
         version = versions.get(problem.name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Functions of several easyblocks: which libraries a process has that imported PyTorch: its MPI, NCCL and network plugin.
+Functions of several easyblocks that check the libraries of a process with PyTorch: its MPI, NCCL and network plugin.
 
-Neither MPI nor a GPU is initialised: build nodes may lack both.
+They initialise neither MPI nor a GPU, since build nodes may lack both.
 """
 import json
 import os
@@ -18,11 +18,11 @@ from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
 from slingtorch.job.machine import MPI_LIBRARY, TRANSPORT_LAYER, Machine
 from slingtorch.job.nccl import plugin_files
 
-# Open MPI refuses to start as root, and more ranks than cores
+# Open MPI refuses to start as root or to start more ranks than cores
 OPENMPI_SETTINGS = ['OMPI_%s=1' % name for name in
                     ['ALLOW_RUN_AS_ROOT', 'ALLOW_RUN_AS_ROOT_CONFIRM', 'MCA_rmaps_base_oversubscribe']]
 
-# prints libraries and settings of a process that imported PyTorch and the Python modules that are its arguments
+# prints libraries and settings of a process that imports PyTorch and the Python modules in its arguments
 PROBE = """
 import ctypes, importlib, importlib.metadata, json, re, sys, torch, torch.distributed as dist
 errors = []
@@ -62,8 +62,8 @@ print("PROBE " + json.dumps({
 
 
 def probe_pytorch(python: str, modules: Any = ()) -> Any:
-    """What a process that imports PyTorch and these modules prints (PROBE, a dictionary), or why it cannot."""
-    # not where the sources are, which would be imported
+    """The dictionary that PROBE prints after importing PyTorch and these modules, or a text why it cannot import."""
+    # not in the directory of the sources, which would be imported
     cmd = ' '.join(shlex.quote(word) for word in [python, '-s', '-c', PROBE] + list(modules))
     res = run_shell_cmd(cmd, fail_on_error=False, hidden=True, work_dir=tempfile.mkdtemp(), in_dry_run=False)
     found = re.search('^PROBE (.*)$', res.output, re.M)
@@ -72,7 +72,7 @@ def probe_pytorch(python: str, modules: Any = ()) -> Any:
 
 
 def describe_libraries(process: Any) -> str:
-    """What matters of a process (as PROBE prints it) for running on several nodes, for the user."""
+    """A text for the user: the libraries of a process (from PROBE) that matter on several nodes."""
     texts = ["PyTorch %s" % process['version']]
     for what, regex in [('MPI', MPI_LIBRARY), ('GPU Transport Layer', TRANSPORT_LAYER),
                         ('NCCL', re.compile(r'lib(nccl|rccl)\.so'))]:
@@ -82,9 +82,9 @@ def describe_libraries(process: Any) -> str:
 
 
 def check_linkage(process: Any, expected: Any) -> List[str]:
-    """What is wrong, in sentences, with a process that imported PyTorch, as PROBE printed it.
+    """Sentences about what is wrong with a process that imported PyTorch, as PROBE printed it.
 
-    :param expected: as EB_PyTorch_Cray.expectations() returns it; None: not asked for, but for mpi, where it is wrong
+    :param expected: from EB_PyTorch_Cray.expectations(); None means not required, except for mpi, where it is wrong
     """
     wrong = list(process['import_errors'])
     real = {path: os.path.realpath(path) for path in process['libraries']}
@@ -95,22 +95,22 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
     if not below(process['file'], expected['prefix']):
         wrong.append("PyTorch was imported from %s, not from the installation" % process['file'])
     if process['version'] != expected['version']:
-        wrong.append("PyTorch says that it is %s, not %s" % (process['version'], expected['version']))
+        wrong.append("PyTorch reports the version %s, not %s" % (process['version'], expected['version']))
     if 'torchrun' not in process['entry_points']:
-        # a build by PEP 517 may drop them, and with them backends that are loaded by name (pytorch#188488)
+        # a PEP 517 build may drop them, and with them backends that are loaded by name (pytorch#188488)
         wrong.append("PyTorch's entry points are not installed: torchrun is not among %s"
                      % (process['entry_points'] or 'them, there are none'))
     if 'USE_CUDA' in expected['settings'] and process['vision_cuda'] is not None and process['vision_cuda'] <= 0:
         wrong.append("torchvision was built without CUDA")
     for name in expected['settings']:
         if not re.search(r'\b%s=(ON|1)\b' % name, process['config']):
-            wrong.append("torch.__config__ does not say %s=ON" % name)
+            wrong.append("torch.__config__ does not contain %s=ON" % name)
 
     if not process['mpi']:
-        wrong.append("torch.distributed has no MPI: CMake did not find it, which is only a warning in its output")
+        wrong.append("torch.distributed has no MPI: CMake did not find MPI, and its output only shows a warning")
     mapped = sorted({path for path in real.values() if MPI_LIBRARY.match(os.path.basename(path))})
     if not expected['mpi']:
-        wrong.append("It cannot be told which MPI PyTorch should have: MPI's compilers link none that is known")
+        wrong.append("It is unknown which MPI PyTorch should have, because MPI's compilers link no known MPI")
     elif expected['mpi'] not in mapped:
         wrong.append("PyTorch is not linked with the MPI that it was built for, %s, but with %s"
                      % (expected['mpi'], ' and '.join(mapped) or 'none'))
@@ -119,12 +119,12 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
             # the process maps libmpi.so.40.30.4 where a library needs libmpi.so.40
             users = [other for other in sorted(real) if any(os.path.basename(path).startswith(needed)
                                                             for needed in needed_libraries(other))]
-            wrong.append("Another MPI is in the same process: %s, which %s needs"
+            wrong.append("The process has another MPI, too: %s, needed by %s"
                          % (path, ' and '.join(users) or 'no library of the process'))
     torch_libraries = [path for path in real if os.path.basename(path).startswith('libtorch')]
     needed = sum((needed_libraries(path) for path in torch_libraries), [])
     if not any(MPI_LIBRARY.match(name) for name in needed):
-        wrong.append("No library of PyTorch says that it needs MPI")
+        wrong.append("No library of PyTorch is linked with MPI")
 
     if expected['gtl'] and os.path.realpath(expected['gtl']) not in real.values():
         wrong.append("The GPU Transport Layer %s is not in the process: MPI_Init would abort, or GPU buffers would "
@@ -139,19 +139,19 @@ def check_linkage(process: Any, expected: Any) -> List[str]:
                 expected['nccl'], ' and '.join(nccls) or 'one that was compiled into it'))
         version = '.'.join(str(part) for part in process['nccl_version'] or [])
         if expected['nccl_version'] and version and version != expected['nccl_version']:
-            wrong.append("NCCL says that it is %s, not %s" % (version, expected['nccl_version']))
-        wrong += ["Another NCCL is in the same process: %s (from a Python package?)" % path for path in nccls
+            wrong.append("NCCL reports the version %s, not %s" % (version, expected['nccl_version']))
+        wrong += ["The process has another NCCL, too: %s (from a Python package?)" % path for path in nccls
                   if not below(path, expected['nccl'])]
     if expected['plugin']:
         plugin = find_plugin(nccls)
         if not plugin or not below(plugin, expected['plugin']):
-            wrong.append("NCCL would not take the network plugin in %s but %s: is its directory in $LD_LIBRARY_PATH?"
-                         % (expected['plugin'], plugin or 'none'))
+            wrong.append("NCCL would use %s instead of the network plugin in %s: is that directory in $LD_LIBRARY_PATH?"
+                         % (plugin or 'no plugin', expected['plugin']))
     return wrong
 
 
 def find_plugin(nccls: Any) -> Optional[str]:
-    """Path of the network plugin that one of these NCCLs (paths) would load, as far as can be told; or None."""
+    """Path of the network plugin that one of these NCCLs (paths) would probably load, or None."""
     places = [os.environ.get('LD_LIBRARY_PATH', '')] + [os.path.dirname(path) for path in nccls]
     return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
 
@@ -160,37 +160,37 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
     """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
-    :return: list of what is wrong, and list of what is known of these releases, each a sentence
+    :return: two lists of sentences: what is wrong, and known problems of these releases
     """
     wrong = []
     kind, name = ('ROCm', 'RCCL') if process['hip'] else ('CUDA', 'NCCL')
     own = process['hip'] or process['cuda']
     if not own or not process['nccls']:
-        return ["PyTorch in this environment is one for processors alone, without NCCL: the lock file names another "
-                "wheel than was meant (+cpu?)"], []
+        return ["PyTorch in this environment is a CPU build without NCCL: the lock file names the wrong wheel "
+                "(+cpu?)"], []
     nccls = {os.path.realpath(path): number for path, number in process['nccls'].items()}
     if len(nccls) > 1:
-        wrong.append("Two libraries of %s are in the same process, each with a network of its own: %s. Take one of the "
-                     "packages out of the lock file" % (name, ' and '.join(sorted(nccls))))
+        wrong.append("The process has two %s libraries, each with its own network: %s. Remove one of the packages from "
+                     "the lock file" % (name, ' and '.join(sorted(nccls))))
     number = min(nccls.values())
     nccl_version = '%d.%d.%d' % (number // 10000, number // 100 % 100, number % 100) if number else None
 
     def compare(what, other):
         if other and other.split('.')[0] != own.split('.')[0]:
-            wrong.append("The wheel of PyTorch is for %s %s, and %s is for %s %s: the number before the point must be "
-                         "the same" % (kind, own, what, kind, other))
+            wrong.append("The PyTorch wheel is for %s %s, but %s is for %s %s: the major versions must be the same"
+                         % (kind, own, what, kind, other))
 
     compare("the module among the dependencies", versions.get(kind))
     if plugin_wanted:
         plugin = find_plugin(nccls)
         if not plugin:
-            return wrong + ["%s would find no network plugin: its directory is not in $LD_LIBRARY_PATH, and "
-                            "$NCCL_NET_PLUGIN names none. Does the plugin's module set them?" % name], []
+            return wrong + ["%s would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and "
+                            "$NCCL_NET_PLUGIN is not set to one. Does the plugin's module set them?" % name], []
         for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
             compare("the plugin %s" % plugin, major)
         apis, window = exported_apis(plugin), accepted_apis(nccl_version)
         if window and not any(window[0] <= api <= window[1] for api in apis):
-            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, and the plugin %s has %s: take another "
+            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, but the plugin %s has %s: use another "
                          "release of the plugin (docs/easyconfigs.md has the table)"
                          % (name, nccl_version, window[0], window[1], plugin,
                             ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
@@ -198,7 +198,7 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
 
 
 def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
-    """What is wrong, a sentence or '', with the MPI of a process that ran this line, compared with that of mpicc."""
+    """A sentence, or '', about what is wrong with the MPI of a process that ran this code, compared with mpicc's."""
     code += '; print(open("/proc/self/maps").read())'
     res = run_shell_cmd('%s -s -c %s' % (shlex.quote(python), shlex.quote(code)), fail_on_error=False, hidden=True,
                         work_dir=tempfile.mkdtemp(), in_dry_run=True)
@@ -206,21 +206,21 @@ def check_mpi(python: str, mpicc: str, name: str, code: str) -> str:
         return "%s cannot be imported: %s" % (name, '\n'.join(res.output.strip().splitlines()[-3:]))
     expected = mpi_library(mpicc) if mpicc else None
     if not expected:
-        return "It cannot be told which MPI %s should be linked with: %s" % (
-            name, "%s links none" % mpicc if mpicc else "MPI's compiler is not in $PATH")
+        return "It is unknown which MPI %s should be linked with: %s" % (
+            name, "%s links no known MPI" % mpicc if mpicc else "MPI's compiler is not in $PATH")
     mapped = {os.path.realpath(path) for path in re.findall(r' (/\S+)$', res.output, re.M)
               if MPI_LIBRARY.match(os.path.basename(path))}
     if mapped != {expected}:
-        return "%s uses %s, and was to be built with %s, whose MPI is %s" % (
+        return "%s uses %s, but should have been built with %s, whose MPI is %s" % (
             name, ' and '.join(sorted(mapped)) or 'no MPI', mpicc, expected)
     return ''
 
 
 def launcher_name(compiler: str) -> Optional[str]:
     """
-    Path of the launcher that belongs to MPI's compiler (mpiexec beside mpicc or mpicxx); None: Cray's cc has none.
+    Path of the launcher of MPI's compiler (mpiexec beside mpicc or mpicxx), whether or not it exists.
 
-    It need not be there.
+    None for a compiler that has no launcher, such as Cray's cc.
     """
     directory, name = os.path.split(compiler)
     launcher = re.sub(r'mpi(cc|cxx|CC|c\+\+)', 'mpiexec', name)
@@ -228,25 +228,25 @@ def launcher_name(compiler: str) -> Optional[str]:
 
 
 def mpi_launcher(compiler: str) -> Optional[str]:
-    """Path of the launcher that belongs to MPI's compiler (full path), or None if it has none."""
+    """Path of the launcher of MPI's compiler (full path), or None if there is none."""
     name = launcher_name(compiler)
-    # hydra looks for its helpers beside itself, and would look beside a link
+    # resolve links: hydra looks for its helpers in the directory by which it is called
     launcher = os.path.realpath(name) if name else ''
     return launcher if os.path.isfile(launcher) and os.access(launcher, os.X_OK) else None
 
 
 def gtl_library(kind: str, archs: Any) -> Optional[str]:
     """
-    Full path of the GPU Transport Layer, or None where none is wanted: Cray MPICH does not move GPU buffers without it,
+    Full path of the GPU Transport Layer, or None if it is not wanted: Cray MPICH does not move GPU buffers without it,
     and its mpicc does not link it.
 
     :param kind: the parameter mpi_gtl
-    :param archs: function that gives the list of a parameter for GPUs' architectures
+    :param archs: function that returns the list in a parameter for GPU architectures
     """
     if not kind:
         return None
     if kind not in ['cuda', 'hsa']:
-        raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s': it must be 'cuda', 'hsa', or None", kind)
+        raise EasyBuildError("Easyconfig parameter mpi_gtl is '%s', but must be 'cuda', 'hsa', or None", kind)
     maker, parameter, what = {'cuda': ('nvidia', 'cuda_compute_capabilities', 'CUDA compute capabilities'),
                               'hsa': ('amd_', 'amdgcn_capabilities', 'AMD GPU architectures')}[kind]
     variables = ['PE_MPICH_GTL_DIR_' + maker + arch.replace('.', '') for arch in archs(parameter)]
@@ -254,68 +254,68 @@ def gtl_library(kind: str, archs: Any) -> Optional[str]:
         raise EasyBuildError("List of %s must be specified: parameter %s, or option of eb", what, parameter)
     values = [os.environ[variable] for variable in variables if os.environ.get(variable)]
     if not values:
-        raise EasyBuildError("The GPU Transport Layer is wanted (mpi_gtl = '%s'), but no loaded module says where "
-                             "it is: %s not set. Is cray-mpich among the dependencies? Otherwise export it with the "
-                             "directory of libmpi_gtl_%s.so (in Cray's own layout gtl/lib in the directory of "
+        raise EasyBuildError("mpi_gtl = '%s' needs the GPU Transport Layer, but no loaded module sets its directory: "
+                             "%s not set. Is cray-mpich among the dependencies? Otherwise set the variable to the "
+                             "directory of libmpi_gtl_%s.so (in Cray's own layout: gtl/lib in the directory of "
                              "cray-mpich's version)", kind, ' and '.join('$' + name for name in variables), kind)
     directory = re.sub('^-L', '', values[0].split()[0])
     library = os.path.join(directory, 'libmpi_gtl_%s.so' % kind)
     if not os.path.exists(library):
-        raise EasyBuildError("The GPU Transport Layer is not where it should be: there is no %s. Load the cray-mpich "
-                             "module of this system, or correct $PE_MPICH_GTL_DIR_*", library)
+        raise EasyBuildError("The GPU Transport Layer %s does not exist. Load the cray-mpich module of this system, or "
+                             "correct $PE_MPICH_GTL_DIR_*", library)
     return library
 
 
 def gtl_flags(gtl: str, cuda: Any) -> List[str]:
     """
-    Flags that bring the GPU Transport Layer into every library.
+    Flags that link every library with the GPU Transport Layer.
 
-    :param gtl: its full path
+    :param gtl: full path of the GPU Transport Layer
     :param cuda: directory of CUDA, or None
     """
     name = re.sub(r'^lib|\.so$', '', os.path.basename(gtl))
-    # the executable is python, so the library must come through the package's own: not dropped as unneeded
+    # the executable is python, so the package's own libraries must load it: do not drop it as unneeded
     flags = ['-Wl,--no-as-needed', '-L' + os.path.dirname(gtl), '-l' + name, '-Wl,-rpath,' + os.path.dirname(gtl),
              '-Wl,--allow-shlib-undefined']
     if cuda and not any(needed.startswith('libcudart') for needed in needed_libraries(gtl)):
-        # the one of cray-mpich 8.1.27 does not say itself what it needs (eth-cscs/stackinator#158)
+        # that of cray-mpich 8.1.27 does not list the libraries that it needs (eth-cscs/stackinator#158)
         lib_dir = os.path.join(cuda, 'lib64')
         flags += ['-L' + lib_dir, '-lcudart', '-Wl,-rpath,' + lib_dir, '-L' + lib_dir + '/stubs', '-lcuda']
     return flags
 
 
 def needed_libraries(path: str) -> List[str]:
-    """Names of the libraries that a library or program says it needs."""
+    """Names of the libraries that a library or program needs."""
     return dynamic_entries(path, 'NEEDED')
 
 
 def mpi_library(mpicc: str) -> Optional[str]:
-    """The MPI library that a compiler wrapper (full path) links, as its real path; None if it cannot be told.
+    """Real path of the MPI library that a compiler wrapper (full path) links; None if unknown.
 
-    The linker is asked, and not the loader: that would look into $LD_LIBRARY_PATH and its own directories first, where
-    another MPI of the same file name may be.
+    This uses the linker, not the loader: the loader would search $LD_LIBRARY_PATH and its own directories first, which
+    may have another MPI with the same file name.
     """
     work_dir = tempfile.mkdtemp()
     source, library = os.path.join(work_dir, 'mpi.c'), os.path.join(work_dir, 'libmpitest.so')
     write_file(source, '#include <mpi.h>\nint init(int *argc, char ***argv) { return MPI_Init(argc, argv); }\n')
-    # a library, as PyTorch's are: a program would have to find all that MPI's own libraries need
+    # a library, like PyTorch's: a program would have to find everything that MPI's own libraries need
     res = run_shell_cmd('%s -shared -fPIC -Wl,--trace -o %s %s' % (shlex.quote(mpicc), library, source),
                         fail_on_error=False, hidden=True, in_dry_run=True)
     if res.exit_code != EasyBuildExit.SUCCESS:
         return None
     linked = {os.path.realpath(path) for path in re.findall(r'^(?:-l\S+ \()?(/[^\s()]+)', res.output, re.M)
               if MPI_LIBRARY.match(os.path.basename(path))}
-    # of those that the linker opened, the one that is really used
+    # the one that is really used, of all that the linker opened
     needed = needed_libraries(library)
     return next((path for path in sorted(linked) if library_name(path) in needed), None)
 
 
 def library_name(path: str) -> str:
-    """The name by which a shared library is asked for."""
+    """The name by which programs load a shared library."""
     return (dynamic_entries(path, 'SONAME') or [os.path.basename(path)])[0]
 
 
 def dynamic_entries(path: str, kind: str) -> List[str]:
-    """Texts of one kind ('NEEDED', or several with '|' between) in the dynamic section of a library or program."""
+    """Entries of a kind ('NEEDED', or several separated by '|') in the dynamic section of a library or program."""
     res = run_shell_cmd('readelf -d %s' % shlex.quote(path), fail_on_error=False, hidden=True, in_dry_run=True)
     return re.findall(r'\((?:%s)\).*\[(.+)\]' % kind, res.output)

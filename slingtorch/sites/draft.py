@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What 'slingtorch site new' writes into a site file: a Draft decides it from what was seen of a machine."""
+"""What 'slingtorch site new' writes into a site file: a Draft derives it from evidence about a machine."""
 import re
 from typing import Dict, Mapping, Optional, Tuple
 
@@ -7,13 +7,13 @@ from slingtorch.job import machine
 from slingtorch.sites import probe
 from slingtorch.sites.probe import Gpus, Loaded, Partitions, Place, Text, one_line
 
-# what --robot installs where a machine has no module of it: easyconfigs of the bundle
+# easyconfigs of the bundle that --robot installs if a machine has no module for the role
 PLUGIN, CONDA_PYTHON = 'aws-ofi-nccl/1.21.1', 'CondaPython/3.12'
 NCCL_GUIDE = "NVIDIA NCCL user guide, environment variables"
 
 
 def choose_partition(partitions: Partitions, default: Optional[str]) -> str:
-    """The partition that the file is for: the default one if it has GPUs, else that with most GPUs."""
+    """The partition to describe: the default one if it has GPUs, else the one with the most GPUs."""
     gpus = {name: sum(number * count for nodes, number in kinds.items() for _, count in nodes)
             for name, kinds in partitions.items()}
     most = max(gpus, key=lambda name: gpus[name])
@@ -21,20 +21,20 @@ def choose_partition(partitions: Partitions, default: Optional[str]) -> str:
 
 
 def gpu_words(gpus: Gpus) -> str:
-    """GPUs of a node in words: '8 GPUs (mi250)'."""
+    """A node's GPUs as a text: '8 GPUs (mi250)'."""
     return ' and '.join('%d GPUs%s' % (count, kind and ' (%s)' % kind) for kind, count in gpus) or 'no GPUs'
 
 
 class Draft:
     """
-    What a person would write who had seen this.
+    A draft of the site file from this evidence.
 
     :ivar sections: {name: {key: value}} as in the file, [site] first
-    :ivar seen: {what: words}
-    :ivar unseen: {what: why it could not be seen}
+    :ivar seen: {what: text about it}
+    :ivar unseen: {what: why it could not be detected}
 
     :param evidence: {name of a probe: Text}, as gather() returns it
-    :param known: name of a site that this machine is already
+    :param known: name of another site that matches this machine
     :param loads: what load_modules() returned
     """
 
@@ -68,22 +68,22 @@ class Draft:
         self.provides()
 
     def add(self, section: str, **keys: str) -> Dict[str, str]:
-        """Add a section, with reason and source at its end. Its keys come back."""
+        """Add a section, with reason and source at its end; return its keys."""
         order = {'reason': 1, 'source': 2}
         self.sections[section] = {key.rstrip('_'): keys[key] for key in sorted(keys, key=lambda key: order.get(key, 0))}
         return self.sections[section]
 
     def note(self, what: str, words: str, why_not: str) -> None:
-        """Remember what was seen, else why it was not."""
+        """Record what was seen, or why it was not."""
         (self.seen if words else self.unseen)[what] = words or why_not
 
     def gpus(self) -> Tuple[str, str]:
-        """gpu and gpus_per_node of the site: what the scheduler gives to a job, else what this node has."""
+        """gpu and gpus_per_node of the site: the GPUs that the scheduler gives to a job, else those of this node."""
         own = probe.node_gpus(self.evidence) if self.in_job else None
         partitions, default = probe.read_sinfo(self.text['sinfo'])
         slurm = self.site['scheduler'] == 'slurm'
         if not partitions and not (self.evidence['sinfo'].problem or '').startswith('there is no command'):
-            self.unseen['partitions'] = self.evidence['sinfo'].problem or "sinfo says nothing that can be understood"
+            self.unseen['partitions'] = self.evidence['sinfo'].problem or "the output of sinfo has an unknown form"
         if slurm and partitions:
             of_job = self.environ.get('SLURM_JOB_PARTITION')
             chosen = of_job if of_job in partitions else choose_partition(partitions, default)
@@ -98,25 +98,25 @@ class Draft:
                 vendor, by = own[0], '; %s by %s' % (own[0], own[2])
             self.gpus_of_job = sum(count for _, count in gpus)
             if gpus and not vendor:
-                self.unseen['GPUs'] = ("sinfo shows %s a node, and not whose they are: write gpu = cuda or rocm, and "
+                self.unseen['GPUs'] = ("sinfo shows %s per node, but not the vendor: write gpu = cuda or rocm, and "
                                        "gpus_per_node = %d" % (gpu_words(gpus), self.gpus_of_job))
                 return 'any', 'any'
             if gpus or not own:
-                self.seen['GPUs'] = "%s a node; sinfo, partition %s%s" % (gpu_words(gpus), chosen, by)
+                self.seen['GPUs'] = "%s per node; sinfo, partition %s%s" % (gpu_words(gpus), chosen, by)
                 return (vendor or '', str(self.gpus_of_job)) if gpus else ('none', '0')
         if own:
             self.seen['GPUs'] = "%d GPUs (%s); %s" % (own[1], own[0], own[2])
             if self.site['scheduler'] != 'none':
-                self.seen['GPUs'] += ", which shows what this job got: correct gpus_per_node if the nodes have more"
+                self.seen['GPUs'] += " (only this job's GPUs: correct gpus_per_node if the nodes have more)"
             return own[0], str(own[1])
         if not self.in_job:
-            self.unseen['GPUs'] = "a login node does not show those of the compute nodes"
+            self.unseen['GPUs'] = "a login node does not show the GPUs of compute nodes"
             return 'any', 'any'
-        self.seen['GPUs'] = "no GPUs; neither nvidia-smi nor rocm-smi shows one"
+        self.seen['GPUs'] = "no GPUs: neither nvidia-smi nor rocm-smi shows one"
         return 'none', '0'
 
     def network(self) -> str:
-        """The network of the compute nodes; a login node may have another one, unless Slurm says what it is."""
+        """The network of the compute nodes. A login node may have another one, but Slurm's settings may name it."""
         providers = probe.read_providers(self.text['fi_info'])
         cards = sorted(set(probe.read_tree(self.text['cxi'])).union(providers.get('cxi', [])))
         fabric = probe.infiniband(self.text['rdma'])
@@ -129,16 +129,16 @@ class Draft:
         if re.search(r'^SwitchType\s*=\s*switch/hpe_slingshot', self.text['slurm'], re.M):
             self.seen['network'] = "Slingshot 11: SwitchType of Slurm is switch/hpe_slingshot"
             return 'slingshot11'
-        self.unseen['network'] = ("a compute node shows it, with interfaces and storage: %s slingtorch site new "
-                                  "--complete %s. This login node has %s"
+        self.unseen['network'] = ("run this on a compute node, which also shows interfaces and storage: %s slingtorch "
+                                  "site new --complete %s. This login node has %s"
                                   % (probe.LAUNCHERS[self.site['scheduler']], self.name, words))
         return 'any'
 
     def detection(self, known: Optional[str]) -> None:
-        """Rules by which the site is recognised, unless it is another one already: two that match are an error."""
+        """Rules that detect the site, unless another site already matches: two matching sites are an error."""
         if known:
-            self.unseen['rules'] = ("this machine is recognised as the site '%s' already. Use that, or name this one "
-                                    "with 'slingtorch env --site'" % known)
+            self.unseen['rules'] = ("this machine already matches the site '%s'. Use that one, or select this one with "
+                                    "'slingtorch env --site'" % known)
             return
         if self.place.cluster:
             self.add('detect cluster', env='SLURM_CLUSTER_NAME=' + self.place.cluster,
@@ -149,42 +149,42 @@ class Draft:
                      source="the host name %s" % self.place.host)
 
     def interfaces(self) -> None:
-        """The interface over which processes find each other, where there are several."""
+        """The interface through which processes find each other, if there are several."""
         speeds = probe.read_interfaces(self.text['net'], self.text['addresses'])
         names = list(speeds)
-        self.note('interfaces', ', '.join(names), self.evidence['addresses'].problem or "none is up and has an address")
+        self.note('interfaces', ', '.join(names), self.evidence['addresses'].problem or "none is up with an address")
         fast = [name for name in names if name.startswith(('hsn', 'ib'))]
         # slingshot11.inc names hsn
         if len(names) < 2 or fast and 'include' in self.site:
             return
         best = max(fast or names, key=lambda name: speeds[name])
-        why = "of %s it is %s. It must have this name on every node" % (
-            ', '.join(names), "the one of the fast network" if fast else
+        why = "of %s, this is %s. The interface must have this name on every node" % (
+            ', '.join(names), "the interface of the fast network" if fast else
             "the fastest" if len(set(speeds.values())) > 1 else "the first")
         source = "/sys/class/net and ip address " + self.here
-        # also beside NCCL: checkpoints and barriers of programs with GPUs use it
+        # needed also with NCCL: programs with GPUs use Gloo for checkpoints and barriers
         self.add('env GLOO_SOCKET_IFNAME', value=best, source=source,
-                 reason="Gloo else takes the interface of the host name, maybe that for management; " + why)
+                 reason="otherwise Gloo uses the interface of the host name, which may be for management; " + why)
         if self.site['gpu'] != 'none':
             self.add('env NCCL_SOCKET_IFNAME', value='ib' if fast and best.startswith('ib') else '=' + best,
-                     reason="the interface over which ranks find each other ('=': exactly this name); " + why,
+                     reason="the interface through which ranks find each other ('=': exactly this name); " + why,
                      source="%s; %s" % (source, NCCL_GUIDE))
 
     def file_systems(self) -> None:
-        """Shared file systems, which containers must bind."""
+        """Shared file systems that containers must bind."""
         found = {path: kind for path, kind, _ in machine.read_mounts(self.text['mounts']) if kind in machine.SHARED}
         self.note('shared file systems', ', '.join('%s (%s)' % item for item in found.items()), "/proc/mounts has none")
-        # the runtime takes a colon or a comma for a separator
+        # the container runtime splits at colons and commas
         bound = [path for path in found if path != '/' and not re.search(r'[:,%#;]', path) and path == one_line(path)]
         if bound:
             self.add('parameter bind_paths', values='\n    ' + '\n    '.join(bound), for_='Singularity',
-                     reason="the shared file systems, which a container does not see by itself; a path that a node "
-                            "does not have is left out there", source="/proc/mounts " + self.here)
+                     reason="the shared file systems, which a container does not see by itself; nodes skip paths that "
+                            "they do not have", source="/proc/mounts " + self.here)
 
     def provides(self) -> None:
-        """The machine's modules by their roles: those that load, and what is installed where there is none."""
+        """The machine's modules by role: those that can be loaded, and what --robot installs for missing ones."""
         if self.site['network'] == 'any' and not self.in_job:
-            self.unseen['modules by role'] = "which are needed follows from the network, and a compute node shows that"
+            self.unseen['modules by role'] = "the network decides which are needed, and only a compute node shows it"
             return
         roles: Dict[str, str] = {}
         for role, found in self.loads.items():
@@ -194,28 +194,28 @@ class Draft:
             if found.problem:
                 self.unseen[name] = '%s: %s' % (found.module, found.problem)
                 continue
-            # what Cray's compilers and conda do is done when software is built
+            # Cray's compilers and conda are needed only for building
             build = 'build ' * (role == 'conda' or found.module.startswith('PrgEnv-'))
             roles[name] = build + found.module + (' in ' + found.prefix if found.prefix and not build else '')
             self.seen[name] = '%s: %s%s' % (found.module, found.why, '' if build else '; prefix %s' % (
                 found.prefix and ('$' + found.prefix if found.prefix[0] != '/' else found.prefix)
-                or 'not seen, EasyBuild will look for it'))
+                or 'not seen; EasyBuild will search for it'))
         if self.site['gpu'] == 'none':
             for role in ('nccl', 'nccl_plugin'):
                 roles.pop(role, None)
         if 'python' not in roles and 'conda' in roles:
             roles['python'] = 'build eb ' + CONDA_PYTHON
-            self.seen['python'] = "installed by conda: there is no module of Python %d.%d or newer" % (
+            self.seen['python'] = "installed by conda, because there is no module of Python %d.%d or newer" % (
                 probe.OLDEST_PYTHON)
         if self.site['gpu'] == 'rocm' and 'gpu' in roles:
             roles['nccl'] = 'gpu'
         if self.site['gpu'] in ('cuda', 'rocm') and 'nccl_plugin' not in roles and (
                 self.site['network'] == 'slingshot11'):
             roles['nccl_plugin'] = 'eb ' + PLUGIN
-            self.seen['nccl_plugin'] = "there is no module of it: --robot builds ours for this libfabric"
+            self.seen['nccl_plugin'] = "there is no module; --robot builds this bundle's plugin for this libfabric"
             for role in ('gpu', 'libfabric'):
                 if role not in roles:
-                    self.unseen.setdefault(role, "no module of it was found, and the plugin is built with it: add the "
+                    self.unseen.setdefault(role, "no module was found, but building the plugin needs one: add the "
                                                  "line '%s = MODULE/VERSION' to the section [provides ...]" % role)
         if self.site['gpu'] in ('cuda', 'rocm') and 'gpu' not in roles:
             self.unseen.setdefault('gpu', "no module of %s was found" % self.site['gpu'])
@@ -226,4 +226,4 @@ class Draft:
             version = gpu.module.rpartition('/')[2] if gpu and 'gpu' in roles else ''
             self.add('provides ' + (re.sub(r'[^\w.-]', '_', '%s-%s' % (self.site['gpu'], version)) if version
                                     else 'modules'),
-                     source="module avail, and what the modules set when they are loaded, " + self.here, **roles)
+                     source="module avail, and what the modules set when loaded, " + self.here, **roles)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-slingtorch sites NAME --format: a site's values for people who do not use the modules, each with its reason.
+slingtorch sites NAME --format: prints a site's values, with reasons, for people who do not use the modules.
 
-What is printed comes from the site's file alone: lines that a shell and --env-file read (env), or a page for
-documentation (markdown; without NAME a table of all sites).
+The output depends only on the site's file: lines for a shell and for --env-file (env), or a documentation page
+(markdown; without NAME a table of all sites).
 """
 from typing import Any, Iterable, List, Sequence
 
@@ -13,7 +13,7 @@ FORMATS = ('env', 'markdown')
 
 Names = Sequence[str]   # of opt-in groups; a site is a Site of slingtorch/sites
 
-# what the runscript makes of this one, others need too
+# the runscript sets NCCL_NET from this variable; without the runscript, users must do so
 NET = 'SLINGTORCH_MULTINODE_NCCL_NET'
 # variables that only the runscripts read
 OWN = 'SLINGTORCH_'
@@ -35,39 +35,39 @@ def env_file(site: Any, names: Names) -> List[str]:
     for value in site.env_values(names).values():
         line = '%s=%s' % (value.name, value.value)
         if value.name == NET:
-            lines += comment("for jobs of several nodes only, since a file has no conditions: " + value.reason)
+            lines += comment("only for jobs of several nodes; a file cannot have conditions: " + value.reason)
             lines += ['#NCCL_NET=%s' % value.value]
         elif value.name.startswith(OWN):
             own.append(value.name)
         else:
             lines += comment(value.reason) + ['# %s: %s' % (CONDITION % value.when, line) if value.when else line]
-    left_out = comment("left out, since only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
+    left_out = comment("omitted, because only slingtorch's runscripts read them: %s" % ', '.join(own)) if own else []
     return lines + left_out
 
 
 def cell(text: str) -> str:
-    """Text in a table of Markdown."""
+    """Text for a cell of a Markdown table."""
     return text.replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;')
 
 
 def about(site: Any) -> List[str]:
-    """What a site is, in lines of a list."""
-    gpus = '%s a node' % site.gpus_per_node if site.gpus_per_node.isdigit() else 'any number'
+    """A description of a site, as lines of a Markdown list."""
+    gpus = '%s per node' % site.gpus_per_node if site.gpus_per_node.isdigit() else 'any number'
     facts = [('centre', '[%s](%s)' % (site.centre, site.url)),
              ('GPUs', 'none' if site.gpu == 'none' else '%s, %s' % (KINDS_OF_GPUS.get(site.gpu, site.gpu), gpus)),
              ('network', site.network), ('scheduler', site.scheduler), ('processor', site.processor),
              ('recognised by', ', '.join('`%s`' % pattern for _, pattern in site.rules)),
-             ('PyTorch there', site.pytorch), ('rests on', site.evidence), ('not published', site.missing)]
+             ('PyTorch there', site.pytorch), ('based on', site.evidence), ('not published', site.missing)]
     return wrapped_list('%s: %s' % (name, text) for name, text in facts if text)
 
 
 def wrapped_list(entries: Iterable[str]) -> List[str]:
-    """A list in Markdown."""
+    """A Markdown list."""
     return [line for entry in entries for line in wrapped(cell(entry), '* ', '  ').splitlines()]
 
 
 def provided(site: Any) -> List[str]:
-    """The modules that a site's file names, and its groups."""
+    """Markdown lists of a site's modules and groups."""
     lines: List[str] = []
     for name, roles in site.generations.items():
         shown = ', '.join('%s `%s`' % (role, text) for role, text in roles.items() if role != 'default')
@@ -79,7 +79,7 @@ def provided(site: Any) -> List[str]:
 
 def overview(sites: Sequence[Any]) -> str:
     """A table of all sites for documentation."""
-    lines = ['| site | system | GPUs a node | network | scheduler | PyTorch there | rests on |',
+    lines = ['| site | system | GPUs per node | network | scheduler | PyTorch there | based on |',
              '|---|---|---|---|---|---|---|']
     for site in sites:
         gpus = '0' if site.gpu == 'none' else '%s %s' % (site.gpus_per_node, KINDS_OF_GPUS.get(site.gpu, site.gpu))
@@ -91,7 +91,7 @@ def overview(sites: Sequence[Any]) -> str:
 
 
 def markdown(site: Any, names: Names) -> List[str]:
-    """A page for documentation: what the site is, its values and modules, its groups."""
+    """A documentation page: a description of the site, its values, modules and groups."""
     lines = ['# %s' % cell(site.title), '']
     lines += wrapped("From slingtorch's site `%s`; source: %s." % (site.name, cell(site.source)), '', '').splitlines()
     lines += [''] + about(site)
@@ -108,6 +108,6 @@ def markdown(site: Any, names: Names) -> List[str]:
 
 def render(site: Any, form: str, names: Names = ()) -> str:
     """The text of a site in one of FORMATS, with these opt-in groups."""
-    # groups that exclude each other, and names that are none
+    # raises an error for unknown groups
     site.check_groups(names, asked_by='--group')
     return '\n'.join((markdown if form == 'markdown' else env_file)(site, names)) + '\n'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What 'slingtorch site new' sees of a machine. Only gather() touches the machine; probes return text, so recordings can
-drive tests. The read_ functions understand such texts.
+What 'slingtorch site new' finds out about a machine. Only gather() and load_modules() touch the machine; probes return
+text, so that tests can use recordings. The read_ functions parse such texts.
 """
 import concurrent.futures
 import contextlib
@@ -23,12 +23,12 @@ COMMANDS = {
     'nvidia-smi': ['nvidia-smi', '-L'],
     'rocm-smi': ['rocm-smi', '--showid'],
 }
-# what 'module avail' says is on standard error, and shell code on standard output
+# 'module avail' prints to standard error, and shell code to standard output
 MODULES = (('LMOD_CMD', '"$LMOD_CMD" bash -t avail 2>&1 >/dev/null'),
            ('MODULES_CMD', '"$MODULES_CMD" bash avail -t 2>&1 >/dev/null'))
 LOADERS = (('LMOD_CMD', '"$LMOD_CMD" bash load'), ('MODULES_CMD', '"$MODULES_CMD" bash load'))
-# names of modules for the roles of a site (slingtorch/sites), in the order in which they are loaded, the best
-# name first, with a file below the prefix
+# module names for the roles of a site (slingtorch/sites), the best name first, and a file below the prefix; in the
+# order in which the modules are loaded
 ROLE_MODULES = (
     ('compiler', ('PrgEnv-gnu', 'gcc-native', 'gcc'), 'bin/gcc'),
     ('mpi', ('cray-mpich', 'openmpi', 'mpich'), 'include/mpi.h'),
@@ -42,21 +42,21 @@ ROLE_MODULES = (
     ('nccl', ('nccl',), 'include/nccl.h'),
     ('nccl_plugin', ('aws-ofi-nccl', 'aws-ofi-nccl-plugin', 'rccl-net-plugin', 'aws-ofi-rccl'), 'lib'),
 )
-OLDEST_PYTHON = (3, 11)     # that the wheels are locked for
+OLDEST_PYTHON = (3, 11)     # of the Pythons in the wheels' lock files
 TREES = {
     'net': ('/sys/class/net', ['*/operstate', '*/speed']),
     'cxi': ('/sys/class/cxi', ['*']),
     'rdma': ('/sys/class/infiniband', ['*/ports/*/link_layer', '*/ports/*/state']),
 }
 
-# how administrators write types of GPUs
+# patterns of GPU types as administrators write them
 GPU_TYPES = (('rocm', r'mi\d|amd|radeon|gfx\d'),
              ('cuda', r'nvidia|tesla|[avphlt]\d+|g[hb]\d00|b\d00|k80|rtx|\dg\.\d+gb'))
-# lines that stand for a GPU in the output of a command
+# lines that show a GPU in the output of a command
 GPU_LINES = (('nvidia-smi', 'cuda', r'^GPU (\d+):'), ('rocm-smi', 'rocm', r'^GPU\[(\d+)\]'))
 VIRTUAL = re.compile(r'lo$|docker|virbr|veth|vnet|br-|cni|cali|flannel|tun|tap|ifb|dummy|kube|podman|lxc|idrac|usb')
 
-# what starts one task on a node of a job, without scheduler nothing
+# what starts one task on a node of a job; nothing without a scheduler
 LAUNCHERS = {'slurm': 'srun --nodes=1 --ntasks=1', 'pbs': 'mpiexec -n 1', 'none': ''}
 
 Env = Mapping[str, str]
@@ -68,15 +68,15 @@ Loaded = namedtuple('Loaded', ['module', 'why', 'prefix', 'problem'])
 
 
 class SiteFileError(RuntimeError):
-    """What a person must decide or fix; the message says how."""
+    """Something that the user must decide or fix; the message tells how."""
 
 
 def run(command: List[str], environ: Env, limit: float) -> Text:
-    """What a command prints, as Text: one that is not there, fails or hangs is a problem, and no error."""
+    """The output of a command, as Text; if it is missing, fails or hangs, Text has a problem instead of an error."""
     name = 'module' if command[0] == 'bash' else command[0]
     path = environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin:/opt/rocm/bin'
     try:
-        # env, since the path is for the search of the command too
+        # env, because the path must also be used to find the command
         process = subprocess.run(['timeout', '-k', '1', str(limit), '/usr/bin/env', '-u', 'LANGUAGE', 'LC_ALL=C',
                                   'PATH=' + path, *command], env=environ, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -86,7 +86,7 @@ def run(command: List[str], environ: Env, limit: float) -> Text:
     if process.returncode in (124, 137):
         return Text('', "%s did not answer within %g s" % (name, limit))
     if process.returncode == 127:
-        return Text('', "there is no command %s here" % name)
+        return Text('', "there is no command %s" % name)
     if process.returncode:
         said = one_line((err or out).strip().rpartition('\n')[2])
         return Text('', "%s ended with status %d%s" % (name, process.returncode, said and ': ' + said))
@@ -94,7 +94,7 @@ def run(command: List[str], environ: Env, limit: float) -> Text:
 
 
 def tree(top: str, patterns: List[str]) -> Text:
-    """Small files and links below a directory, as lines 'path: content', like those of grep."""
+    """Small files and links below a directory, as lines 'path: content', like the output of grep."""
     lines = []
     for path in sorted(path for pattern in patterns for path in glob.glob(os.path.join(glob.escape(top), pattern))):
         with contextlib.suppress(OSError):
@@ -108,8 +108,8 @@ def tree(top: str, patterns: List[str]) -> Text:
 
 
 def gather(environ: Env) -> Dict[str, Text]:
-    """Look at this machine: {name of a probe: Text}. It takes as long as the slowest command, or the limit."""
-    # a login shell knows the modules tool where this one does not
+    """Examine this machine: {name of a probe: Text}. Takes as long as the slowest command, at most LIMIT."""
+    # a login shell may know the modules tool if this one does not
     modules = [['bash', '-c', code] for variable, code in MODULES if environ.get(variable)]
     commands = dict(COMMANDS, modules=(modules + [['bash', '-lc', 'module -t avail 2>&1']])[0])
     with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
@@ -127,7 +127,7 @@ def one_line(text: str) -> str:
 
 
 def find_scheduler(evidence: Dict[str, Text], environ: Env) -> str:
-    """slurm, pbs or none. Slurm whose commands fail is still Slurm, but not one that is installed without a cluster."""
+    """slurm, pbs or none. It is slurm even if its commands fail, but not if it is installed without a cluster."""
     if environ.get('SLURM_JOB_ID') or not re.search('there is no command|configuration source|slurm.conf.*No such file',
                                                     evidence['sinfo'].problem or ''):
         return 'slurm'
@@ -135,7 +135,7 @@ def find_scheduler(evidence: Dict[str, Text], environ: Env) -> str:
 
 
 def find_place(evidence: Dict[str, Text], environ: Env, host: str) -> Place:
-    """Where this is, as a Place: a step of a job is on a compute node, a machine without scheduler is one itself."""
+    """The Place of this process: a compute node inside a job, else a login node or a machine without scheduler."""
     match = re.search(r'^ClusterName\s*=\s*(\S+)', evidence['slurm'].text, re.M)
     cluster = environ.get('SLURM_CLUSTER_NAME') or (match.group(1) if match else '')
     node, kind = environ.get('SLURMD_NODENAME') or host, 'compute node'
@@ -155,7 +155,7 @@ def read_gres(gres: str) -> Gpus:
 
 
 def read_sinfo(text: str) -> Tuple[Partitions, Optional[str]]:
-    """Partitions as sinfo has them: ({name: {GPUs of a node: number of nodes}}, name of the default one or None)."""
+    """Partitions from sinfo's output: ({name: {GPUs of a node: number of nodes}}, name of the default one or None)."""
     partitions: Partitions = {}
     default = None
     for fields in (line.split('|') for line in text.splitlines()):
@@ -168,13 +168,13 @@ def read_sinfo(text: str) -> Tuple[Partitions, Optional[str]]:
 
 
 def gpu_vendor(text: str) -> Optional[str]:
-    """cuda or rocm for a type of GPU; None if it does not say."""
+    """cuda or rocm for a type of GPU; None if unknown."""
     return next((vendor for vendor, pattern in GPU_TYPES
                  if re.search(r'(?<![a-z0-9])(%s)' % pattern, text.lower().replace('_', ' '))), None)
 
 
 def node_gpus(evidence: Dict[str, Text]) -> Optional[Tuple[str, int, str]]:
-    """GPUs that this node itself shows: (vendor, number, where it is seen), or None."""
+    """GPUs of this node: (vendor, number, the command that shows them), or None."""
     for name, vendor, pattern in GPU_LINES:
         numbers = set(re.findall(pattern, evidence[name].text, re.M))
         if numbers:
@@ -192,7 +192,7 @@ def read_tree(text: str) -> Dict[str, Dict[str, str]]:
 
 
 def read_json(text: str) -> List[Dict[str, Any]]:
-    """The dictionaries that 'ip -j' prints; none if the text is cut off, or something else."""
+    """The dictionaries that 'ip -j' prints; none if the text is truncated or is something else."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -209,14 +209,14 @@ def read_interfaces(net: str, addresses: str) -> Dict[str, int]:
 
 
 def infiniband(text: str) -> List[str]:
-    """Devices of InfiniBand with a port that is up; Omni-Path says InfiniBand too."""
+    """InfiniBand devices with a port that is up; without Omni-Path, which also reports InfiniBand."""
     return [device for device, keys in read_tree(text).items() if not device.startswith('hfi1') and any(
         'ACTIVE' in state and keys.get(path.replace('/state', '/link_layer')) == 'InfiniBand'
         for path, state in keys.items() if path.endswith('/state'))]
 
 
 def read_providers(text: str) -> Dict[str, List[str]]:
-    """Providers of libfabric with their domains: {provider: [domain]}."""
+    """libfabric's providers with their domains: {provider: [domain]}."""
     res: Dict[str, List[str]] = {}
     domains: List[str] = []
     for key, _, value in (one_line(line).partition(': ') for line in text.splitlines()):
@@ -228,7 +228,7 @@ def read_providers(text: str) -> Dict[str, List[str]]:
 
 
 def read_modules(text: str) -> List[str]:
-    """Names of modules in what 'module -t avail' prints."""
+    """Names of modules in the output of 'module -t avail'."""
     names = [re.sub(r'[(<].*', '', one_line(line)).strip() for line in text.splitlines()]
     return [name for name in names if name and not name.endswith((':', '/')) and ' ' not in name]
 
@@ -239,7 +239,7 @@ def version_of(module: str) -> Tuple[int, ...]:
 
 
 def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, str, str, str]]:
-    """The modules that are to stand for roles, by their names: (role, module, why it, a file below its prefix)."""
+    """Modules chosen for roles by their names: (role, module, reason, a file below its prefix)."""
     avail = read_modules(evidence['modules'].text)
     loaded = environ.get('LOADEDMODULES', '').split(':')
     default = re.findall(r'^(\S+?)\((?:default|D)\)', evidence['modules'].text, re.M)
@@ -265,9 +265,9 @@ def choose_modules(evidence: Dict[str, Text], environ: Env) -> List[Tuple[str, s
 
 def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Dict[str, Loaded]:
     """
-    Load modules, each after those before it: {role: Loaded}.
+    Load modules one after the other: {role: Loaded}.
 
-    The prefix is a variable that the module sets, or else a path that it puts into a list such as PATH.
+    The prefix is a variable that the module sets, else a path that it adds to a list such as PATH.
     """
     loader = next((command for variable, command in LOADERS if environ.get(variable)), None)
     if not loader or not chosen:
@@ -280,16 +280,16 @@ def load_modules(chosen: List[Tuple[str, str, str, str]], environ: Env) -> Dict[
     for (role, module, why, below), before, after in zip(chosen, states, states[1:]):
         new = {name: value for name, value in after.items() if before.get(name) != value}
         there = module in after.get('LOADEDMODULES', '').split(':')
-        problem = '' if there else "it cannot be loaded here: 'module spider %s' says what it needs" % module
+        problem = '' if there else "it cannot be loaded here: 'module spider %s' shows what it needs" % module
         if module in before.get('LOADEDMODULES', '').split(':'):
-            # by login, or by the compiler's: all that is set is looked at
+            # loaded at login or by the compiler's module: examine all variables
             new, before = after, {}
         loads[role] = Loaded(module, why, one_line(prefix_in(new, before, below)) if there else '', problem)
     return loads
 
 
 def prefix_in(new: Env, before: Env, below: str) -> str:
-    """Which of the variables that a module has set holds its prefix, else a path in one of its lists, else ''."""
+    """Name of a variable with the module's prefix, else the prefix from one of its lists of paths, else ''."""
     held = [name for name, value in new.items() if re.match('[A-Z][A-Z0-9_]*$', name) and os.path.isabs(value)
             and os.path.exists(os.path.join(value, below)) and name not in ('PWD', 'OLDPWD', 'HOME')]
     if held:

@@ -21,7 +21,7 @@ UNSEEN = '#   not seen: '
 
 
 def remarks(draft: Draft) -> List[str]:
-    """Comment lines of what was seen and what was not."""
+    """Comment lines about what was seen and what was not."""
     return (['#   %s: %s\n' % (what, one_line(words)) for what, words in draft.seen.items()]
             + [UNSEEN + '%s: %s\n' % (what, one_line(why)) for what, why in draft.unseen.items()])
 
@@ -35,16 +35,16 @@ def section_text(name: str, keys: Dict[str, str]) -> str:
 def compose(name: str, draft: Draft) -> str:
     """The text of a new site file."""
     lines = ["# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of slingtorch\n"
-             "# describes the form, and 'slingtorch sites %s' checks and shows it.\n"
-             % (name, draft.here, draft.place.kind, name), "#\n# Seen here:\n"] + remarks(draft)
+             "# describes its form, and 'slingtorch sites %s' checks and shows it.\n"
+             % (name, draft.here, draft.place.kind, name), "#\n# Seen on this machine:\n"] + remarks(draft)
     return ''.join(lines) + ''.join(section_text(*item) for item in draft.sections.items())
 
 
 def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str]]:
     """
-    Add to the text of a site file what it does not say; what it says stays.
+    Add what is missing to the text of a site file; existing lines stay.
 
-    :param sections: the file's, as sites.read_sections returns them
+    :param sections: the sections of the file, as sites.read_sections returns them
     :return: (new text, [what was added])
     """
     added = []
@@ -64,45 +64,45 @@ def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple
             more += section_text(name, keys)
             added.append('[%s]' % name)
     if added:
-        # what is seen now is missing no longer
+        # remove remarks about missing things that are now seen
         lines = [line for line in text.rstrip('\n').splitlines(True)
                  if not (line.startswith(UNSEEN) and line[len(UNSEEN):].partition(':')[0] in draft.seen)]
-        more = "\n\n# Added %s, a %s, where was seen:\n%s%s" % (
+        more = "\n\n# Added %s, a %s. Seen there:\n%s%s" % (
             draft.here, draft.place.kind, ''.join(line for line in remarks(draft) if line not in lines), more)
         text = ''.join(lines) + more
     return text, added
 
 
 def check_name(name: str, environ: Env) -> None:
-    """Raise a SiteFileError if a site cannot have this name, or another one has it."""
+    """Raise a SiteFileError if a site cannot have this name, or another site has it."""
     if not re.match(r'[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z', name):
-        raise SiteFileError("A site cannot be called '%s': use up to 64 letters, digits, '_', '.' and '-', and begin "
+        raise SiteFileError("'%s' is not a valid site name: use up to 64 letters, digits, '_', '.' and '-', and begin "
                             "with a letter or digit." % one_line(name))
     path = sites.find_files(sites.SITE, environ).get(name)
     if path and os.path.dirname(path) != sites.user_directory(environ):
-        raise SiteFileError("There is a site '%s' already, %s: choose another name, or look at it: slingtorch sites %s"
+        raise SiteFileError("The site '%s' already exists in %s: choose another name, or view it: slingtorch sites %s"
                             % (name, path, name))
 
 
 def own_directory(environ: Env) -> str:
-    """The user's own directory with sites, made if it is not there."""
+    """The user's own directory with sites; created if it does not exist."""
     path = sites.user_directory(environ)
     if not path:
-        raise SiteFileError("There is no home directory to write to: set XDG_CONFIG_HOME to a directory of yours, here "
-                            "and where you use the site.")
+        raise SiteFileError("There is no home directory to write to: set XDG_CONFIG_HOME to a directory of yours, now "
+                            "and whenever you use the site.")
     try:
         os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
         for directory in (os.path.dirname(path), path):
             pathlib.Path(directory).mkdir(0o700, exist_ok=True)
     except OSError as err:
-        raise SiteFileError("Your sites belong in %s, which cannot be made (%s). Set XDG_CONFIG_HOME to a directory of "
-                            "yours, here and where you use the site." % (path, err.strerror))
-    sites.directories(environ)      # refuses one that others may write to
+        raise SiteFileError("Your site files go into %s, which cannot be created (%s). Set XDG_CONFIG_HOME to a "
+                            "directory of yours, now and whenever you use the site." % (path, err.strerror))
+    sites.directories(environ)      # raises an error if others may write to it
     return path
 
 
 def write(path: str, text: str, name: str, environ: Env) -> None:
-    """Write a site file that the bundle's own reader accepts."""
+    """Write a site file, after checking that the bundle can read it."""
     temporary = ''
     try:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.', suffix='.tmp')
@@ -123,43 +123,44 @@ def write(path: str, text: str, name: str, environ: Env) -> None:
 def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
             evidence: Optional[Dict[str, Text]] = None, host: Optional[str] = None,
             loads: Optional[Mapping[str, Loaded]] = None) -> int:
-    """slingtorch site new. Recorded evidence, and what modules were loaded, stand for those of this machine."""
+    """slingtorch site new. Tests pass recorded evidence and loads instead of those of this machine."""
     environ, host, name = dict(os.environ if environ is None else environ), host or socket.gethostname(), args.name
     check_name(name, environ)
     if environ.get('SLURM_PROCID', '0') != '0':
-        return 0    # the first task of a step does it
+        return 0    # only the first task of a step writes
     path = os.path.join(own_directory(environ), name + sites.SITE)
     there = os.path.exists(path)
     old = pathlib.Path(path).read_text(encoding='utf-8', errors='replace') if there else ''
     if there and not args.complete:
-        raise SiteFileError("There is a file %s already, and it stays. Add what is missing in it: slingtorch site new "
+        raise SiteFileError("The file %s already exists and is not overwritten. Add what it lacks: slingtorch site new "
                             "--complete %s; or move it away" % (path, name))
     if args.complete and not there:
         raise SiteFileError("There is no file %s to complete. Write it on the login node first: slingtorch site new %s"
                             % (path, name))
     if evidence is None:
-        print("Looking at this machine, for %d s at most." % LIMIT, flush=True)
+        print("Examining this machine, at most %d s." % LIMIT, flush=True)
         evidence = gather(environ)
         loads = load_modules(choose_modules(evidence, environ), environ)
     place = find_place(evidence, environ, host)
     if args.complete and not (environ.get('SLURMD_NODENAME') or environ.get('PBS_JOBID') or place.kind == 'machine'):
-        raise SiteFileError("This is a login node: what is missing in %s is seen on a compute node. Run it there: %s "
+        raise SiteFileError("This is a login node, but only a compute node shows what %s lacks. Run this there: %s "
                             "slingtorch site new --complete %s"
                             % (path, LAUNCHERS[find_scheduler(evidence, environ)], name))
     in_a_job = dict(environ, SLURM_CLUSTER_NAME=place.cluster) if place.cluster else environ
     known = [site.name for site, _ in sites.detected_sites(in_a_job, host) if site.name != name]
     draft = Draft(name, evidence, environ, place, known[0] if known else None, loads or {})
-    print("This is %s, a %s.\n%s" % (place.host, place.kind, ''.join(line[1:] for line in remarks(draft))), end='')
+    what = "machine is %s (no scheduler answered)" if place.kind == 'machine' else place.kind + " is %s"
+    print("This %s.\n%s" % (what % place.host, ''.join(line[1:] for line in remarks(draft))), end='')
 
     if args.complete:
         text, added = merge(old, sites.read_sections(path), draft)
         if added:
             write(path, text, name, environ)
-        print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s says all of it already." % path)
+        print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s already has everything." % path)
     else:
         write(path, compose(name, draft), name, environ)
         print("Written: %s" % path)
-    # outside an activated environment the shell does not find it
+    # the shell may not find slingtorch outside an activated environment
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
     if not draft.in_job:
         command = LAUNCHERS[draft.site['scheduler']]
@@ -167,5 +168,5 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
         command += ' --gres=gpu:%d' % draft.gpus_of_job if draft.gpus_of_job else ''
         print("Now add what only a compute node shows%s:\n  %s %s site new --complete %s" % (
             '' if draft.site['scheduler'] == 'slurm' else ', in a job', command, program, name))
-    print("Look at it, and use it:\n  %s sites %s\n  eval \"$(%s env --site %s)\"" % (program, name, program, name))
+    print("Check it, then use it:\n  %s sites %s\n  eval \"$(%s env --site %s)\"" % (program, name, program, name))
     return 0

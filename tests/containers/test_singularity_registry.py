@@ -198,7 +198,7 @@ def test_mirror(site, docker, registry):
     site.env['HOME'] = str(site.directory / 'home')
     registry.account = 'me:secret'
     out = site.fails(image_address=docker.replace(registry.host, 'docker.io/library'))
-    assert 'the registry refuses. Log in' in out
+    assert 'the registry refuses access. Log in' in out
     registry.account = None
     registry.requests.clear()
     site.eb(image_address=docker.replace(registry.host, 'docker.io/library'))
@@ -216,7 +216,7 @@ def test_cache_that_the_user_names(site, docker, registry):
     assert f'cannot use {site.directory}/file ($APPTAINER_CACHEDIR): File exists' in out
     assert 'export APPTAINER_CACHEDIR=DIRECTORY' in out and not registry.requests
     site.env['APPTAINER_CACHEDIR'] = str(site.directory / 'mine')
-    assert f'the download is kept in {site.directory}/mine' in site.eb(image_address=docker)
+    assert f'the download stays in {site.directory}/mine' in site.eb(image_address=docker)
     assert list((site.directory / 'mine').rglob('*'))
 
 
@@ -300,7 +300,7 @@ def test_registry_for_members(site, docker, registry):
     registry.account = 'me:aVerySecretWord'
     site.env['HOME'] = str(site.directory)
     out = site.fails(image_address=docker)
-    assert "the registry refuses. Log in with 'apptainer registry login'" in out
+    assert "the registry refuses access. Log in with 'apptainer registry login'" in out
     login = ['apptainer', 'registry', 'login', '--username', 'me', '--password-stdin', f'docker://{registry.host}']
     subprocess.run(login, env=site.env, input='aVerySecretWord', text=True, check=True, capture_output=True)
     site.eb(image_address=docker)
@@ -318,7 +318,7 @@ def test_digest_mismatch(site, docker, registry, layer, what):
         out = site.fails(image_address=docker)
     finally:
         registry.blobs[digest] = content
-    assert 'does not have the digest of the address. Do not use it' in out
+    assert 'does not have the digest in its address. Do not use it' in out
 
 
 # --- definition files

@@ -51,7 +51,7 @@ def test_hooks_alone(eb_env, other_python, tmp_path):
 
 @pytest.mark.parametrize('packages, message', [
     ([], 'the Python that runs eb, has no slingtorch'),
-    ([ROOT], f"and 'import slingtorch' gives the package of {ROOT}"),
+    ([ROOT], f"but 'import slingtorch' imports the package from {ROOT}"),
 ])
 def test_installed_bundle_of_another_python(packages, message, eb_env, other_python, tmp_path):
     bundle = tmp_path / 'site-packages/slingtorch/bundle'

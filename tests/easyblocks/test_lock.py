@@ -175,7 +175,7 @@ def test_settings_of_pip_reach_uv(tiny):
                         UV_EXCLUDE_NEWER='2001-01-01')
     done = tiny.lock()
     # as pip does without one of its own
-    assert 'left out, since it does not answer: http://127.0.0.1:9/none' in said(done) and ':7' not in said(done)
+    assert 'skipping an index that does not answer: http://127.0.0.1:9/none' in said(done) and ':7' not in said(done)
     assert wheels.lock_text(tiny.wheels) in tiny.text() + '\n'
 
 
@@ -220,7 +220,7 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
 
     tiny.write("['alpha==1.0', 'beta']")
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and 'for other packages than the easyconfig wants now (beta): remove the lock file' in said(done)
+    assert done.returncode != 0 and 'for packages other than those that the easyconfig now requires (beta): remove the lock file' in said(done)
     # cut off, by a full disk or an editor
     made.write_text('')
     done = eb_env(tiny.easyconfig, '--rebuild', env=tiny.pip_env, check=False)
@@ -239,7 +239,7 @@ def test_enforce_checksums_makes_no_lock_file(tiny, eb_env):
 def test_locking_that_fails_says_why(tiny, eb_env):
     tiny.write("['alpha==3']")
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert done.returncode != 0 and f'There is no lock file {tiny.lock_file.name}, and it could not be made' in said(done)
+    assert done.returncode != 0 and f'The lock file {tiny.lock_file.name} does not exist and could not be made' in said(done)
     assert 'alpha==3' in said(done) and 'python_versions and wheel_platform' in said(done) and 'Traceback' not in said(done)
     assert not list(eb_env.prefix.glob('sources/p/PyTorch/*.lock*'))
 
@@ -291,7 +291,7 @@ def test_index_that_pip_asks_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv('PIP_INDEX_URL', 'https://centre/simple')
     assert re.match('https://[^/]+/simple$', lockfile.default_index(sys.executable))
     assert 'centre' not in lockfile.default_index(sys.executable)
-    with pytest.raises(RuntimeError, match='does not say which index it asks'):
+    with pytest.raises(RuntimeError, match='does not show which index it uses'):
         lockfile.default_index(shutil.which('false'))
 
 
@@ -369,7 +369,7 @@ def test_index_on_which_there_is_nothing(tiny):
     for address in (page.parents[1].as_uri(), (tiny.dir / 'missing').as_uri()):
         tiny.write(options=f'index_urls = [{address!r}]')
         done = tiny.lock(check=False)
-        assert done.returncode == 1 and f'None of these packages was found on the package index {address}' in said(done)
+        assert done.returncode == 1 and f'The package index {address} has none of these packages' in said(done)
         assert not tiny.lock_file.exists()
 
 
@@ -377,7 +377,7 @@ def test_index_that_pip_does_not_trust(tiny):
     """pip alone would go on without."""
     tiny.write(options="index_urls = ['http://packages.example/whl']")
     done = tiny.lock(check=False)
-    assert done.returncode == 1 and 'pip leaves out the package index on packages.example' in said(done)
+    assert done.returncode == 1 and 'pip ignores the package index on packages.example' in said(done)
     assert 'trusted-host packages.example' in said(done) and not tiny.lock_file.exists()
 
 
@@ -406,14 +406,14 @@ def test_without_uv(tiny):
 
 NOT_LOCKED = [
     (("'PythonVenv'", "'Tarball'"), "is for easyconfigs with easyblock = 'PythonVenv' and a list python_packages"),
-    (("['alpha==1.0']", '[]'), 'names no packages to lock'),
-    (("['alpha==1.0']", "'alpha==1.0'"), "python_packages is 'alpha==1.0', and must be a list of strings"),
-    ((f"['{PYTHON}']", '[]'), 'python_versions is [], and must name the Python'),
-    (("moduleclass = 'ai'", "wheel_platform = 'linux'"), "wheel_platform is 'linux', and must have the form manylinux_2"),
+    (("['alpha==1.0']", '[]'), 'lists no packages to lock'),
+    (("['alpha==1.0']", "'alpha==1.0'"), "python_packages is 'alpha==1.0', but must be a list of strings"),
+    ((f"['{PYTHON}']", '[]'), 'python_versions is [], but must list the Python'),
+    (("moduleclass = 'ai'", "wheel_platform = 'linux'"), "wheel_platform is 'linux', but must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is not an address"),
-    (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, and must have the form manylinux_2"),
+    (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, but must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Keep it in ~/.netrc'),
-    (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option and no package'),
+    (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option, not a package'),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', and must be the name"),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of the lock file'),
     (("toolchain = SYSTEM", 'toolchain = SYS'), 'cannot be read as an easyconfig'),
@@ -447,7 +447,7 @@ def test_no_such_easyconfig(tiny):
 
 def test_name_of_one_of_the_bundle(tiny):
     done = tiny.lock('PyTorch-2.13.0-local-cpu.eb', check=False)
-    assert done.returncode == 1 and 'PyTorch-2.13.0-local-cpu.eb names no packages to lock' in said(done)
+    assert done.returncode == 1 and 'PyTorch-2.13.0-local-cpu.eb lists no packages to lock' in said(done)
 
 
 def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env):
@@ -455,15 +455,15 @@ def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env
     tiny.write(options="index_urls = ['https://wheels.example.org/rocm']\nchecksums = ['%s']" % ('0' * 64))
     done = eb_env(tiny.easyconfig, env=tiny.pip_env, check=False)
     assert done.returncode != 0
-    assert (f'The lock file PyTorch-0.1-tiny.lock is not there, and the easyconfig has a checksum for it: it holds the sha256 of every package. This makes it '
-            f"where the package indexes can be reached (those of pip's configuration, https://wheels.example.org/rocm): "
+    assert (f'The lock file PyTorch-0.1-tiny.lock with the sha256 of every package does not exist, but the easyconfig has a checksum for it. To make it on a '
+            f"machine that reaches the package indexes (those of pip's configuration, https://wheels.example.org/rocm): "
             f'slingtorch lock {tiny.easyconfig}') in said(done)
 
 
 @pytest.mark.parametrize('change, words', [
     ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, and this is Python {PYTHON}. Load a module'),
-    (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, and this machine is {MACHINE} with glibc 2.'),
-    (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other packages than the easyconfig wants now (numpy)'),
+    (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, but this machine is {MACHINE} with glibc 2.'),
+    (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other than those that the easyconfig now requires (numpy)'),
 ])
 def test_lock_file_for_something_else(tiny, eb_env, change, words):
     """Another Python, another platform, other packages: said before pip is asked, with the command that helps."""

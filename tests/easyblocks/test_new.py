@@ -155,7 +155,7 @@ def test_a_package_without_a_wheel_is_built(project):
     pins = project.made('requirements.txt', '--build', './elsewhere')[1]
     assert pins['part'] == '0.4' and (project.out / 'part-0.4-py3-none-any.whl').exists()
     said = project.new('requirements.txt', '--build', 'no-such-thing==7', check=False).stderr
-    assert 'Building a wheel of no-such-thing==7 failed (above is why)' in said
+    assert 'Building a wheel of no-such-thing==7 failed (the reason is above)' in said
 
 
 def test_locking_again_finds_the_wheels_beside_it(project):
@@ -197,19 +197,19 @@ def test_a_wheel_for_another_pytorch(project):
         wheels.make_wheel(pages, 'flash', version)
     project.write('requirements.txt', f'--find-links {pages}\nflash\n')
     said = project.refused('requirements.txt')
-    assert 'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, and PyTorch-0.1-tiny.eb has 0.1' in said
-    assert f'These are for it: {pages}/flash-1.0+cu12torch0.1-py3-none-any.whl' in said
+    assert 'flash 1.1+cu12torch0.2 is compiled for PyTorch 0.2, but PyTorch-0.1-tiny.eb has 0.1' in said
+    assert f'These wheels fit: {pages}/flash-1.0+cu12torch0.1-py3-none-any.whl' in said
     project.write('requirements.txt', f'--find-links {pages}\nflash==1.0+cu12torch0.1\n')
     assert project.made('requirements.txt')[1]['flash'] == '1.0+cu12torch0.1'
 
 
 @pytest.mark.parametrize('lines, says', [
-    ('no-such-thing==3\n', ['no-such-thing was not found', 'requirements.txt: no-such-thing==3', 'No index that pip']),
+    ('no-such-thing==3\n', ['no-such-thing was not found', 'requirements.txt: no-such-thing==3', 'No index in pip']),
     ('torch==0.2\n', ['you require torch==0.1 and torch==0.2', 'requirements.txt: torch==0.2', 'PyTorch-0.1-tiny.eb: torch==0.1',
                       'with --on']),
     ('alpha==1.0\nalpha==2.0\n', ['requirements.txt: alpha==1.0', 'requirements.txt: alpha==2.0']),
     ('gamma\n', ['gamma', 'Only wheels are installed', '--build REQUIREMENT']),
-    ('-c limits.txt\n', ["'-c' has no place in an easyconfig"]),
+    ('-c limits.txt\n', ["an easyconfig cannot have the option '-c'"]),
     ('./nowhere\n', ['Building a wheel of', 'nowhere']),
     ('-r gone.txt\n', ['gone.txt']),
 ])
@@ -223,10 +223,10 @@ def test_requirements_that_cannot_be_had(project, lines, says):
 def test_a_python_that_the_cluster_lacks(project):
     project.write('pyproject.toml', PROJECT.replace('>=3.8', '>=3.90'))
     assert "is for (python_full_version >= '3.90'), and this is Python" in project.refused('pyproject.toml')
-    assert "There is no Python 'python3.90'" in project.refused('pyproject.toml', '--python', 'python3.90')
+    assert "There is no working Python 'python3.90'" in project.refused('pyproject.toml', '--python', 'python3.90')
     project.on.write_text(project.on.read_text().replace(f"'{PYTHON}', ", ''))
     said = project.refused('pyproject.toml', '--python', sys.executable)
-    assert f'PyTorch-0.1-tiny.eb has packages for Python {OTHER}, and {sys.executable} is Python {PYTHON}' in said
+    assert f'PyTorch-0.1-tiny.eb has packages for Python {OTHER}, but {sys.executable} is Python {PYTHON}' in said
 
 
 def test_a_lock_file_of_another_platform(project):
@@ -252,4 +252,4 @@ def test_a_name_that_is_a_path(project, name):
 def test_on_something_else(project):
     project.write('requirements.txt', 'alpha\n')
     project.on.with_suffix('.lock').unlink()
-    assert 'is not an easyconfig of PythonVenv with a lock file of PyTorch' in project.refused('requirements.txt')
+    assert 'is not a PythonVenv easyconfig with a lock file of PyTorch' in project.refused('requirements.txt')

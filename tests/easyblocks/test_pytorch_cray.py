@@ -238,7 +238,7 @@ def test_extended_dry_run(installed):
 
 def test_number_of_jobs_has_its_reason_in_the_log(installed):
     log = next(installed.root.glob('easybuild/*.log')).read_text(errors='replace')
-    jobs = re.search(r'(\d+) compile jobs at a time: ([\d.]+) GiB of memory are available, one job may take 4 GiB', log)
+    jobs = re.search(r'(\d+) compile jobs at a time: ([\d.]+) GiB of memory are available, one job may need 4 GiB', log)
     assert int(jobs.group(1)) == int(installed.built['environ']['MAX_JOBS']) <= max(1, float(jobs.group(2)) / 4)
 
 
@@ -329,7 +329,7 @@ def test_another_mpi_than_asked_for(process):
 def test_two_mpis_in_one_process(process):
     process.link('libgloo.so', 'gcc', USE_MPI, [derecho.openmpi_library()])
     wrong = process.wrong()
-    assert re.search(r'^Another MPI is in the same process: /\S*libmpi.so.40\S*, which /\S*libgloo.so needs', wrong)
+    assert re.search(r'^The process has another MPI, too: /\S*libmpi.so.40\S*, needed by /\S*libgloo.so', wrong)
 
 
 def test_transport_layer_not_linked(process):
@@ -344,16 +344,16 @@ def test_no_mpi_linked(process):
     process.link('libtorch_cpu.so', 'gcc', '', process.flags)
     wrong = process.wrong()
     assert 'torch.distributed has no MPI: CMake did not find it' in wrong
-    assert 'torch.__config__ does not say USE_MPI=ON' in wrong
-    assert 'No library of PyTorch says that it needs MPI' in wrong and 'but with none' in wrong
+    assert 'torch.__config__ does not contain USE_MPI=ON' in wrong
+    assert 'No library of PyTorch is linked with MPI' in wrong and 'but with none' in wrong
 
 
 def test_wrong_versions(process):
     process.built('version', '2.4.0')
     process.built('nccl_version', '2.18.3')
     wrong = process.wrong()
-    assert 'PyTorch says that it is 2.4.0, not 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27' in wrong
-    assert 'NCCL says that it is 2.18.3, not 2.21.5' in wrong
+    assert 'PyTorch reports the version 2.4.0, not 2.4.0+derecho.gcc.12.2.0.cray.mpich.8.1.27' in wrong
+    assert 'NCCL reports the version 2.18.3, not 2.21.5' in wrong
 
 
 def test_nccl_of_a_python_package(process):
@@ -361,14 +361,14 @@ def test_nccl_of_a_python_package(process):
     process.link('libtorch_cuda.so', 'gcc', '', ['-Wl,--no-as-needed', f'-Wl,-rpath,{other.parent}', str(other)])
     wrong = process.wrong({'LD_LIBRARY_PATH': ''})
     assert f'The NCCL in {process.installed.nccl} is not in the process' in wrong
-    assert f'Another NCCL is in the same process: {other}' in wrong
-    assert 'NCCL would not take the network plugin' in wrong
+    assert f'The process has another NCCL, too: {other}' in wrong
+    assert 'NCCL would use ' in wrong
 
 
 def test_plugin_of_another_directory(process):
     other = derecho.shared_library(process.tmp_path / 'other/libnccl-net.so')
     wrong = process.wrong({'LD_LIBRARY_PATH': f'{other.parent}:{process.judge.env["LD_LIBRARY_PATH"]}'})
-    assert f'NCCL would not take the network plugin in {process.installed.plugin} but {other}' in wrong
+    assert f'NCCL would use {other} instead of the network plugin in {process.installed.plugin}' in wrong
 
 
 def test_imported_from_elsewhere(process):
@@ -384,7 +384,7 @@ def test_extension_with_another_mpi(process):
     assert process.wrong() == ''
     run(['gcc', '-shared', '-fPIC', '-o', package / 'libuse.so', '-xc', '-', '-xnone', derecho.openmpi_library()],
         input=USE_MPI + '\n')
-    assert re.search(r'^Another MPI is in the same process: /\S*libmpi.so.40\S*, which /\S*/mpi4py/libuse.so needs',
+    assert re.search(r'^The process has another MPI, too: /\S*libmpi.so.40\S*, needed by /\S*/mpi4py/libuse.so',
                      process.wrong())
     process.modules = ['mpi4py', 'nothing']
     assert "nothing cannot be imported: No module named 'nothing'" in process.wrong()
@@ -438,23 +438,23 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     assert 'the same command' in said
 
     site.sources.write('2.4.0', gloo=derecho.openmpi_library())
-    assert 'Another MPI is in the same process' in fails()
+    assert 'The process has another MPI' in fails()
 
     # what failed the sanity check is not kept
     site.sources.write('2.4.0')
     site.sources.write_extension('mpi4py', '4.0.0', source=broken)
     said = fails()
-    assert 'not built again' not in said and 'failed with exit code 1 in extensions step' in said
-    assert f'An extension failed. PyTorch itself is finished and stays in {site.root}: the same command goes on' in said
+    assert 'keeping PyTorch itself' not in said and 'failed with exit code 1 in extensions step' in said
+    assert f'An extension failed. PyTorch itself is complete and stays in {site.root}. Run the same command again to continue' in said
 
     # another recipe is built from nothing
     package = next(site.root.glob('lib/python3*/site-packages/torch'))
-    assert 'not built again' not in fails('--try-amend=version_label=changed')
+    assert 'keeping PyTorch itself' not in fails('--try-amend=version_label=changed')
     assert '2.4.0+changed' in (package / 'built.py').read_text()
     before = (package / 'environment.json').stat().st_mtime_ns
     site.sources.write_extension('mpi4py', '4.0.0')
     done = site('--try-amend=version_label=changed', easyconfig=easyconfig)
-    assert 'PyTorch itself is there already, from a run in which an extension failed: not built again' in done.stdout
+    assert 'keeping PyTorch itself: in an earlier run, only an extension failed' in done.stdout
     assert (package / 'environment.json').stat().st_mtime_ns == before and module.exists()
     # a whole installation is never taken for an unfinished one
     assert not list(site.root.glob('easybuild/finished*'))
@@ -462,6 +462,6 @@ def test_what_goes_wrong_leaves_no_module(tmp_path, lmod):
     # a rebuild that fails takes nothing away
     site.sources.write_extension('mpi4py', '4.0.0', source=broken)
     done = site('--rebuild', '--try-amend=version_label=changed', easyconfig=easyconfig, check=False)
-    assert done.returncode != 0 and f'what was installed in {site.root} before is put back' in words(done)
-    assert 'finished and stays' not in words(done) and os.listdir(module.parent) == [module.name]
+    assert done.returncode != 0 and f'the previous installation in {site.root} is restored' in words(done)
+    assert 'complete and stays' not in words(done) and os.listdir(module.parent) == [module.name]
     assert (package / 'environment.json').stat().st_mtime_ns == before

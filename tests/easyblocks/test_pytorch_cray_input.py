@@ -114,7 +114,7 @@ def test_nothing_wrong(site, plain):
 
 def test_module_missing_on_the_system(own_site):
     (own_site.derecho.path / 'modules/23.09/gcc/mkl/2024.0.0.lua').unlink()
-    assert f'{NAME} needs the module mkl/2024.0.0, which this system does not have' in own_site.fails()
+    assert f'{NAME} needs the module mkl/2024.0.0, but this system does not have it' in own_site.fails()
 
 
 def test_no_transport_layer_variables(own_site):
@@ -122,7 +122,7 @@ def test_no_transport_layer_variables(own_site):
     path = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
     path.write_text(re.sub('setenv."PE_MPICH.*\n', '', path.read_text()))
     said = own_site.fails()
-    assert '$PE_MPICH_GTL_DIR_nvidia80 not set' in said and 'Otherwise export it' in said
+    assert '$PE_MPICH_GTL_DIR_nvidia80 not set' in said and 'Otherwise set the variable' in said
     gtl = own_site.derecho.prefix('/opt/cray/pe/mpich/8.1.29/gtl/lib')
     flags = own_site.works(env={'PE_MPICH_GTL_DIR_nvidia80': f'-L{gtl}'})[1]['LDFLAGS']
     assert f'-L{gtl} -lmpi_gtl_cuda' in flags and '-lcuda' not in flags
@@ -131,11 +131,11 @@ def test_no_transport_layer_variables(own_site):
 def test_transport_layer_not_there(own_site):
     path = own_site.derecho.path / 'modules/23.09/gcc/cray-mpich/8.1.27.lua'
     path.write_text(re.sub('(PE_MPICH_GTL_DIR_nvidia80", ")[^"]*', r'\1-L/nowhere', path.read_text()))
-    assert 'there is no /nowhere/libmpi_gtl_cuda.so' in own_site.fails()
+    assert '/nowhere/libmpi_gtl_cuda.so does not exist' in own_site.fails()
 
 
 def test_unknown_transport_layer(site):
-    assert "mpi_gtl is 'opencl': it must be 'cuda', 'hsa', or None" in \
+    assert "mpi_gtl is 'opencl', but must be 'cuda', 'hsa', or None" in \
         site.fails("mpi_gtl = 'opencl'", drop=['mpi_gtl'])
 
 
@@ -152,7 +152,7 @@ def test_other_mpis_of_the_user(site, tmp_path):
         derecho.script(site.path / 'second' / name, fake)
     env = {'PATH': f'{site.path}/second:{site.path}/first:{site.eb.env["PATH"]}'}
     said = site.fails(drop=['mpi', 'mpi_gtl'], env=env)
-    assert re.search(r'Two MPIs are in .PATH: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
+    assert re.search(r'.PATH has two MPIs: \S+/second/mpicc \(\S*libmpi.so.40\S*\) and', said)
     assert 'libmpich.so' in said and 'make the right one a dependency' in said
     shutil.copy(site.mpich / 'lib/libmpi_gnu_91.so.12', tmp_path)
     answer = site.configure(env={**env, 'LD_LIBRARY_PATH': str(tmp_path)})
@@ -166,14 +166,14 @@ def test_compiler_links_another_mpi(own_site):
     for name in ('mpicc', 'mpicxx'):
         derecho.script(own_site.mpich / 'bin' / name, f'#!/bin/sh\nexec {name}.mpich "$@"\n')
     said = own_site.fails()
-    assert f'{own_site.mpich}/bin/mpicc links another MPI than the dependency MPICH: /usr/lib/' in said
+    assert f'{own_site.mpich}/bin/mpicc does not link the MPI of the dependency MPICH, but /usr/lib/' in said
     assert f'which is not in {own_site.mpich}' in said
 
 
 def test_compiler_links_nothing(own_site):
     derecho.script(own_site.mpich / 'bin/mpicc', '#!/bin/sh\necho "ld: cannot find -lcuda" >&2; exit 1\n')
     said = own_site.fails()
-    assert f'It cannot be told which MPI {own_site.mpich}/bin/mpicc links' in said and '-Wl,--trace' in said
+    assert f'It is unknown which MPI {own_site.mpich}/bin/mpicc links' in said and '-Wl,--trace' in said
 
 
 def test_no_mpi(own_site):
@@ -186,7 +186,7 @@ def test_cudnn_of_another_cuda(own_site):
     cudnn = own_site.derecho.prefix('/glade/u/apps/common/23.08/spack/opt/spack/cudnn/8.7.0.84-11.8')
     entry = f'\n[cudnn/8.7.0.84-11.8]\nname = cuDNN\nversion = 8.7.0.84\nprefix = {cudnn}\n'
     metadata.write_text(metadata.read_text() + entry)
-    assert 'is for CUDA 11, and PyTorch is built with CUDA 12.2.1. Take the cuDNN module for CUDA 12' in \
+    assert 'is for CUDA 11, but PyTorch is built with CUDA 12.2.1. Use the cuDNN module for CUDA 12' in \
         own_site.fails("dependencies = [('cudnn/8.7.0.84-11.8', EXTERNAL_MODULE)]", drop=['cudnn'])
 
 
@@ -206,7 +206,7 @@ def test_cuda_too_old(own_site):
     metadata = own_site.derecho.metadata
     metadata.write_text(metadata.read_text() + '\n[cuda/10.2]\nname = CUDA\nversion = 10.2\nprefix = CUDA_HOME\n')
     for version, cuda in [('2.14.1', '12.6'), ('2.13.0', '12.1'), ('2.11.0', '12.0'), ('2.9.0', '12.0'), ('2.8.0', '11.0')]:
-        assert f'PyTorch {version} needs CUDA {cuda} or newer, and the dependency is CUDA 10.2' in own_site.fails(
+        assert f'PyTorch {version} needs CUDA {cuda} or newer, but the dependency is CUDA 10.2' in own_site.fails(
             "dependencies = [('cuda/10.2', EXTERNAL_MODULE)]", drop=['gpu'],
             replace=[("version = '2.4.0'", f"version = '{version}'")])
     # Derecho's 12.2.1 will do
@@ -240,7 +240,7 @@ def test_patch_does_not_apply(own_site):
 
 def test_patch_forgotten(site):
     said = site.fails(replace=WITHOUT_PATCH)
-    assert 'does not know Cray MPICH' in said and 'Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch' in said
+    assert 'does not support Cray MPICH' in said and 'Add PyTorch-2.2.2_cray-mpich-gpu-aware.patch' in said
 
 
 def test_upstream_form_of_the_check(own_site):
@@ -269,14 +269,14 @@ def test_parameters_of_the_user(site, plain):
 
 def test_no_conda(own_site):
     (own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda').unlink()
-    assert 'there is no conda in $PATH: does the module conda/latest bring it?' in own_site.fails()
+    assert 'conda is not in $PATH: does the module conda/latest provide it?' in own_site.fails()
 
 
 def test_conda_without_network(own_site):
     derecho.script(own_site.derecho.prefix('/glade/u/apps/opt/conda') / 'bin/conda',
                    '#!/bin/sh\necho "CondaHTTPError: HTTP 000 CONNECTION FAILED" >&2; exit 1\n')
     said = own_site.fails()
-    assert "run 'eb --fetch PyTorch-2.4.0-derecho-cray-mpich.eb' where there is one first" in said
+    assert "run 'eb --fetch PyTorch-2.4.0-derecho-cray-mpich.eb' on a machine with one" in said
     assert 'CondaHTTPError' in said
 
 

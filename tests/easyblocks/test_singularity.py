@@ -105,7 +105,7 @@ def test_installs_and_records(site):
     assert f'{NAME}: 100000 bytes, sha256 {digest}' in site.module.read_text()
     assert not site.parts()
     # no runtime is there: said, with what to do, and not an error
-    assert 'The inside of the image is not checked: no container runtime is here' in out
+    assert 'The inside of the image is not checked: there is no container runtime on this machine' in out
     assert 'eb --sanity-check-only Small-1.0.eb' in out
     for name in ('in-container', 'list-packages', 'make-squashfs', 'unmake-squashfs', 'start-shell', 'torchrun'):
         assert os.access(site.root / 'bin' / name, os.X_OK), name
@@ -211,7 +211,7 @@ def test_missing_image(site):
 def test_image_of_the_central_directory(site):
     smallimage.fake_sif(site.central / NAME)
     site.image.unlink()
-    assert f'taking the image from {site.central}/{NAME}' in site.eb(central_image_dirs=[str(site.central)])
+    assert f'using the image {site.central}/{NAME}' in site.eb(central_image_dirs=[str(site.central)])
     assert (site.root / NAME).read_bytes() == (site.central / NAME).read_bytes()
 
 
@@ -226,13 +226,13 @@ def test_unreadable_central_image(site):
     site.image.unlink()
     wrap = [setpriv, '--bounding-set=-dac_override,-dac_read_search', '--inh-caps=-dac_override,-dac_read_search']
     out = site.fails(wrap=wrap, central_image_dirs=[str(site.central)])
-    assert f'The image {NAME} cannot be read, ask its owner for read permission: {image}' in out
+    assert f'The image {NAME} cannot be read; ask its owner for read permission: {image}' in out
 
 
 def test_truncated(site):
     os.truncate(site.image, 60_000)
     out = site.fails()
-    assert f'{site.image} is truncated: it has 60000 bytes, its header says 100000' in out
+    assert f'{site.image} is truncated: it has 60000 of 100000 bytes' in out
     assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
 
 
@@ -258,14 +258,14 @@ def test_failed_rebuild_leaves_the_old_installation(site):
     before = site.module.read_text(), smallimage.sha256(site.root / NAME)
     smallimage.fake_sif(site.image)
     out = site.fails('--rebuild', checksums=['1' * 64])
-    assert 'What was installed is untouched' in out
+    assert 'The installation is unchanged' in out
     assert (site.module.read_text(), smallimage.sha256(site.root / NAME)) == before
 
     # file systems over a network say late that they are full: copying succeeds, writing to the disk does not
     strace = shutil.which('strace') or missing('strace')
     inject = [strace, '-f', '--seccomp-bpf', '-o', '/dev/null', '-e', 'trace=fsync', '-e', 'inject=fsync:error=ENOSPC']
     out = site.fails('--rebuild', wrap=inject)
-    assert 'The disk is full. Make room for' in out and 'What was installed is untouched' in out
+    assert 'The disk is full. Free' in out and 'The installation is unchanged' in out
     assert (site.module.read_text(), smallimage.sha256(site.root / NAME)) == before and not site.parts()
 
     os.truncate(site.root / NAME, 90_000)
@@ -297,7 +297,7 @@ def test_disk_full(site):
     script = ('mount -t tmpfs -o size=3m tmpfs "$0" && { "$@"; status=$?; '
               'find "$0" -name "*.sif*" -printf "left: %p\\n"; exit $status; }')
     out = site.fails(wrap=['unshare', '--mount', 'bash', '-c', script, place])
-    assert 'No space left on device' in out and 'The disk is full. Make room for 8000000 bytes' in out
+    assert 'No space left on device' in out and 'The disk is full. Free 8000000 bytes' in out
     assert "image_transfer = 'symlink'" in out
     assert 'left:' not in out and not site.module.exists()
 
@@ -316,7 +316,7 @@ def test_killed_while_copying_and_again(site):
     [lock] = (site.prefix / 'software/.locks').iterdir()
     lock.rmdir()    # what the message says
     out = site.eb()
-    assert 'left by an installation that was killed' in out
+    assert 'left by a killed installation' in out
     assert (site.root / NAME).read_bytes() == site.image.read_bytes()
     assert not site.parts() and site.module.exists()
     assert not list((site.prefix / 'software/.locks').iterdir())
@@ -379,7 +379,7 @@ def test_module_only_after_the_own_image_was_removed(site):
     site.eb('--sanity-check-only', central_image_dirs=central)
     (site.central / NAME).unlink()
     out = site.fails('--sanity-check-only', central_image_dirs=central)
-    assert "'eb --rebuild Small-1.0.eb' installs it again" in out
+    assert "'eb --rebuild Small-1.0.eb' to install it again" in out
 
 
 def test_module_only_keeps_wrappers_and_module_together(site):
@@ -423,13 +423,13 @@ def test_archived_easyblock_installs_again(site):
 def test_preset_venv_without_runtime(site):
     out = ' '.join(site.eb(preset_venv='pytorch').split())
     assert 'The virtual environment pytorch is not made' in out
-    assert "Where containers run, 'eb --rebuild Small-1.0.eb' makes it" in out
+    assert "Run 'eb --rebuild Small-1.0.eb' on a node where containers run" in out
 
 
 @pytest.mark.parametrize('parameters, message', [
-    ({'bind_paths': ['/a,b']}, "bind_paths has '/a,b': it must be an absolute path"),
+    ({'bind_paths': ['/a,b']}, "bind_paths has '/a,b', but must have an absolute path"),
     ({'bind_paths': ['relative']}, "bind_paths has 'relative'"),
-    ({'image_transfer': 'move'}, "image_transfer is 'move': it must be one of copy, symlink"),
+    ({'image_transfer': 'move'}, "image_transfer is 'move', but must be one of copy, symlink"),
     ({'gpu_visibility': 'GPUS'}, "gpu_visibility is 'GPUS'"),
     ({'wrappers': ['make-squashfs']}, "wrappers has 'make-squashfs'"),
     ({'wrappers': ['bash']}, "wrappers has 'bash'"),
@@ -437,13 +437,13 @@ def test_preset_venv_without_runtime(site):
     ({'sources': ['image.tar']}, 'must be an image (.sif) or a definition file (.def)'),
     ({'sources': []}, 'The image must come from one place'),
     ({'container_python': None, 'preset_venv': 'x'}, 'an environment needs Python'),
-    ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c': it must be a name"),
-    ({'wrappers': 'python'}, "wrappers is 'python': it must be a list of strings: wrappers = ['...']"),
+    ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c', but must be a name"),
+    ({'wrappers': 'python'}, "wrappers is 'python', but must be a list of strings: wrappers = ['...']"),
     ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'not a name of a variable'),
     ({'container_environment': {'a b': 'x'}}, "container_environment has 'a b'"),
     ({'container_environment': {'COLOUR': 'a\nb'}}, 'has a control character'),
-    ({'sanity_check_packages': ['torch']}, "sanity_check_packages is ['torch']: it must be a dictionary"),
-    ({'sanity_check_packages': {'pip': None}}, "sanity_check_packages is {'pip': None}: it must be a dictionary"),
+    ({'sanity_check_packages': ['torch']}, "sanity_check_packages is ['torch'], but must be a dictionary"),
+    ({'sanity_check_packages': {'pip': None}}, "sanity_check_packages is {'pip': None}, but must be a dictionary"),
     ({'image_address': 'docker://debian:12', 'sources': []}, 'so it must end in a digest'),
     ({'image_address': 'shub://x', 'sources': []}, 'must start with docker://, oras:// or library://'),
 ])
@@ -456,9 +456,9 @@ def test_bad_parameters(site, parameters, message):
 def test_registry_and_definition_need_a_runtime(site):
     site.image.unlink()
     address = 'docker://example.org/pytorch@sha256:' + 'a' * 64
-    assert 'Neither singularity nor apptainer is in the PATH' in site.fails(image_address=address)
+    assert 'Neither singularity nor apptainer is in PATH' in site.fails(image_address=address)
     (site.sources / 'small.def').write_text('Bootstrap: scratch\n')
-    assert 'Neither singularity nor apptainer is in the PATH' in site.fails(sources=['small.def'])
+    assert 'Neither singularity nor apptainer is in PATH' in site.fails(sources=['small.def'])
 
 
 def test_no_spython(site):
@@ -480,7 +480,7 @@ def test_module_only_by_force_without_an_image(site):
     """As EasyBuild's own test suite asks of every easyblock: there is a module, and what is missing is said."""
     out = ' '.join(site.eb('--module-only', '--force').split())
     assert site.module.exists()
-    assert f"The image {NAME} is not there: the module can be loaded where a central copy is, or after 'eb" in out
+    assert f"The image {NAME} does not exist: the module can be loaded only with a central copy, or after 'eb" in out
 
 
 # --- the easyconfigs

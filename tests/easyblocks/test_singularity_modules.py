@@ -150,7 +150,7 @@ def test_squashfs_takes_the_place_of_the_directory(modules):
 def test_empty_squashfs(modules):
     (modules.root / 'user-software.squashfs').touch()
     message = modules.message('module load Small')
-    assert 'user-software.squashfs is empty: left behind by something that was interrupted' in message
+    assert 'user-software.squashfs is empty, left behind by an interrupted command' in message
     assert 'Remedy: remove it' in message
 
 
@@ -159,7 +159,7 @@ def test_central_image_after_rm(modules):
     script = 'module load Small; rm "$SIF"; module load Small; module unload Small; module load Small; echo "is $SIF"'
     done = modules.bash(script, check=True)
     text = ' '.join(done.stdout.split())
-    assert f'Small/1.0: its own copy of the container image is not there; using {modules.central}/small-1.0.sif' in text
+    assert f'Small/1.0: its own copy of the container image does not exist; using {modules.central}/small-1.0.sif' in text
     assert f'is {modules.central}/small-1.0.sif' in text
 
 
@@ -214,7 +214,7 @@ def test_no_image_anywhere(modules):
     assert 'The container image small-1.0.sif is missing or cannot be read' in message
     for path in (modules.root, modules.central, modules.second_central):
         assert str(path) in message
-    assert "Remedy: 'eb --rebuild Small-1.0.eb' installs it again" in message
+    assert "Remedy: 'eb --rebuild Small-1.0.eb' to install it again" in message
     assert modules.after('module load Small >/dev/null 2>&1 || true', env=USERS) == USERS
 
 

@@ -134,17 +134,17 @@ def refused(machine, *words, args=(MPICH, ELSEWHERE), env=None, name=LOCAL):
 
 
 @pytest.mark.parametrize('compiler, words', [
-    ('no-such-mpicxx', ["compiler 'no-such-mpicxx', and there is none in $PATH. Add the module that has it"]),
-    ('g++', ["compiler 'g++', and it links no MPI"]),
+    ('no-such-mpicxx', ["compiler 'no-such-mpicxx', but it is not in $PATH. Add the module that provides it"]),
+    ('g++', ["compiler 'g++', but it links no MPI"]),
 ])
 def test_no_compiler(machine, compiler, words):
     refused(machine, *words, 'or correct mpicxx', args=[f'--try-amend=mpicxx={compiler}', ELSEWHERE])
 
 
 @pytest.mark.parametrize('names, words', [
-    (['torch'], ['built for the PyTorch of a dependency called PyTorch', 'and there is none']),
+    (['torch'], ['needs the PyTorch of a dependency called PyTorch', 'but there is none']),
     # the test bed's environments see another one (testbed.quickvenv)
-    (['setuptools', 'a-quickvenv.pth'], ['setuptools 70.1 or newer beside PyTorch, and there is none', 'extra_packages'])])
+    (['setuptools', 'a-quickvenv.pth'], ['setuptools 70.1 or newer beside PyTorch, but there is none', 'extra_packages'])])
 def test_package_missing(machine, names, words):
     packages, = machine.pytorch.glob('lib/python3*/site-packages')
     for name in names:
@@ -161,7 +161,7 @@ def test_other_pytorch_than_built_for(machine):
     text = version.read_text()
     version.write_text(text.replace("'2.13.0+cpu'", "'2.14.1+cpu'"))
     try:
-        refused(machine, "slingmpi was built for PyTorch 2.13, and this is 2.14.1+cpu: 'eb --rebuild' builds it",
+        refused(machine, "slingmpi was built for PyTorch 2.13, but this is 2.14.1+cpu: use 'eb --rebuild'",
                 args=[MPICH, '--sanity-check-only'])
     finally:
         version.write_text(text)
@@ -181,7 +181,7 @@ def test_other_mpi_than_built_with(machine, tmp_path):
                 args=[MPICH, '--sanity-check-only'])
         run(['patchelf', '--replace-needed', 'libmpi.so.99', 'libmpich.so.12', library])
         run(['patchelf', '--add-needed', 'libmpi.so.40', library])
-        refused(machine, 'One MPI must be in a process that imports slingmpi, and there are 2: /', 'libmpi.so.40',
+        refused(machine, 'A process that imports slingmpi must have one MPI, but has 2: /', 'libmpi.so.40',
                 args=[MPICH, '--sanity-check-only'])
     finally:
         shutil.rmtree(machine.root(LOCAL))
@@ -192,14 +192,14 @@ def test_ranks_that_fail(machine):
     """The stand-in cannot reduce: what it printed is shown."""
     done = machine.eb(LOCAL, MPICH, '--sanity-check-only', check=False)
     assert done.returncode != 0 and 'An all_reduce of slingmpi on 2 ranks failed' in said(done)
-    assert 'add --disable-mpi-tests. It printed:' in said(done)
+    assert 'add --disable-mpi-tests. The output is:' in said(done)
 
 
 def test_version_of_another_bundle(machine, tmp_path):
     other = tmp_path / LOCAL.replace('0.1.0', '0.0.9')
     path, = (ROOT / 'easyconfigs').rglob(LOCAL)
     other.write_text(path.read_text().replace("version = '0.1.0'", "version = '0.0.9'"))
-    refused(machine, 'slingmpi 0.1.0, and slingmpi 0.0.9 is to be built', '--try-software-version=0.1.0', name=other,
+    refused(machine, 'slingmpi 0.1.0, but the easyconfig is for slingmpi 0.0.9', '--try-software-version=0.1.0', name=other,
             args=())
 
 
@@ -209,7 +209,7 @@ def test_no_bundle(machine):
     copy = machine.path / 'alone' / path.name
     copy.parent.mkdir()
     shutil.copy(path, copy)
-    refused(machine, 'slingmpi/ lies beside the directory runscripts/', 'slingtorch env', name=copy,
+    refused(machine, 'slingmpi/ is beside the directory runscripts/', 'slingtorch env', name=copy,
             env={'EASYBUILD_SOURCEPATH': machine.path / 'sources', 'EASYBUILD_ROBOT_PATHS': machine.path / 'alone'})
 
 
@@ -255,7 +255,7 @@ def test_cray_mpich_and_gtl(cray):
 
 
 def test_refused_elsewhere(machine):
-    refused(machine, "is for the site 'derecho', and this is the site 'local'", name=DERECHO, args=())
+    refused(machine, "is for the site 'derecho', but this is the site 'local'", name=DERECHO, args=())
 
 
 def test_roles(tmp_path, lmod):
@@ -307,10 +307,10 @@ moduleclass = 'ai'
     assert eb(easyconfig, '--disable-mpi-tests', '--sanity-check-only', env=env).returncode == 0
     run(['patchelf', '--add-needed', 'libmpi.so.40', library_of(root)])
     done = eb(easyconfig, '--disable-mpi-tests', '--sanity-check-only', env=env, check=False)
-    assert done.returncode != 0 and 'One MPI must be in a process that imports slingmpi, and there are 2' in said(done)
+    assert done.returncode != 0 and 'A process that imports slingmpi must have one MPI, but has 2' in said(done)
     easyconfig.write_text(easyconfig.read_text().replace('mpicxx.mpich', 'no-such-mpicxx'))
     done = eb(easyconfig, '--disable-mpi-tests', '--rebuild', '--force', env=env, check=False)
-    assert done.returncode != 0 and "'no-such-mpicxx', and there is none in $PATH" in said(done)
+    assert done.returncode != 0 and "'no-such-mpicxx', but it is not in $PATH" in said(done)
 
 
 # --- in a container
@@ -354,7 +354,7 @@ def test_built_in_the_container(image):
 
 
 def test_no_compiler_in_the_container(image):
-    refused(image, "compiler 'no-such-mpicxx', and there is none in the container", 'a compiler for C++', name=IMAGE,
+    refused(image, "compiler 'no-such-mpicxx', but it is not in the container", 'C++ compiler', name=IMAGE,
             args=['--try-amend=mpicxx=no-such-mpicxx', ELSEWHERE])
 
 

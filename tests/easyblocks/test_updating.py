@@ -179,7 +179,7 @@ def test_owner_alone_may_renew(installed):
     done = run(['setpriv', '--bounding-set=-dac_override,-dac_read_search,-fowner', BIN / 'eb',
                 installed.easyconfigs[0], *RENEW], env=installed.eb.env, cwd=installed.eb.prefix)
     assert copies(installed.venv) == before
-    assert 'the runscripts stay as they are' in ' '.join(done.stderr.split())
+    assert 'Only the module was renewed, not the runscripts' in ' '.join(done.stderr.split())
     run(['chown', '0', installed.venv])
 
 
@@ -210,7 +210,7 @@ def test_directory_of_an_earlier_bundle(installed):
     link.unlink()
     directory.rename(link)
     (link / 'lib/installed.json').unlink()
-    assert installed.states()['PyTorch/0.1-tiny'] == ['different', 'older: of a slingtorch that left no record']
+    assert installed.states()['PyTorch/0.1-tiny'] == ['different', 'older: installed by a slingtorch that wrote no record']
     installed.eb(*installed.easyconfigs, *RENEW)
     assert link.is_symlink() and installed.states()['PyTorch/0.1-tiny'] == ['current']
 
@@ -226,7 +226,7 @@ def test_status(installed):
     assert done.returncode == 3
     rows = done.stdout.splitlines()
     assert rows[0].split() == ['module', 'slingtorch', 'runscripts', 'site', 'values', 'state']
-    assert 'other than in the bundle: get-master; changed in place: cpu-bind' in rows[1] and ' local ' in rows[1]
+    assert 'not as in the bundle: get-master; edited after installation: cpu-bind' in rows[1] and ' local ' in rows[1]
     command = rows[-1]
     assert command.startswith('eb --module-only --force ')
     run(['bash', '-c', command], env=installed.eb.env, cwd=installed.eb.prefix)

@@ -80,8 +80,8 @@ def test_fits_and_what_is_known_of_it_is_said(site):
 
 def test_plugin_that_nccl_does_not_accept(site):
     site.make_plugin(apis=(4, 5))
-    assert ('NCCL 2.27.7 of the wheel accepts ncclNetPlugin_v6 to v10, and the plugin '
-            f'{site.plugin} has v4, v5: take another release') in site.install(check=False)
+    assert ('NCCL 2.27.7 of the wheel accepts ncclNetPlugin_v6 to v10, but the plugin '
+            f'{site.plugin} has v4, v5: use another release') in site.install(check=False)
 
 
 def test_other_cuda(site):
@@ -89,16 +89,16 @@ def test_other_cuda(site):
     site.module('cuda13', 'CUDA', '13.0.1')
     printed = site.install(modules=('cuda13/13.0.1', 'plugin/1.19.2'), check=False)
     assert 'is for CUDA 12.9, and the module among the dependencies is for CUDA 13.0.1' in printed
-    assert f'is for CUDA 12.9, and the plugin {site.plugin} is for CUDA 13:' in printed
+    assert f'is for CUDA 12.9, but the plugin {site.plugin} is for CUDA 13:' in printed
 
 
 def test_two_libraries_and_no_plugin_in_the_search_path(site):
     path = site.modules / 'plugin/1.19.2.lua'
     path.write_text('')
     printed = site.install(nccls=('libnccl.so.2', 'libnccl.so.2.28'), check=False)
-    assert 'Two libraries of NCCL are in the same process' in printed
-    assert 'NCCL would find no network plugin: its directory is not in $LD_LIBRARY_PATH' in printed
+    assert 'The process has two NCCL libraries' in printed
+    assert 'NCCL would find no network plugin: $LD_LIBRARY_PATH has no directory with one' in printed
 
 
 def test_wheel_for_processors(site):
-    assert 'is one for processors alone, without NCCL' in site.install(nccls=(), cuda=None, check=False)
+    assert 'is a CPU build without NCCL' in site.install(nccls=(), cuda=None, check=False)

@@ -140,16 +140,16 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
         ("'nccl_home': '$NVHPC_ROOT/comm_libs/nccl'", "'nccl_home': '$NVHPC_ROOT/cuda'",
          'There is no libnccl.so in .*/nvhpc/cuda/lib or lib64. Horovod would link a static NCCL'),
         ("'cuda_home': '$NVHPC_ROOT/cuda/12.4'", "'cuda_home': '$NVHPC_ROOT/cuda/11.8'",
-         'needs CUDA, and there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
+         'needs CUDA, but there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
         ("'gpu_operations': 'NCCL'", "'gpu_operations': None",
-         "is for CUDA, and Horovod's gpu_operations is None: set it to 'NCCL'"),
+         "is for CUDA, but Horovod's gpu_operations is None: set it to 'NCCL'"),
         ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations is 'DDL' and must be 'NCCL' or None"),
         ("cuda_compute_capabilities = ['7.0']", '', 'List of CUDA compute capabilities must be specified'),
-        (CMAKE, OTHER % '3.10', 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 3.10'),
-        (CMAKE, OTHER % '5.1', 'Horovod needs CMake 3.13 or newer, below 5, and there is CMake 5.1'),
-        ("'modulename'", "'mpicxx': 'mpic++.missing', 'modulename'", "MPI's compiler 'mpic\\+\\+.missing', and there is none"),
-        ("'modulename'", "'mpicc': 'gcc', 'modulename'", "MPI's compiler 'gcc', and it links no MPI"),
-        ("'modulename'", "'mpicc': 'mpicc.missing', 'modulename'", "'mpicc.missing', and there is none .*correct mpicc"),
+        (CMAKE, OTHER % '3.10', 'Horovod needs CMake 3.13 or newer, below 5, but there is CMake 3.10'),
+        (CMAKE, OTHER % '5.1', 'Horovod needs CMake 3.13 or newer, below 5, but there is CMake 5.1'),
+        ("'modulename'", "'mpicxx': 'mpic++.missing', 'modulename'", "MPI's compiler 'mpic\\+\\+.missing', but it is not"),
+        ("'modulename'", "'mpicc': 'gcc', 'modulename'", "MPI's compiler 'gcc', but it links no MPI"),
+        ("'modulename'", "'mpicc': 'mpicc.missing', 'modulename'", "'mpicc.missing', but it is not .*correct mpicc"),
     ]
     easyconfigs = [tmp_path / str(number) / gpu.name for number in range(len(cases))]
     text = gpu.easyconfig.read_text()
@@ -165,7 +165,7 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
 def test_horovod_that_was_not_built_as_asked_for(gpu):
     """Its own check has status 0 for all of these."""
     assert gpu.first.returncode != 0 and not gpu.first_module
-    for words in ('Horovod was to have Gloo, MPI \\(Available Controllers\\), and has Gloo; .*was to have Gloo, MPI, NCCL ',
+    for words in ('Horovod should have Gloo, MPI \\(Available Controllers\\), but has Gloo; .*should have Gloo, MPI, NCCL ',
                   'was to have PyTorch \\(Available Frameworks\\), and has PyTorch, TensorFlow',
                   'not linked with a shared NCCL'):
         assert re.search(words, said(gpu.first)), said(gpu.first)
@@ -184,9 +184,9 @@ def test_horovod_that_cannot_say_how_it_was_built(gpu):
 
 @pytest.mark.parametrize('old, new, words, fails', [
     ("'2.3.1+cu121'", "'2.14.0+cu121'",
-     'Horovod 0.28.1 was tried with PyTorch 2.3.1 to 2.13.0, and this is 2.14.0: it may not compile', False),
+     'Horovod 0.28.1 was tested with PyTorch 2.3.1 to 2.13.0, but this is 2.14.0: it may not compile', False),
     ('hip = None', "hip = '6.4.52802'",
-     'Horovod 0.28.1 cannot be built for ROCm: .* Instead: torch.distributed with RCCL', True),
+     'Horovod 0.28.1 cannot be built for ROCm: .* Use torch.distributed with RCCL instead', True),
 ])
 def test_pytorch_that_horovod_does_not_know(gpu, tmp_path, old, new, words, fails):
     version = next(gpu.root.glob('lib/python3*/site-packages/torch/version.py'))

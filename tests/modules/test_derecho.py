@@ -178,7 +178,7 @@ def test_on_another_site(tmp_path, lmod):
     done = EasyBuild(tmp_path / 'eb', lmod, ['--site', 'lumi'])(name, '--robot', check=False)
     said = ' '.join((done.stdout + done.stderr).split())
     assert done.returncode != 0
-    assert f"{name} is for the site 'derecho', and this is the site 'lumi'" in said
+    assert f"{name} is for the site 'derecho', but this is the site 'lumi'" in said
     assert 'export SLINGTORCH_SITE=derecho' in said and 'no module' not in said and "Couldn't find file" not in said
 
 
@@ -196,7 +196,7 @@ def test_checksums_and_sources_on_another_site(tmp_path, lmod):
     done = eb(copy, '--fetch', env={'LMOD_CMD': None, 'PATH': f'{BIN}:/usr/bin:/bin'})
     said = ' '.join(done.stderr.split())
     assert f'WARNING: Only the sources of {name} are fetched, not the packages of its Python environment' in said
-    assert "the modules that download them are on the site 'derecho', and this is the site 'lumi'" in said
+    assert "downloading these needs modules of the site 'derecho', but this is the site 'lumi'" in said
 
 
 def test_without_the_hooks(tmp_path, lmod, site):
@@ -206,4 +206,4 @@ def test_without_the_hooks(tmp_path, lmod, site):
     eb.env['MODULEPATH'] = f'{site.derecho.path}/modules/23.09/core:{site.derecho.modulepath}'
     done = eb(PYTORCH[0], '--robot', '--module-only', '--force', env={'EASYBUILD_HOOKS': ''})
     said = ' '.join((done.stdout + done.stderr).split())
-    assert f"{PYTORCH[0]} is for the site 'derecho', and EasyBuild runs without the hooks of this bundle" in said
+    assert f"{PYTORCH[0]} is for the site 'derecho', but EasyBuild runs without the hooks of this bundle" in said

@@ -197,7 +197,7 @@ def test_module_is_gone(module, mine, name):
     finally:
         file.write_text(text)
     assert (gone.returncode, gone.stdout) == (1, 'status 1\n\n') and same
-    message = f'activate: the module {module.module}, for which this environment was extended, cannot be loaded from {module.root} (above'
+    message = f'activate: cannot load the module {module.module}, for which this environment was extended, from {module.root} (the'
     assert message in gone.stderr
     assert (moved.returncode, moved.stdout) == (1, 'status 1\n\n')
     assert message in moved.stderr and '/elsewhere is loaded' in moved.stderr

@@ -122,7 +122,7 @@ def test_the_plugin_resolves_or_says_what_is_missing(site, eb):
         return
     said = ' '.join((done.stdout + done.stderr).split())
     if not generation:
-        assert done.returncode != 0 and f"{site.name}.cfg says nothing. Add a section [provides NAME]" in said
+        assert done.returncode != 0 and f"{site.name}.cfg names none. Add a section [provides NAME]" in said
         return
     assert done.returncode != 0 and f"{site.name}.cfg, section [provides {generation}] has no module for the role " \
         f"'{lacking[0]}'" in said and f"add the line '{lacking[0]} = MODULE/VERSION'" in said

@@ -47,5 +47,5 @@ def test_module_is_gone(slurm, image_env, lmod, tmp_path):
     file.unlink()
     done = slurm.sbatch(f'#!/bin/bash\nset -e\nsource {venv}/bin/activate\nsrun --export=ALL python -c "print(1)"\n', '--export=NIL')
     assert done.returncode == 1 and '\n1\n' not in done.output
-    assert f'the module {image_env.module}, for which this environment was extended, cannot be loaded' in done.output
+    assert f'cannot load the module {image_env.module}, for which this environment was extended' in done.output
     run([venv / 'bin/python', '-c', ''])

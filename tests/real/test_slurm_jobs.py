@@ -35,7 +35,7 @@ def test_training_has_the_losses_of_one_rank_and_replaces_nothing(submit, instal
     assert (tmp_path / 'model.pt').read_text() == 'PRECIOUS'
     assert os.listdir(tmp_path / f'mine-{job.jobid}') == ['model.pt']
     # of the runscript, which finds processors' PyTorch in a job with GPUs: shown, although it goes to another file
-    assert 'this job has 1 GPUs on each node, and the PyTorch of ' in job.output
+    assert 'this job has 1 GPUs on each node, but the PyTorch in ' in job.output
 
 
 def test_errors_of_the_program_come_last(submit, image_env, tmp_path):

@@ -250,10 +250,10 @@ def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, wor
 @pytest.mark.parametrize('env, words', [
     ({'SLINGTORCH_ENVIRONMENT_IMAGE': None}, "installed with 'environment_image = True'"),
     ({'WITH_CONDA': 'source /x/activate'}, 'activates another environment'),
-    ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, whose packages are not in the image'),
+    ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, but the staged image does not have its packages'),
     ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is not absolute'),
-    ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character in it'),
-    ({'SLINGTORCH_STAGE_DIR': '/tmp/a\nb'}, 'has a colon or a control character in it'),
+    ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character'),
+    ({'SLINGTORCH_STAGE_DIR': '/tmp/a\nb'}, 'has a colon or a control character'),
     ({'SLINGTORCH_STAGE_TIMEOUT': 'soon'}, 'is not a whole number'),
 ])
 def test_what_cannot_be_meant_is_an_error(alone, env, words):
@@ -272,7 +272,7 @@ def test_image_that_is_gone(alone, image_env, tmp_path):
     finally:
         kept.rename(image_env.image)
     assert prefixes(done) == {0: str(image_env.root)}
-    assert f'not staged: {image_env.image} is not there or not readable' in done.stderr
+    assert f'not staged: {image_env.image} is missing or not readable' in done.stderr
 
 
 def test_name_of_the_user_in_the_directory(alone):
@@ -326,14 +326,14 @@ def storage_of_one_node(staging, node, options):
 
 
 @pytest.mark.parametrize('options, words', [
-    ('ro', ' cannot be made: '),
+    ('ro', ' cannot be created: '),
     ('size=8m', 'no space: '),
 ], ids=['sbcast fails on one node', 'disk of one node is full'])
 def test_one_node_that_cannot_take_it(staging, options, words):
     with storage_of_one_node(staging, NODES[1], options):
         done = staging()
         assert_staged(done, (True, False))
-        assert 'sbcast: error: ' in done.stderr and 'each node copies the image' in done.stderr
+        assert 'sbcast: error: ' in done.stderr and 'each node now copies the image' in done.stderr
         said = [line for line in done.stderr.splitlines() if 'not staged' in line]
         assert len(said) == 1 and f'node {NODES[1]}: not staged: ' in said[0] and words in said[0]
         assert f'uses the shared copy {staging.image_env.root}' in said[0]
@@ -399,7 +399,7 @@ def test_rank_0_says_nothing(staging):
     staging.program('sbcast', 'exit 1')
     done = staging(env={'SLINGTORCH_STAGE_TIMEOUT': '1'})
     assert_staged(done, (True, False))
-    assert f'node {NODES[1]}: not staged: no word from rank 0' in done.stderr
+    assert f'node {NODES[1]}: not staged: no answer from rank 0' in done.stderr
 
 
 @pytest.mark.parametrize('number', ['TERM', 'KILL'])

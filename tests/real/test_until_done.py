@@ -283,7 +283,7 @@ def test_signal_before_the_program_has_a_handler(begin, tmp_path):
     """Nothing is lost; but two jobs in a row that save nothing are the last ones."""
     program = 'import os, pathlib, signal\npathlib.Path("in-" + os.environ["PMI_RANK"]).touch()\nsignal.pause()\n'
     for number, end in ((1, 'job N goes back to the queue: start 1 ran N s, status N after SIGUSR1, saved nothing'),
-                        (2, 'two starts in a row changed nothing in ckpt, so there is no third one. Start 2 ran N s, '
+                        (2, 'two starts in a row changed nothing in ckpt, so until-done gives up. Start 2 ran N s, '
                             'status N after SIGUSR1, saved nothing')):
         process = begin(program, '--submit=touch next')
         wait(lambda: len(list(tmp_path.glob('in-*'))) == 2, 60, 'the ranks do not start')
@@ -359,7 +359,7 @@ def test_program_that_cannot_be_requeued_says_so(begin, tmp_path):
     wait(lambda: len(list(tmp_path.glob('at-1-*'))) == 2, 60, 'the ranks do not start')
     process.send_signal(signal.SIGUSR1)
     status, said, output = ended(process)
-    assert status == 1 and said[-1].startswith('job N could not be requeued, status 127. Submit the job script'), output
+    assert status == 1 and said[-1].startswith('job N could not be requeued (status 127). Submit the job script'), output
 
 
 def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
@@ -370,16 +370,16 @@ def test_nothing_is_started_where_nothing_can_be_saved(begin, tmp_path):
 
 @pytest.mark.parametrize('words, env, says', [
     (['--checkpoint', 'ckpt', 'srun', 'train'], {}, 'not inside a job: neither SLURM_JOB_ID, '),
-    (['srun', 'train'], {'PBS_JOBID': '1'}, 'say where the program saves'),
-    (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
-    (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'say what starts the ranks'),
-    (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint: its value is missing'),
-    (['--checkpoint='], {'PBS_JOBID': '1'}, '--checkpoint: its value is empty'),
+    (['srun', 'train'], {'PBS_JOBID': '1'}, 'specify where the program saves'),
+    (['--checkpoint=ckpt', './train'], {'PBS_JOBID': '1'}, 'specify what starts the ranks'),
+    (['--checkpoint=ckpt'], {'PBS_JOBID': '1'}, 'specify what starts the ranks'),
+    (['--checkpoint'], {'PBS_JOBID': '1'}, '--checkpoint needs a value'),
+    (['--checkpoint='], {'PBS_JOBID': '1'}, 'the value of --checkpoint is empty'),
     (['--restarts=x', 'srun'], {'PBS_JOBID': '1'}, "--restarts='x' is not a number"),
-    (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'there is no option --requeue'),
-    (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory is not there'),
+    (['--requeue', '1', 'srun'], {'PBS_JOBID': '1'}, 'unknown option --requeue'),
+    (['--checkpoint=no/ckpt', 'srun'], {'PBS_JOBID': '1'}, '--checkpoint=no/ckpt: its directory does not exist'),
     (['--checkpoint=ckpt', 'srun'], {'SLURM_JOB_ID': '1'}, 'job 1 has no batch script'),
-    (['--checkpoint=ckpt', 'flux', 'run'], {'FLUX_JOB_ID': 'f1'}, 'Flux cannot requeue a job that runs'),
+    (['--checkpoint=ckpt', 'flux', 'run'], {'FLUX_JOB_ID': 'f1'}, 'Flux cannot requeue a running job'),
 ])
 def test_wrong_use(words, env, says, tmp_path):
     done = testbed.run([UNTIL_DONE, *words], env={**testbed.clean_environ(), **env}, cwd=tmp_path, check=False)
@@ -388,7 +388,7 @@ def test_wrong_use(words, env, says, tmp_path):
 
 
 @pytest.mark.parametrize('start, options, says', [
-    ('', ['--requeue'], 'Let the script become this: exec until-done ...'),
+    ('', ['--requeue'], 'Start this with exec in the script: exec until-done ...'),
     ('exec', ['--no-requeue'], "may not be requeued. Add '#SBATCH --requeue'"),
 ])
 def test_job_that_could_not_go_on_does_not_begin(slurm, tmp_path, start, options, says):

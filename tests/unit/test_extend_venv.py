@@ -86,7 +86,7 @@ def test_extended_once(tmp_path, module, tool):
     own, base = python_path(venv)[0], python_path(venv)[1:]
     done = module.extend(venv)
     assert (done.returncode, done.stderr) == (0, '')
-    assert done.stdout == (f'{venv} is extended by PyTorch/0.1-tiny. From now on this line alone is needed: '
+    assert done.stdout == (f'{venv} now includes PyTorch/0.1-tiny. From now on you need only this line: '
                            f'source {venv.parent}/my\\ env/bin/activate\n')
     after = tree(venv)
     assert python_path(venv) == [own, str(module.packages), *base] and base
@@ -170,7 +170,7 @@ def test_nothing_recorded_is_evaluated(venv, module, tmp_path):
         done = call([shell, '-uc', say], {**module.env, **gone, 'MODULEPATH': '/user'}, cwd=venv)
         path = module.env['MODULEPATH'] + ':/user|'
         assert done.stdout == f'load|PyTorch/0.1-tiny|{path}unload|PyTorch/0.1-tiny|{path}status 1\n/user\n'
-        assert done.stderr.startswith('activate: the module PyTorch/0.1-tiny, for which') and done.stderr.count('\n') == 1
+        assert done.stderr.startswith('activate: cannot load the module PyTorch/0.1-tiny, for which') and done.stderr.count('\n') == 1
     assert not list(tmp_path.rglob('evil')) and not list(module.root.parent.glob('evil'))
 
 
@@ -199,7 +199,7 @@ def test_pip_keeps_the_pytorch_of_the_module(venv, tmp_path):
     shutil.unpack_archive(wheels.make_wheel(tmp_path / 'torch', 'torch', '2.13.0+cpu'), other.packages, 'zip')
     (other.root / 'packages.lock').write_text(f'--extra-index-url http://127.0.0.1:9/whl\n--extra-index-url {cpu}\n')
     done = other.extend(venv)
-    assert done.returncode == 0 and 'no answer: pip will not ask http://127.0.0.1:9/whl' in done.stderr
+    assert done.returncode == 0 and 'http://127.0.0.1:9/whl does not answer; pip will not look there' in done.stderr
 
     def pip(*words):
         return call([sys.executable, '-m', 'pip', '--python', venv / 'bin/python', 'install', *words],
@@ -217,7 +217,7 @@ def test_another_shell_refuses(venv, module):
     module.extend(venv, check=True)
     done = call(['dash', '-c', '. ./bin/activate; echo $?; env'], cwd=venv)
     assert done.stdout.startswith('1\n') and 'PATH=/usr/bin:/bin\n' in done.stdout and 'VIRTUAL_ENV' not in done.stdout
-    assert 'works in bash and zsh' in done.stderr
+    assert 'works only in bash and zsh' in done.stderr
 
 
 def test_shellcheck(tmp_path, module):
@@ -237,7 +237,7 @@ def test_shellcheck(tmp_path, module):
 
 @pytest.mark.parametrize('args', [[], [''], ['a', 'b'], ['--force', 'a'], ['--undo']])
 def test_wrong_use(module, args):
-    assert 'Use: extend-venv-activate DIR' in module.refuses(*args, status=2)
+    assert 'Usage: extend-venv-activate DIR' in module.refuses(*args, status=2)
 
 
 def test_help(module):
@@ -247,7 +247,7 @@ def test_help(module):
 
 def test_no_environment(module, tmp_path):
     assert f'python -m venv --system-site-packages {tmp_path}/gone' in module.refuses(tmp_path / 'gone')
-    assert 'not a virtual environment, with a bin/activate' in module.refuses(tmp_path)
+    assert 'not a virtual environment with a bin/activate' in module.refuses(tmp_path)
     assert "the module's own environment" in module.refuses(module.root)
 
 
@@ -256,7 +256,7 @@ def test_no_environment(module, tmp_path):
 ])
 def test_module_is_not_loaded(module, venv, env):
     before = tree(venv)
-    assert f'that of {module.root}, is not loaded' in module.refuses(venv, env=env)
+    assert f'the module of this command, in {module.root}, is not loaded' in module.refuses(venv, env=env)
     assert tree(venv) == before
 
 
@@ -294,14 +294,14 @@ def test_environment_that_was_moved_as_a_whole(module, venv):
     before = tree(moved)
     module.extend(venv, check=True)
     venv.rename(venv.parent / 'elsewhere')
-    assert 'activates ' in module.refuses(moved) and 'was it moved' in module.refuses(moved)
+    assert 'activates ' in module.refuses(moved) and 'was the environment moved' in module.refuses(moved)
     assert tree(moved) == before
     done = call(['bash', '-c', '. "$1/bin/activate"', '_', venv.parent / 'elsewhere'], module.env)
-    assert done.returncode == 1 and f'moved, it works in {venv} alone' in done.stderr
+    assert done.returncode == 1 and f'moved; works only in {venv}' in done.stderr
 
 
 def test_path_that_python_does_not_quote(module, tmp_path):
-    assert 'is a character in its path that Python does not quote' in module.refuses(make(tmp_path / 'a`id`b'))
+    assert 'does its path have a character that Python does not quote' in module.refuses(make(tmp_path / 'a`id`b'))
 
 
 def test_module_that_takes_packages_from_its_python(tmp_path):
@@ -332,5 +332,5 @@ def test_full_disk(module, venv):
     """A file that cannot be written whole takes the place of none."""
     before = (venv / 'bin/activate').read_bytes()
     done = call(['bash', '-c', 'ulimit -f 1; trap "" XFSZ; exec "$@"', 'bash', module.script, venv], module.env)
-    assert done.returncode == 1 and 'cannot be written (above is why)' in done.stderr
+    assert done.returncode == 1 and 'cannot be written (the reason is above)' in done.stderr
     assert (venv / 'bin/activate').read_bytes() == before

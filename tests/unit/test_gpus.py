@@ -73,7 +73,7 @@ def test_driver_that_says_no_version(machine):
     (440, '6.12.12', (ROCM, 'amdgpu 6.12.12')),
     (440, None, (ROCM, 'amdgpu')),
     # the chip of a server's board, or a driver without a GPU
-    (0, '6.12.12', (None, "no driver of NVIDIA's or AMD's GPUs is loaded here")),
+    (0, '6.12.12', (None, "no driver of NVIDIA's or AMD's GPUs is loaded")),
 ])
 def test_amd(simd, version, expected, machine):
     assert gpus.fitting_easyconfig(machine(simd=simd, amdgpu=version), machine='x86_64') == expected
@@ -96,11 +96,11 @@ def test_both(driver, site_gpu, name, reason, machine):
 
 
 @pytest.mark.parametrize('site_gpu,uname,name,reason', [
-    ('cuda', 'x86_64', NEWEST, 'no driver is loaded here to compare with; it needs driver 580, %s 525' % OLDER),
-    ('cuda', 'aarch64', NEWEST, 'no driver is loaded here to compare with; it needs driver 580'),
-    ('rocm', 'x86_64', ROCM, 'no driver is loaded here to compare with'),
-    ('none', 'x86_64', None, "no driver of NVIDIA's or AMD's GPUs is loaded here"),
-    (None, 'x86_64', None, "no driver of NVIDIA's or AMD's GPUs is loaded here"),
+    ('cuda', 'x86_64', NEWEST, 'no driver is loaded to compare with; it needs driver 580, %s 525' % OLDER),
+    ('cuda', 'aarch64', NEWEST, 'no driver is loaded to compare with; it needs driver 580'),
+    ('rocm', 'x86_64', ROCM, 'no driver is loaded to compare with'),
+    ('none', 'x86_64', None, "no driver of NVIDIA's or AMD's GPUs is loaded"),
+    (None, 'x86_64', None, "no driver of NVIDIA's or AMD's GPUs is loaded"),
 ])
 def test_login_node(site_gpu, uname, name, reason, machine):
     assert gpus.fitting_easyconfig(machine(), machine=uname, site_gpu=site_gpu) == (name, reason)
@@ -136,10 +136,10 @@ def test_models_older_than_turing(model, expected):
 @pytest.mark.parametrize('files,gpu,network,line', [
     ({'driver': '550.90.07'}, 'any', 'any', 'PyTorch for the GPUs here: eb %s   (driver 550.90.07)' % OLDER),
     ({'driver': '550.90.07'}, 'none', 'any', 'PyTorch for the GPUs here: eb %s   (driver 550.90.07)' % OLDER),
-    ({'driver': '470.57.02'}, 'any', 'any', 'no easyconfig with a wheel of PyTorch fits the GPUs here: driver '
+    ({'driver': '470.57.02'}, 'any', 'any', 'no easyconfig with a PyTorch wheel fits the GPUs of this machine: driver '
      '470.57.02 is too old for every wheel: the oldest on x86_64 needs driver 525. Ask the centre for a newer driver'),
     # a login node: the site says what the others have
-    ({}, 'cuda', 'infiniband', 'PyTorch for the GPUs here: eb %s   (no driver is loaded here to compare with; it needs '
+    ({}, 'cuda', 'infiniband', 'PyTorch for the GPUs here: eb %s   (no driver is loaded to compare with; it needs '
      'driver 580, %s 525)' % (NEWEST, OLDER)),
     ({}, 'any', 'any', None),
     ({}, 'none', 'any', None),
@@ -154,7 +154,7 @@ def test_line_of_env(files, gpu, network, line, machine, monkeypatch):
 
 @pytest.mark.parametrize('cuda, line', [
     ('12.9.0', 'PyTorch for the GPUs here: eb --robot %s   (driver 580.65.06)' % OLDER),
-    ('11.8.0', 'no easyconfig with a wheel of PyTorch fits the GPUs here: there is no wheel with CUDA for x86_64')])
+    ('11.8.0', 'no easyconfig with a PyTorch wheel fits the GPUs of this machine: there is no wheel with CUDA for x86_64')])
 def test_line_of_env_with_a_plugin(cuda, line, machine, monkeypatch):
     """The wheel for the CUDA that the plugin of the network is built with; Derecho has easyconfigs of its own."""
     monkeypatch.setattr('os.uname', lambda: types.SimpleNamespace(machine='x86_64'))
@@ -170,7 +170,7 @@ def test_intels_gpus_have_no_wheel_of_ours(machine):
     site = cli.sites.load('polaris', {})
     site.gpu = 'xpu'
     line = cli.gpu_note(site, machine())
-    assert line.startswith("no wheel of PyTorch in this bundle serves Intel's GPUs: take the centre's own (module")
+    assert line.startswith("this bundle has no PyTorch wheel for Intel GPUs: use the centre's PyTorch (module")
 
 
 def test_env_ends_with_it(monkeypatch, capsys):

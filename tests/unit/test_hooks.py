@@ -241,8 +241,8 @@ def test_a_prefix_that_the_module_does_not_set(roles, parser):
     ec = roles(PROVIDES.replace('gpu = cuda/%s', 'gpu = cuda/%s in MY_CUDA') % ('a', 'a', '12.9'))
     app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
     hooks = eb_hooks.load_hooks(str(HOOKS))
-    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which is its prefix in .*"
-                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA"):
+    with pytest.raises(EasyBuildError, match=r"cuda/12.9 does not set the variable \$MY_CUDA, which .*"
+                                             r"mine.cfg, section \[provides a\], gpu = cuda/12.9 in MY_CUDA names as its prefix"):
         hooks['post_prepare_hook'](app)
     parser.monkeypatch.setenv('MY_CUDA', '/opt/cuda')
     hooks['post_prepare_hook'](app)
@@ -259,8 +259,8 @@ def test_parameters_of_the_site_for_what_names_roles(roles):
 
 
 @pytest.mark.parametrize('suffix, wrong', [
-    ('-cuda-13.2', 'is for CUDA 13, and the plugin of the network here for CUDA 12'),
-    ('-rocm-7.1', 'is for ROCm 7, and the plugin of the network here for CUDA 12'), ('-cuda-12.8', None)])
+    ('-cuda-13.2', "is for CUDA 13, but this site's network plugin is for CUDA 12"),
+    ('-rocm-7.1', "is for ROCm 7, but this site's network plugin is for CUDA 12"), ('-cuda-12.8', None)])
 def test_a_plugin_for_another_cuda(roles, suffix, wrong):
     """Said before anything is downloaded; parsing, and so --inject-checksums, goes on."""
     section = PROVIDES % ('a', 'a', '12.9') + 'nccl_plugin = net/1\n'
@@ -277,14 +277,14 @@ def test_a_role_in_the_module_of_another(roles):
 
 
 @pytest.mark.parametrize('sections, more, message', [
-    (PROVIDES % ('a', 'a', '12'), "[('gpu', '1')]", r"it must be a list of roles, such as"),
+    (PROVIDES % ('a', 'a', '12'), "[('gpu', '1')]", r"must be a list of roles, such as"),
     (PROVIDES % ('a', 'a', '12'), "['cuda']", r"names the role 'cuda'. The roles are: .*gpu"),
     (PROVIDES % ('a', 'a', '12'), "['blas']",
      r"mine.cfg, section \[provides a\] has no module for the role 'blas'.*add the line 'blas = MODULE/VERSION'"),
     (PROVIDES % ('a', 'a', '1') + PROVIDES % ('b', 'b', '2'), "['gpu']",
      r"can be for a, b, .*SLINGTORCH_SITE_GENERATION"),
     (PROVIDES % ('a', 'a', '12'), "['gpu']\nsite_generation = 'z'",
-     r"'z' of modules, which .* does not have: it has a"),
+     r"'z' of modules, but .* does not have it. It has a"),
     (PROVIDES % ('a', 'a', '12') + 'nccl = cudnn\n', "['nccl']", r"has no module for the role 'cudnn'"),
 ])
 def test_roles_that_cannot_be_filled(roles, sections, more, message):
@@ -298,7 +298,7 @@ def test_roles_on_a_site_that_provides_nothing(roles, parser):
     assert ec['dependencies'] == []
     hooks = eb_hooks.load_hooks(str(HOOKS))
     app = type('App', (), {'cfg': ec, 'dry_run': False, 'name': ec.name})()
-    with pytest.raises(EasyBuildError, match=r"mine.cfg says nothing. Add a section \[provides NAME\]"):
+    with pytest.raises(EasyBuildError, match=r"mine.cfg names none. Add a section \[provides NAME\]"):
         hooks['pre_easyblock_hook'](app)
 
 
@@ -446,7 +446,7 @@ def test_generic_site_on_a_known_machine_warns(parser, monkeypatch):
     parser.configure(site='local')
     monkeypatch.setenv('NCAR_HOST', 'derecho')
     _, out = parser.parse()
-    assert "WARNING" in out and "looks like 'derecho'" in out
+    assert "WARNING" in out and "this machine matches 'derecho'" in out
 
 
 def test_easybuilds_own_pytorch(parser):
@@ -507,7 +507,7 @@ def test_another_site_is_refused(installing):
     here = hooks['pre_easyblock_hook'].__globals__['chosen_site']().name
     other = 'lumi' if here != 'lumi' else 'derecho'
     app.cfg['only_site'] = other
-    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', and this is" % other):
+    with pytest.raises(EasyBuildError, match="SomeLibrary-9.9.eb is for the site '%s', but this is" % other):
         hooks['pre_easyblock_hook'](app)
     app.dry_run = True
     hooks['pre_easyblock_hook'](app)

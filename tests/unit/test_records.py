@@ -165,7 +165,7 @@ def test_network_of_nccl(record, tmp_path):
 def site_file(record, tmp_path, capsys, **texts):
     """The site that comes out where these probes see this, in a job."""
     probes = [*site_probe.COMMANDS, *site_probe.TREES, 'modules', 'mounts']
-    evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in probes}
+    evidence = {name: site_probe.Text('', 'there is no command %s' % name) for name in probes}
     evidence.update((name, site_probe.Text(text, None)) for name, text in texts.items())
     environ = {'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin', 'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1'}
     args = argparse.Namespace(name='mine', complete=False)

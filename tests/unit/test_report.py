@@ -54,7 +54,7 @@ def test_a_terminal_is_asked_for_each_file(job, answer, taken):
     done = run_report(job, job / 'slurm-1.out', stdin=theirs)
     os.close(ours)
     os.close(theirs)
-    assert done.returncode == 0 and 'all is lost' in done.stdout and 'Take this file' in done.stdout
+    assert done.returncode == 0 and 'all is lost' in done.stdout and 'Include this file' in done.stdout
     assert ('all is lost' in (job.parent / report.DEFAULT_NAME).read_text()) == taken
 
 
@@ -95,7 +95,7 @@ def test_without_site_module_and_easybuild(job, tmp_path):
                               broken.parent, ROOT)}, stderr=subprocess.STDOUT, universal_newlines=True)
     text = (tmp_path / report.DEFAULT_NAME).read_text()
     assert done.returncode == 0 and 'no EasyBuild' in text and 'atlantis' in text and 'module load' not in text
-    assert 'No module of PyTorch' in text
+    assert 'No PyTorch module' in text
 
 
 def test_directory_that_is_gone(tmp_path):
@@ -104,7 +104,7 @@ def test_directory_that_is_gone(tmp_path):
     done = subprocess.run(['bash', '-c', 'rmdir "$PWD"; "$0" -m slingtorch report', sys.executable], cwd=str(gone),
                           env={'PATH': os.environ['PATH'], 'PYTHONPATH': str(ROOT)}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, universal_newlines=True)
-    assert done.returncode == 1 and 'this directory does not exist any more: cd to one that does' in done.stdout
+    assert done.returncode == 1 and 'the working directory no longer exists: cd to another one' in done.stdout
 
 
 def test_long_file_is_cut_at_ends_of_lines(tmp_path):

@@ -58,7 +58,7 @@ def test_grammar(hostlist, host):
 ])
 def test_malformed(hostlist, place):
     message = error(hostlist)
-    assert f"at character {place}, from here: " in message and "A list looks like nid[" in message
+    assert f", see character {place}: " in message and "A list looks like nid[" in message
 
 
 def test_range_the_wrong_way_round():
@@ -145,7 +145,7 @@ def test_sourced_it_defines_functions_and_changes_nothing():
         '''
     done = subprocess.run(["bash", "-uc", program], capture_output=True, text=True)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["0 a1 []", "2  [not the form of a host list]", "same", "still"]
+    assert done.stdout.splitlines() == ["0 a1 []", "2  [this is not a valid host list, see character 2: \\[]", "same", "still"]
 
 
 @pytest.mark.parametrize("hostlist,count", [
@@ -164,4 +164,4 @@ def test_ten_thousand_hosts(form):
     hostlist = ",".join("rack%02dnode[%s]" % (rack, numbers) for rack in range(100))
     assert first(hostlist) == "rack00node0000"     # how long it takes: benchmarks/runscripts.py
     before = hostlist.rindex("]")
-    assert "at character" in error(hostlist[:before])
+    assert "see character" in error(hostlist[:before])

@@ -27,7 +27,7 @@ ON_NODE = {'SLURM_JOB_ID': '1', 'SLURMD_NODENAME': 'n1', 'SLURM_PROCID': '0'}
 
 def recorded(centre, node=False):
     """What the probes say at a centre: {name: Text}."""
-    evidence = {name: site_probe.Text('', 'there is no command %s here' % name) for name in PROBES}
+    evidence = {name: site_probe.Text('', 'there is no command %s' % name) for name in PROBES}
     for directory in [CENTRES / centre] + [CENTRES / centre / 'node'] * node:
         for path in directory.iterdir():
             if path.is_file():
@@ -127,7 +127,7 @@ def test_what_is_said_besides_values(person):
     person.new(recorded('infiniband-h100', node=True), SLURM_JOB_PARTITION='h100', **ON_NODE)
     text = person.path.read_text()
     for words in ('partition: h100\n', 'partitions: cpu: no GPUs on 80 nodes; interactive: 8 GPUs (a100) on 4 nodes',
-                  'GPUs: 4 GPUs (h100) a node; sinfo, partition h100', 'InfiniBand: mlx5_0 mlx5_3',
+                  'GPUs: 4 GPUs (h100) per node; sinfo, partition h100', 'InfiniBand: mlx5_0 mlx5_3',
                   'shared file systems: /home (nfs4), /scratch (gpfs)'):
         assert words in text
 
@@ -148,7 +148,7 @@ def test_machine_that_is_a_site_already(person):
     evidence = recorded('slingshot-mi250x')
     evidence['slurm'] = site_probe.Text('ClusterName = lumi\n', None)
     out = person.new(evidence)
-    assert "recognised as the site 'lumi' already" in out and not person.site().rules
+    assert "already matches the site 'lumi'" in out and not person.site().rules
     assert sites.choose(dict(person.environ, SLURM_CLUSTER_NAME='lumi'), 'x').site.name == 'lumi'
 
 
@@ -189,7 +189,7 @@ def test_slingshot_by_the_configuration_of_slurm(person):
 def test_existing_file_stays(person):
     person.new(recorded('ethernet-cpu'))
     before = person.path.read_text()
-    with pytest.raises(sitefile.SiteFileError, match='There is a file .*mine.cfg already.*site new --complete mine'):
+    with pytest.raises(sitefile.SiteFileError, match='The file .*mine.cfg already exists.*site new --complete mine'):
         person.new(recorded('infiniband-h100'))
     assert person.path.read_text() == before
 
@@ -212,7 +212,7 @@ source = me
     site = person.site()
     assert (site.gpus_per_node, site.network, values(site)['NCCL_SOCKET_IFNAME']) == ('2', 'infiniband', 'eth7')
     again = person.complete(recorded('infiniband-h100', node=True))
-    assert 'says all of it already' in again and person.path.read_text() == now
+    assert 'already has everything' in again and person.path.read_text() == now
 
 
 def test_complete_of_several_tasks(person):
@@ -228,7 +228,7 @@ def test_complete_in_the_wrong_place(person):
     with pytest.raises(sitefile.SiteFileError, match='no file .*mine.cfg to complete. Write it on the login'):
         person.complete(recorded('infiniband-h100', node=True))
     person.new(recorded('infiniband-h100'))
-    with pytest.raises(sitefile.SiteFileError, match='This is a login node: .*srun .*slingtorch site new --complete'):
+    with pytest.raises(sitefile.SiteFileError, match='This is a login node, .*srun .*slingtorch site new --complete'):
         person.new(recorded('infiniband-h100'), complete=True)
 
 
@@ -251,7 +251,7 @@ def without(centre='infiniband-h100', node=False, **problems):
 
 def test_no_slurm(person):
     """A machine without a scheduler is its own compute node."""
-    out = person.new(without('infiniband-h100', True, sinfo=('', 'there is no command sinfo here'), slurm=('', 'no')),
+    out = person.new(without('infiniband-h100', True, sinfo=('', 'there is no command sinfo'), slurm=('', 'no')),
                      host='box3')
     site = person.site()
     assert (site.scheduler, site.gpu, site.gpus_per_node, site.network) == ('none', 'cuda', '4', 'infiniband')
@@ -261,11 +261,11 @@ def test_no_slurm(person):
 
 def test_login_node_of_pbs(person):
     """It names mpiexec, in the file as well."""
-    evidence = without(sinfo=('', 'there is no command sinfo here'), slurm=('', 'no'), pbs=('pbs_version = 2022', None))
+    evidence = without(sinfo=('', 'there is no command sinfo'), slurm=('', 'no'), pbs=('pbs_version = 2022', None))
     out = person.new(evidence)
     assert person.site().scheduler == 'pbs' and 'srun' not in out + person.path.read_text()
     assert re.search(r'compute node shows, in a job:\n  mpiexec -n 1 \S*slingtorch site new --complete mine', out)
-    with pytest.raises(sitefile.SiteFileError, match='Run it there: mpiexec -n 1 slingtorch site new --complete'):
+    with pytest.raises(sitefile.SiteFileError, match='Run this there: mpiexec -n 1 slingtorch site new --complete'):
         person.new(evidence, complete=True)
 
 
@@ -284,7 +284,7 @@ def test_sinfo_fails(person):
         assert 'not seen: partitions: sinfo ended with status 1: Unable to contact slurm controller' in text
     person.complete(without(node=True, sinfo=('', 'sinfo did not answer within 20 s')))
     assert (person.site().gpu, person.site().gpus_per_node) == ('cuda', '4')
-    assert 'what this job got' in person.path.read_text()
+    assert "only this job's GPUs" in person.path.read_text()
 
 
 @pytest.mark.parametrize('gres, gpus', [
@@ -301,22 +301,22 @@ def test_gres(gres, gpus, person):
 
 @pytest.mark.parametrize('name', ['', '.', '..', '-x', 'a/b', 'a b', 'ü', 'x' * 65, 'a\nb', '$(id)', '.x'])
 def test_odd_names(name, person):
-    with pytest.raises(sitefile.SiteFileError, match='A site cannot be called'):
+    with pytest.raises(sitefile.SiteFileError, match='is not a valid site name'):
         person.new(recorded('ethernet-cpu'), name=name)
     assert not person.directory.exists()
 
 
 def test_name_of_another_site(person, tmp_path):
-    with pytest.raises(sitefile.SiteFileError, match="There is a site 'lumi' already, .*hooks/sites/lumi.cfg"):
+    with pytest.raises(sitefile.SiteFileError, match="The site 'lumi' already exists in .*hooks/sites/lumi.cfg"):
         person.new(recorded('ethernet-cpu'), name='lumi')
     (tmp_path / 'mine.cfg').write_text(test_sites.SITE)
-    with pytest.raises(sitefile.SiteFileError, match="There is a site 'mine' already"):
+    with pytest.raises(sitefile.SiteFileError, match="The site 'mine' already exists"):
         person.new(recorded('ethernet-cpu'), SLINGTORCH_SITES_PATH=str(tmp_path))
 
 
 def test_configuration_directory_that_cannot_be_written_to(person, tmp_path):
     (tmp_path / '.config').write_text('')
-    with pytest.raises(sitefile.SiteFileError, match='slingtorch/sites, which cannot be made .*XDG_CONFIG'):
+    with pytest.raises(sitefile.SiteFileError, match='slingtorch/sites, which cannot be created .*XDG_CONFIG'):
         person.new(recorded('ethernet-cpu'))
     with pytest.raises(sitefile.SiteFileError, match='no home directory to write to: set XDG_CONFIG_HOME'):
         person.new(recorded('ethernet-cpu'), HOME='')
@@ -399,7 +399,7 @@ def test_sinfo_that_hangs(person, monkeypatch, tmp_path):
 def test_commands_that_fail(tmp_path):
     def run(*command):
         return site_probe.run(command, os.environ, 20)
-    assert run('nonexistent-command').problem == 'there is no command nonexistent-command here'
+    assert run('nonexistent-command').problem == 'there is no command nonexistent-command'
     assert run(str(tmp_path)).problem.endswith('Permission denied')
     assert run('sh', '-c', 'echo no; echo "l\33ast" >&2; exit 3') == ('', 'sh ended with status 3: l ast')
     assert run('true').problem == 'true printed nothing'
@@ -440,7 +440,7 @@ def test_roles_of_slingshot_with_rocm(person):
 def test_module_that_a_login_node_lacks(person):
     slingshot = site_probe.Text('SwitchType = switch/hpe_slingshot\n', None)
     out = person.new(dict(recorded('slingshot-mi250x'), slurm=slingshot))
-    assert 'not seen: gpu: no module of it was found, and the plugin is built with it' in out
+    assert 'not seen: gpu: no module was found, but building the plugin needs one' in out
     assert out.count('. A login node may lack what compute nodes have') == 2 and person.site().network == 'slingshot11'
 
 
@@ -451,7 +451,7 @@ def test_roles_of_infiniband(person):
                               conda=('miniforge3/24', 'the only one', '', ''))
     assert generations == {'cuda-12.6': {'gpu': 'cuda/12.6', 'conda': 'build miniforge3/24',
                                          'python': 'build eb CondaPython/3.12'}}
-    assert 'prefix not seen, EasyBuild will look for it' in text
+    assert 'prefix not seen; EasyBuild will search for it' in text
 
 
 def test_which_module_is_chosen():

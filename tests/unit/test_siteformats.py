@@ -59,7 +59,7 @@ def test_tables_of_markdown():
 
 def test_a_page_names_what_its_site_is():
     text = ' '.join(siteformats.render(SITES.load('tuolumne', {}), 'markdown').split())
-    for words in ('GPUs: AMD, 4 a node', 'scheduler: flux', 'recognised by: `tuolumne[0-9]*`', 'not published: ',
+    for words in ('GPUs: AMD, 4 per node', 'scheduler: flux', 'recognised by: `tuolumne[0-9]*`', 'not published: ',
                   'generation rocm-7.1.1 (default): ', 'gpu `rocm/7.1.1 in ROCM_PATH`', 'needs flux run --setattr'):
         assert words in text
 
@@ -71,6 +71,6 @@ def test_the_command():
     assert done.returncode == 0 and '\n| `isambard_ai` | Isambard-AI (HPE Cray EX, GH200) | 4 NVIDIA, aarch64 |' in done.stdout
     for args, words in ((['derecho', '--format', 'env', '--group', 'none'], "--group names the group 'none'"),
                         (['--format', 'env'], "--format needs a site"),
-                        (['derecho', '--group', 'gdr'], "--group a --format")):
+                        (['derecho', '--group', 'gdr'], "--group needs --format")):
         done = command(*args)
         assert done.returncode == 1 and words in done.stderr and done.stdout == '', done.stderr

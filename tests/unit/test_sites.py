@@ -138,7 +138,7 @@ def test_detect(name, evidence, tmp_path):
 def test_nothing_detected_is_local(environ, hostname, tmp_path):
     choice = sites.choose(environ, hostname, root=str(tmp_path))
     assert choice.site.name == 'local' and choice.detected
-    assert 'no rule' in choice.why
+    assert 'for any machine' in choice.why
 
 
 def test_two_detected(tmp_path):
@@ -159,7 +159,7 @@ def test_named_site(tmp_path):
 def test_named_site_contradicts_detected(tmp_path):
     with pytest.raises(sites.SiteError) as info:
         sites.choose({'SLINGTORCH_SITE': 'frontier', 'NCAR_HOST': 'derecho'}, 'h', root=str(tmp_path))
-    for text in ("Site 'frontier' is named", "'derecho' ($NCAR_HOST", 'Unset SLINGTORCH_SITE'):
+    for text in ("Site 'frontier' is named", "'derecho' ($NCAR_HOST", 'unset SLINGTORCH_SITE'):
         assert text in str(info.value)
 
 
@@ -181,7 +181,7 @@ def test_unknown_group():
         sites.load('frontier').env_values(['altread'])
     for text in ("'altread'", 'alt_read:', 'needs #SBATCH --network=disable_rdzv_get', 'channels:'):
         assert text in str(info.value)
-    with pytest.raises(sites.SiteError, match='It has no groups'):
+    with pytest.raises(sites.SiteError, match='has no groups'):
         sites.load('local').check_groups(['gdr'])
 
 
@@ -211,9 +211,9 @@ def test_broken_file_stops_no_other_site(site_dir, tmp_path):
                               ({}, 'laptop', 'local'), ({'SLINGTORCH_SITE': 'slurm'}, 'other1', 'slurm')):
         choice = sites.choose({**environ, **named}, host, root=root)
         assert choice.site.name == site
-        assert f'a site is left out: {tmp_path}/broken.cfg, section [env NCCL_CROSS_NIC]: key' in choice.warning
+        assert f'ignoring a faulty site file: {tmp_path}/broken.cfg, section [env NCCL_CROSS_NIC]: key' in choice.warning
         assert f'{tmp_path}/worse.cfg is not a valid site file' in choice.warning
-    with pytest.raises(sites.SiteError, match='This machine looks like the site of this file: correct it'):
+    with pytest.raises(sites.SiteError, match='This machine matches the rules in this file: correct the file'):
         sites.choose(environ, 'other1', root=root)
     with pytest.raises(sites.SiteError, match="key 'reason' is missing"):
         sites.load('broken', environ)
@@ -226,8 +226,8 @@ def test_easybuild_that_is_too_old(tmp_path):
         assert sites.old_easybuild(version, str(path), {}) is None
     for version in ('5.4.0', '5.2.1', '4.9.4'):
         said = sites.old_easybuild(version, str(path), {'PYTHONPATH': f'/other:{tmp_path}/'})
-        assert said.startswith(f'this is EasyBuild {version}, in {tmp_path}, and slingtorch needs 5.4.1 or newer. ')
-        assert said.endswith("unload the module that sets it, or 'unset PYTHONPATH'")
+        assert said.startswith(f'this is EasyBuild {version} in {tmp_path}, but slingtorch needs 5.4.1 or newer. ')
+        assert said.endswith("unload the module that sets PYTHONPATH, or unset it")
         assert 'pip install' in sites.old_easybuild(version, str(path), {'PYTHONPATH': '/other'})
 
 
@@ -246,7 +246,7 @@ def test_directory_of_the_user_comes_first(site_dir, tmp_path):
 
 def test_directory_that_is_none(tmp_path):
     for path in ('relative', str(tmp_path / 'none')):
-        with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH names '%s'" % path):
+        with pytest.raises(sites.SiteError, match=r"SLINGTORCH_SITES_PATH contains '%s'" % path):
             sites.choose({'SLINGTORCH_SITES_PATH': path}, 'h')
 
 
@@ -270,7 +270,7 @@ def test_directory_whose_files_cannot_be_listed(site_dir, monkeypatch):
         raise PermissionError(13, 'Permission denied', path)
 
     monkeypatch.setattr(sites.os, 'listdir', listdir)
-    with pytest.raises(sites.SiteError, match='from where .SLINGTORCH_SITES_PATH reads sites, cannot be read: Perm'):
+    with pytest.raises(sites.SiteError, match='in .SLINGTORCH_SITES_PATH cannot be read: Perm'):
         sites.load('mine', environ)
 
 
@@ -357,7 +357,7 @@ def test_shared_values_of_the_user(site_dir):
     environ = site_dir(mine=SITE + 'include = slingshot11, mine\n', mine__inc=ENV)
     assert list(sites.load('mine', environ).env_values())[-1] == 'NCCL_CROSS_NIC'
     environ = site_dir(mine=SITE + 'include = mine\n', mine__inc=SITE)
-    with pytest.raises(sites.SiteError, match=r'mine.inc, section \[site\]: it belongs into the file of a site'):
+    with pytest.raises(sites.SiteError, match=r'mine.inc, section \[site\]: move this section to the file of a site'):
         sites.load('mine', environ)
 
 
@@ -377,19 +377,19 @@ def test_what_a_shipped_site_lacks_goes_into_a_file_of_ones_own():
     for generation, call in ((None, lambda site, name: site.generation(None, 'x.eb')),
                              ('26.03', lambda site, name: site.provided(name, 'libfabric', 'x.eb'))):
         site = sites.load('dardel' if generation else 'local', {})
-        with pytest.raises(sites.SiteError, match="a file of your own, .* replaces this one.*slingtorch site new NAME"):
+        with pytest.raises(sites.SiteError, match="your own file, .* replaces this one.*slingtorch site new NAME"):
             call(site, generation)
 
 
 def test_circular_include(site_dir):
     """Shared files include none, neither themselves nor another."""
-    with pytest.raises(sites.SiteError, match=r'loop.inc, section \[site\]: it belongs .*: shared files'):
+    with pytest.raises(sites.SiteError, match=r'loop.inc, section \[site\]: move this section .*: a shared file'):
         sites.load('mine', site_dir(mine=SITE + 'include = loop\n', loop__inc='[site]\ninclude = loop\n'))
     include = '[site]\ninclude = %s\n' + SITE.replace('[site]', '').lstrip()
     environ = site_dir(mine=SITE + 'include = first\n', first__inc=include % 'second', second__inc=include % 'first')
-    with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: shared files include no others'):
+    with pytest.raises(sites.SiteError, match=r'first.inc, section \[site\]: .*: a shared file cannot have it'):
         sites.load('mine', environ)
-    with pytest.raises(sites.SiteError, match="include names 'mine', which is not one of first, llnl_mi300a, loop"):
+    with pytest.raises(sites.SiteError, match="include names 'mine', but must be one of first, llnl_mi300a, loop"):
         sites.load('mine', site_dir(mine=SITE + 'include = mine\n'))
 
 
@@ -423,23 +423,23 @@ FAULTS = {
     'reason empty': (SITE + ENV.replace('faster', ''), "key 'reason' is missing or empty"),
     'source missing': (SITE + ENV.replace('source = paper\n', ''), "key 'source' is missing"),
     'source of detection missing': (SITE + '[detect a]\nhostname = c1\n', r"\[detect a\]: key 'source' is missing"),
-    'unknown key': (SITE + ENV + 'colour = red\n', "unknown key 'colour': it may have value, reason"),
-    'unknown section': (SITE + '[colour]\nred = 1\n', r'\[colour\]: unknown section: one of \[site\]'),
-    'no site section': (ENV, r'section \[site\]: it is missing'),
-    'twice': (SITE + ENV + ENV, r'\[env NCCL_CROSS_NIC\]: it is there twice'),
-    'twice, other blanks': (SITE + ENV + ENV.replace('env ', 'env  '), 'it is there twice'),
-    'twice in a group': (SITE + GROUP + 2 * ENV.replace('NIC]', 'NIC in fast]'), 'it is there twice'),
-    'key twice': (SITE + ENV + 'value = 2\n', "key 'value' is there twice"),
-    'not a variable': (SITE + ENV.replace('NCCL_CROSS_NIC', 'nccl'), 'not a name of an environment variable'),
+    'unknown key': (SITE + ENV + 'colour = red\n', "unknown key 'colour': the section may have value, reason"),
+    'unknown section': (SITE + '[colour]\nred = 1\n', r'\[colour\]: unknown section: must be one of \[site\]'),
+    'no site section': (ENV, r'section \[site\]: the section is missing'),
+    'twice': (SITE + ENV + ENV, r'\[env NCCL_CROSS_NIC\]: the section occurs twice'),
+    'twice, other blanks': (SITE + ENV + ENV.replace('env ', 'env  '), 'the section occurs twice'),
+    'twice in a group': (SITE + GROUP + 2 * ENV.replace('NIC]', 'NIC in fast]'), 'the section occurs twice'),
+    'key twice': (SITE + ENV + 'value = 2\n', "key 'value' occurs twice"),
+    'not a variable': (SITE + ENV.replace('NCCL_CROSS_NIC', 'nccl'), 'not the name of an environment variable'),
     'NCCL_NET': (SITE + ENV.replace('NCCL_CROSS_NIC', 'NCCL_NET'), 'SLINGTORCH_MULTINODE_NCCL_NET'),
     'MASTER_ADDR': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MASTER_ADDR'), 'may not be set by a module'),
     'FI_LOG_LEVEL': (SITE + ENV.replace('NCCL_CROSS_NIC', 'FI_LOG_LEVEL'), 'may not be set by a module'),
-    'MIOPEN': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MIOPEN_USER_DB_PATH'), 'the runscript makes them'),
+    'MIOPEN': (SITE + ENV.replace('NCCL_CROSS_NIC', 'MIOPEN_USER_DB_PATH'), 'the runscript creates them'),
     'visibility': (SITE + ENV.replace('NCCL_CROSS_NIC', 'ZE_AFFINITY_MASK'), 'name the variable in the parameter gpu_visibility'),
     'in a group too': (SITE + GROUP + ENV.replace('NCCL_CROSS_NIC]', 'NCCL_ALGO in fast]'), 'NCCL_ALGO may not be set'),
     'template': (SITE + ENV.replace('= 1', '= %(name)s'), 'template'),
-    'group not described': (SITE + ENV.replace('NIC]', 'NIC in fast]'), r'\[group fast\]: it is missing'),
-    'group without values': (SITE + GROUP, r'\[group fast\]: it has no values'),
+    'group not described': (SITE + ENV.replace('NIC]', 'NIC in fast]'), r'\[group fast\]: the section is missing'),
+    'group without values': (SITE + GROUP, r'\[group fast\]: this group has no values'),
     'group without needs': (SITE + GROUP.replace('needs = srun --fast\n', ''), "key 'needs' is missing"),
     'odd section': (SITE + ENV.replace('NIC]', 'NIC of fast]'), r'write \[env NAME\], or \[env NAME in GROUP\]'),
     'wrong choice': (SITE.replace('slurm\n', 'sge\n'), 'scheduler is .sge.: it must be one of slurm, pbs, flux, none'),
@@ -452,15 +452,15 @@ FAULTS = {
     'value and values': (SITE + '[parameter a]\nvalue = 1\nvalues =\n  2\nreason = x\nsource = y\n',
                          'exactly one of value, values'),
     'modextravars': (SITE + '[parameter modextravars]\nvalue = 1\nreason = x\nsource = y\n', r'use \[env VARIABLE\]'),
-    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', which is not one of llnl_mi300a, slingshot11"),
+    'include': (SITE + 'include = slingshot12\n', "include names 'slingshot12', but must be one of llnl_mi300a, slingshot11"),
     'role of itself': (SITE + '[provides a]\nnccl = nccl\nsource = s\n', 'nccl = nccl leads to another role'),
     'roles in a circle': (SITE + '[provides a]\nnccl = gpu\ngpu = nccl\nsource = s\n', 'leads to another role'),
     'odd module': (SITE + '[provides a]\ngpu = cuda/1 or cuda/2\nsource = s\n', "write MODULE, build MODULE"),
-    'odd prefix': (SITE + '[provides a]\ngpu = cuda/1 in opt/cuda\nsource = s\n', "and 'in PREFIX' where"),
-    'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': it may have source, "),
-    'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'has no such section'),
+    'odd prefix': (SITE + '[provides a]\ngpu = cuda/1 in opt/cuda\nsource = s\n', "and 'in PREFIX' if"),
+    'unknown role': (SITE + '[provides a]\nfabric = x/1\nsource = s\n', "unknown key 'fabric': the section may have source, "),
+    'DEFAULT': (SITE + '[DEFAULT]\na = b\n', 'cannot have this section'),
     'no file form': ('hello\n', 'not a valid site file'),
-    'section without a name': (SITE + '[ ]\n', r'unknown section: one of \[site\]'),
+    'section without a name': (SITE + '[ ]\n', r'unknown section: must be one of \[site\]'),
     'BASH_ENV': (SITE + ENV.replace('NCCL_CROSS_NIC', 'BASH_ENV'), 'it runs code in every program'),
 }
 

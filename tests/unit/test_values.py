@@ -45,7 +45,7 @@ def test_the_values_of_a_module(environment):
     assert env['RUNSCRIPTS'] == env['RUNSCRIPTSPYTORCH'] == str(ROOT / 'runscripts')
     assert env['SLINGTORCH_CUDA_VERSION'] == '13.2' and env['SLINGTORCH_SITE'] == 'perlmutter'
     assert not [name for name in env if name.startswith('EASYBUILD_')]
-    assert 'PyTorch 9.9.0 for CUDA 13.2, of ' in said and 'module load nccl/2.29.2-cu13' in said
+    assert 'PyTorch 9.9.0 for CUDA 13.2, in ' in said and 'module load nccl/2.29.2-cu13' in said
     found = subprocess.run(['bash', '-c', 'type -P conda-python-distributed'], env=env, stdout=subprocess.PIPE, text=True)
     assert found.stdout == f'{ROOT}/runscripts/conda-python-distributed\n'
 
@@ -65,14 +65,14 @@ def test_twice_is_once_and_the_users_value_is_named(environment):
 
 
 @pytest.mark.parametrize('site, toolkit, line', [
-    ('frontier', {'hip': '7.1.25'}, 'SLINGTORCH_SITE_GENERATION=rocm-7.1.1 eb --robot aws-ofi-nccl-1.21.1.eb; then here: '
+    ('frontier', {'hip': '7.1.25'}, 'SLINGTORCH_SITE_GENERATION=rocm-7.1.1 eb --robot aws-ofi-nccl-1.21.1.eb; then in this shell: '
                                     'module load aws-ofi-nccl/1.21.1-frontier-rocm-7.1.1'),
     ('perlmutter', {'cuda': '12.8'}, 'SLINGTORCH_SITE_GENERATION=cuda-12.4 eb --robot aws-ofi-nccl-1.21.1.eb'),
     ('derecho', {'cuda': '13.2'}, "the site's file names none for CUDA 13.2 (it has CUDA 12.2.1, CUDA 12.3.2, CUDA 12.9.0)"),
 ])
 def test_the_plugin_is_missing(environment, site, toolkit, line):
     said = evaluate(environment(**toolkit), f'--site {site}')[1]
-    assert "NCCL's plugin for the network is missing" in said and line in said
+    assert "NCCL's network plugin is missing" in said and line in said
 
 
 def test_the_plugin_is_there(environment, tmp_path):
@@ -86,7 +86,7 @@ def test_without_gpus_no_plugin_is_asked_for(environment):
     """On a site whose jobs of several nodes need it, which a PyTorch for processors could not load."""
     env, said = evaluate(environment(), '--site frontier')
     assert 'SLINGTORCH_MULTINODE_NCCL_NET' not in env and "NCCL's plugin" not in said
-    assert "this PyTorch is for processors, and the GPUs here are AMD's" in said
+    assert "this PyTorch is for processors, but the GPUs of this machine are AMD's" in said
 
 
 def test_what_differs_from_a_module(environment, tmp_path):
@@ -100,12 +100,12 @@ def test_what_differs_from_a_module(environment, tmp_path):
     own = values.OwnPyTorch(Machine(env, root=str(tmp_path / 'root')))
     said = '\n'.join(values.differences(SITES.load('local', {}), own, {}))
     for text in ('driver 550.90.07 of this node is too old for CUDA 13.2, which needs 580', f'{tmp_path}/compat/libcuda.so.1 comes first',
-                 'mpi4py is there', 'OMP_NUM_THREADS=4 is set', 'the module of a PyTorch is loaded (/sw/PyTorch)'):
+                 'mpi4py is installed', 'OMP_NUM_THREADS=4 is set', 'a PyTorch module is loaded (/sw/PyTorch)'):
         assert text in said
 
 
 @pytest.mark.parametrize('python, says', [
-    (None, "there is no 'python' in PATH"), ('exit 3', 'bin/python does not run'), ('echo "{}"', 'bin/python has no PyTorch')])
+    (None, "PATH has no 'python'"), ('exit 3', 'bin/python does not run'), ('echo "{}"', 'bin/python has no PyTorch')])
 def test_no_python_or_no_pytorch(tmp_path, python, says):
     """The values are those for an image all the same."""
     if python:

@@ -299,13 +299,13 @@ def test_under_pbs_rank_0_goes_where_the_first_good_node_is(tmp_path):
 
 
 @pytest.mark.parametrize('args, env, status, says', [
-    (['1', 'mpiexec', 'train.py'], {}, 2, 'how many ranks a node has'),
-    (['1', 'mpiexec', '-ppn', '4', '-n', '8', 'train.py'], {}, 2, '-n: how many nodes'),
-    (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: how many nodes'),
-    (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, 'leave none of the 3'),
+    (['1', 'mpiexec', 'train.py'], {}, 2, 'give the ranks per node first'),
+    (['1', 'mpiexec', '-ppn', '4', '-n', '8', 'train.py'], {}, 2, '-n: with-spares chooses the nodes'),
+    (['1', 'mpiexec', '-ppn', '4', '--hostfile', 'x', 'train.py'], {}, 2, '--hostfile: with-spares chooses the nodes'),
+    (['3', 'mpiexec', '-ppn', '4', 'train.py'], {}, 2, "leave none of the job's 3"),
     (['1', 'mpiexec', '-ppn', '4', 'train.py'], {'PBS_NODEFILE': '/nowhere'}, 1, 'cannot be read'),
     (['--help'], {}, 0, 'with-spares N srun [OPTIONS] PROGRAM'),
-    (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, 3 are needed. Bad ones: b.hsn.'),
+    (['0', 'mpiexec', '-ppn', '4', 'train.py'], {}, 1, '2 of 3 nodes are good, but 3 are needed. Bad ones: b.hsn.'),
 ])
 def test_spares_under_pbs_that_cannot_be(tmp_path, args, env, status, says):
     done = with_spares(tmp_path, *args, **env)
