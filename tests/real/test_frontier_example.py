@@ -84,7 +84,7 @@ def test_killed_job_goes_on_to_the_same_loss(job):
 
     (job.dir / 'snapshot.pt').write_bytes(snapshot)
     other = job.run(last + 9, '--nodes=1')
-    assert other.returncode != 0 and 'the snapshot snapshot.pt is of 2 ranks, and this job has 1' in other.output
+    assert other.returncode != 0 and 'the snapshot snapshot.pt was saved with 2 ranks, but this job has 1' in other.output
     assert 'Start 2 ranks (srun -n 2)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
 
 
