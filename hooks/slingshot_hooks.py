@@ -222,11 +222,7 @@ def add_site_dependencies(ec: Any) -> None:
         for role, optional, run_time in first + site_entries(ec):
             if role not in provides and role in sites.ROLES and optional:
                 continue
-            text = site.provided(generation, role, asked_by)
-            if text in sites.ROLES:
-                # the module of another role has it, as that of ROCm has RCCL
-                text = site.provided(generation, text, asked_by)
-            parts = sites.split_provided(text)
+            parts = site.provided(generation, role, asked_by)
             build, module = bool(parts['build']) and not run_time, str(parts['module'])
             if parts['eb']:
                 # nothing of a generation is in a Python of conda-forge
