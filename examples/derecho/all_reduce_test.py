@@ -6,7 +6,7 @@ Time and bandwidth of all_reduce and broadcast by message size, as a table and a
     mpiexec -n 8 -ppn 4 --cpu-bind numa python all_reduce_test.py --backend mpi --json mpi.json
 
 Time is that of the slowest rank, the median of several operations. Bandwidth is size / time; bus bandwidth is that of
-all_reduce times 2 (n - 1) / n, which does not depend on the number of ranks where the network is the limit.
+all_reduce times 2 (n - 1) / n, which does not depend on the number of ranks if the network is the limit.
 """
 import json
 import os
@@ -35,11 +35,11 @@ def parse_arguments():
         parser.error("--max-bytes %s is less than --min-bytes %s: there is nothing to measure"
                      % (options.max_bytes, options.min_bytes))
     if options.factor < 2:
-        parser.error("--factor %s: sizes only grow with 2 or more" % options.factor)
+        parser.error("--factor %s: must be 2 or more, so that sizes grow" % options.factor)
     if options.repeat < 1:
         parser.error("--repeat %s: must be 1 or more" % options.repeat)
     if options.json and os.path.exists(options.json):
-        parser.error("--json: %s is there already, and stays as it is: name another file" % options.json)
+        parser.error("--json: %s already exists and is not overwritten: name another file" % options.json)
     return options
 
 

@@ -4,11 +4,11 @@
 #
 #   PBS_ACCOUNT=<project> examples/derecho/build.sh [--option=value ...] [NAME.eb ...]        on a login node
 #
-# There everything is downloaded (nodes have no network), then a job is submitted to do the rest; this script waits for
-# it and ends with its status. The job runs in the directory where this was started, with the same settings of EasyBuild
-# and slingtorch. Where to install is EasyBuild's own setting: its configuration file, EASYBUILD_PREFIX, or --prefix=DIR
-# here, as any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 from PyTorch 2.5.1 on, 25.10
-# from 2.14.1 on.
+# The script downloads everything on the login node (nodes have no network), submits a job that does the rest, waits for
+# the job and ends with its status. The job runs in the directory where you started the script, with the same settings
+# of EasyBuild and slingtorch. To choose where to install, use EasyBuild's configuration file, EASYBUILD_PREFIX, or
+# --prefix=DIR here, like any other option of eb. NCARENV names the generation of modules: 23.09, 24.12 (PyTorch 2.5.1
+# and newer) or 25.10 (2.14.1 and newer).
 set -euo pipefail
 
 default=PyTorch-2.4.0-derecho-cray-mpich.eb
@@ -16,7 +16,7 @@ generation=${NCARENV:-23.09}
 
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 
-# needs COMMAND REMEDY: the directory of a command, which must be there
+# needs COMMAND REMEDY: prints the directory of a command; ends if the command does not exist
 needs() (
     path=$(type -P "$1") || die "the command $1 is not in PATH: $2"
     cd -- "$(dirname "$path")" > /dev/null && pwd
@@ -28,7 +28,7 @@ load_ncarenv() {
     if ! type module > /dev/null 2>&1; then
         local init=/etc/profile.d/z00_modules.sh
         [[ -r $init ]] || die "there is no command module, and no $init: is this Derecho?"
-        # not written for set -u
+        # this file fails under set -u
         set +u
         # shellcheck disable=SC1090
         . "$init"
@@ -36,14 +36,14 @@ load_ncarenv() {
     fi
     # ncarenv survives an ordinary purge
     module --force purge
-    module load "ncarenv/$1" || die "module load ncarenv/$1 failed: NCARENV must be a generation that is on Derecho"
+    module load "ncarenv/$1" || die "module load ncarenv/$1 failed: NCARENV must be a generation that exists on Derecho"
 }
 
-# setting OPTION: its value, out of what eb said about its configuration
+# setting OPTION: prints its value from eb's configuration
 setting() { sed -n "s/^$1  *([A-Z]) = //p" <<< "$config"; }
 
-# job_script ARGUMENT...: prints the job. The settings are in its text, quoted by bash: a list for qsub -v ends values
-# at commas, and qsub -V would bring everything else of this shell too, its loaded modules and functions.
+# job_script ARGUMENT...: prints the job script, which contains the settings, quoted by bash. qsub -v would end values
+# at commas, and qsub -V would also pass everything else in this shell, such as loaded modules and functions.
 job_script() {
     cat << 'END'
 #!/bin/bash
@@ -70,16 +70,16 @@ END
     printf '\n'
 }
 
-[[ -z ${PBS_JOBID-} ]] || die "this is a job already, $PBS_JOBID, where nothing can be downloaded. Start this script on
-a login node, without qsub: it submits a job itself. To build in this job, type on a login node first
+[[ -z ${PBS_JOBID-} ]] || die "this is already a job, $PBS_JOBID, and a job cannot download. Start this script on
+a login node without qsub: it submits a job itself. To build in this job, first run on a login node
     eval \"\$(slingtorch env --site derecho)\"; eb NAME.eb --robot --fetch
-and here the same without --fetch."
+and then the same here without --fetch."
 [[ -n ${PBS_ACCOUNT-} ]] || die "name the project to charge: PBS_ACCOUNT=<project> $0"
 
 named=''
 for word in "$@"; do
     case $word in
-        # slingtorch env puts downloads below the prefix too, and does not see options
+        # slingtorch env also puts downloads below the prefix, but does not see options
         --prefix=*) export EASYBUILD_PREFIX=${word#--prefix=} ;;
         -*) ;;
         *.eb) named=1 ;;
@@ -88,10 +88,10 @@ for word in "$@"; do
 done
 [[ -n $named ]] || set -- "$default" "$@"
 
-commands=$(needs slingtorch "activate the environment that it is installed in, or make one:
+commands=$(needs slingtorch "activate the environment that it is installed in, or create one:
     python3 -m venv DIR; DIR/bin/pip install <the checkout or the wheel of slingtorch>; . DIR/bin/activate")
 load_ncarenv "$generation"
-# also if a module, which is gone now, had brought it
+# still needed if load_ncarenv has just unloaded the module that provided slingtorch
 PATH=$commands:$PATH
 eb=$(needs eb "it is installed with slingtorch: pip install <the checkout or the wheel of slingtorch>")
 needs qsub "submit from a login node of Derecho" > /dev/null
@@ -100,8 +100,8 @@ ccache=$(type -P ccache) && ccache=:$(dirname "$ccache")
 
 activation=$(slingtorch env --site derecho)
 eval "$activation"
-config=$(eb "$@" --show-full-config) || die "eb does not take its settings or options, see above: $config"
-# as many compilations as fit: they need up to 4 GiB each, and the easyblock starts fewer where memory is short
+config=$(eb "$@" --show-full-config) || die "eb does not accept its settings or options, see above: $config"
+# as many compilations as fit: they need up to 4 GiB each, and the easyblock starts fewer if memory is short
 if grep -q '^max-parallel  *(D)' <<< "$config"; then
     export EASYBUILD_MAX_PARALLEL=96
 fi
@@ -111,14 +111,14 @@ modules+=/$(setting suffix-modules-path)
 
 eb "$@" --robot --fetch || die "a download failed, see above; nothing was submitted"
 
-# qsub takes a copy when it submits; mktemp makes a file that nobody else can read
+# qsub copies the script when it submits; mktemp creates a file that nobody else can read
 job=$(mktemp "${TMPDIR:-/tmp}/slingtorch-build.XXXXXX")
 trap 'rm -f "$job"' EXIT
 job_script "$@" > "$job"
 status=0
 qsub -A "$PBS_ACCOUNT" -W block=true "$job" || status=$?
 if [[ $status != 0 ]]; then
-    printf 'build.sh: not submitted, or not installed (status %s): slingtorch-build.o<number> says why\n' "$status" >&2
+    printf 'build.sh: not submitted, or the job failed (status %s): see slingtorch-build.o<number>\n' "$status" >&2
     exit "$status"
 fi
-printf 'Installed. To have the modules in a shell or job:\n    module use %q\n' "$modules"
+printf 'Installed. To use the modules in a shell or job:\n    module use %q\n' "$modules"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What the test programs share: start torch.distributed, choose the device, check results."""
+"""Code that the test programs share: start torch.distributed, choose the device, check results."""
 import argparse
 import os
 
@@ -11,17 +11,17 @@ LOCAL_RANK_VARIABLES = ['LOCAL_RANK', 'PALS_LOCAL_RANKID', 'PMI_LOCAL_RANK', 'MP
 
 
 class CheckFailed(Exception):
-    """Something is not as it must be; the message says what was expected and what was found."""
+    """A check failed; the message says what was expected and what was found."""
 
 
 def require(condition, what, expected, found):
     """
-    Check something, also under `python -O`, which leaves assertions out.
+    Check something, even under `python -O`, which removes assertions.
 
-    :param condition: whether it is as it must be
+    :param condition: whether the check passed
     :param what: text, what is checked
-    :param expected: what it must be
-    :param found: what it is
+    :param expected: what was expected
+    :param found: what was found
     :raises CheckFailed: if condition is false
     """
     if not condition:
@@ -33,8 +33,8 @@ def require_values(what, tensor, expected):
     Check every element of a tensor.
 
     :param what: text, what is checked
-    :param expected: value that each must have
-    :raises CheckFailed: if one has another
+    :param expected: value of every element
+    :raises CheckFailed: if an element has another value
     """
     wait_for(tensor.device)
     wrong = tensor[tensor != expected]
@@ -47,19 +47,19 @@ def parser(description):
     """Command line of a test program: --backend and --device."""
     result = argparse.ArgumentParser(description=description)
     result.add_argument('--backend', choices=['mpi', 'nccl', 'gloo', 'slingmpi'], default='mpi',
-                        help="of torch.distributed (default: mpi); the others are started through "
-                             "conda-python-distributed, nccl and gloo also by torchrun")
+                        help="of torch.distributed (default: mpi); start the others through "
+                             "conda-python-distributed, nccl and gloo also with torchrun")
     result.add_argument('--device', choices=['cuda', 'cpu'],
                         help="where tensors are (default: cuda if there are GPUs)")
     return result
 
 
 def local_rank():
-    """Number of this rank on its node; an error where no launcher says."""
+    """Number of this rank on its node; an error if no launcher sets it."""
     for name in LOCAL_RANK_VARIABLES:
         if os.environ.get(name):
             return int(os.environ[name])
-    raise SystemExit("No launcher says which rank of its node this is: none of %s is set. Start it with mpiexec"
+    raise SystemExit("No launcher has set the local rank (one of %s). Start the program with mpiexec"
                      % ', '.join(LOCAL_RANK_VARIABLES))
 
 
@@ -73,7 +73,7 @@ def start(options):
     device = torch.device('cpu')
     if kind == 'cuda':
         require(torch.cuda.is_available(), "this node", "GPUs", "none")
-        # each rank its own GPU, before anything is on one
+        # give each rank its own GPU, before any GPU is used
         device = torch.device('cuda', local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group(options.backend)
@@ -81,6 +81,6 @@ def start(options):
 
 
 def wait_for(device):
-    """Wait for what runs on the GPU: the MPI backend does not look at CUDA's streams."""
+    """Wait for work on the GPU to finish: the MPI backend ignores CUDA streams."""
     if device.type == 'cuda':
         torch.cuda.synchronize(device)

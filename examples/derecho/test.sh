@@ -8,7 +8,7 @@
 #   qsub -I -A <project> -q main -l select=2:ncpus=64:mpiprocs=4:ngpus=4 -l walltime=00:30:00
 #   bash examples/derecho/test.sh
 #
-# EASYBUILD_PREFIX is where it was installed; without it, EasyBuild's default. PYTORCH_MODULE names another module,
+# EASYBUILD_PREFIX is where PyTorch was installed (default: EasyBuild's own). PYTORCH_MODULE names another module,
 # TESTS the directory of the test programs.
 #PBS -N slingtorch-test
 #PBS -q main
@@ -28,18 +28,18 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 [[ -n ${PBS_NODEFILE-} ]] || die "this is not a job: qsub -A <project> $0"
 cd "${PBS_O_WORKDIR:-.}"
 [[ -f $tests/test_imports.py ]] ||
-    die "no $tests/test_imports.py in $PWD: submit at the top of a checkout, or beside this file with qsub -v TESTS=."
+    die "no $tests/test_imports.py in $PWD: submit at the top of a checkout, or in this directory with qsub -v TESTS=."
 
 module --force purge ||
     die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
 module use "$modules"
-# it brings ncarenv and cuda as well
+# it also loads ncarenv and cuda
 module load "$pytorch" || die "the module $pytorch does not load. Looked for in $modules;
-name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
+if it is installed elsewhere: qsub -v EASYBUILD_PREFIX=DIRECTORY"
 
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 ranks=$((4 * nodes))
-# each rank on the cores of one NUMA domain, which is next to one GPU and one network card
+# binds each rank to one NUMA domain, which is next to one GPU and one network card
 run() { mpiexec -n "$ranks" -ppn 4 --cpu-bind numa "$@"; }
 
 python "$tests/test_imports.py"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Check the values that collective and point-to-point operations give.
+Check the results of collective and point-to-point operations.
 
     mpiexec -n 8 -ppn 4 --cpu-bind numa python test_backend.py --backend mpi
     mpiexec -n 8 -ppn 4 --cpu-bind numa conda-python-distributed test_backend.py --backend nccl
@@ -18,7 +18,7 @@ def main():
     rank, size, device = ranks.start(ranks.parser(__doc__.strip().splitlines()[0]).parse_args())
 
     def filled(value, dtype=torch.float32):
-        """A matrix on this rank's device, which is ready when MPI gets it."""
+        """A matrix on this rank's device, complete before MPI reads it."""
         tensor = torch.full((SIZE, SIZE), value, dtype=dtype, device=device)
         ranks.wait_for(device)
         return tensor

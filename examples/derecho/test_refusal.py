@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Check that a GPU tensor is refused with an error, not a crash, where MPI was not told to expect GPU buffers.
+Check that a GPU tensor is refused with an error, not a crash, if MPI was not told to expect GPU buffers.
 
     mpiexec -n 8 -ppn 4 env MPICH_GPU_SUPPORT_ENABLED=0 python test_refusal.py
 """
@@ -24,9 +24,9 @@ def main():
     except RuntimeError as err:
         ranks.require('CUDA-aware' in str(err), "the error for a GPU tensor", "one about CUDA-aware MPI", err)
     else:
-        ranks.require(False, "a GPU tensor where MPICH_GPU_SUPPORT_ENABLED is not 1", "an error", "none: it was taken")
+        ranks.require(False, "a GPU tensor where MPICH_GPU_SUPPORT_ENABLED is not 1", "an error", "no error")
 
-    # tensors in main memory go on working
+    # tensors in main memory still work
     tensor = torch.ones(8)
     dist.all_reduce(tensor)
     ranks.require_values("all_reduce in main memory", tensor, size)

@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-only
-# Training on two GPU nodes of Derecho.
+# Trains on two GPU nodes of Derecho.
 #
-#   slingtorch examples training                      beside this file
+#   slingtorch examples training                      in this file's directory
 #   qsub -A <project> -v EASYBUILD_PREFIX train.sh
 #
-# EASYBUILD_PREFIX is where PyTorch was installed; without it, EasyBuild's default. PYTORCH_MODULE names another module,
+# EASYBUILD_PREFIX is where PyTorch was installed (default: EasyBuild's own). PYTORCH_MODULE names another module,
 # BACKEND another backend than nccl.
 #PBS -N slingtorch-train
 #PBS -q main
@@ -23,13 +23,13 @@ modules=${EASYBUILD_INSTALLPATH_MODULES:-$installed/modules}/all
 
 [[ -n ${PBS_NODEFILE-} ]] || die "this is not a job: qsub -A <project> $0"
 cd "${PBS_O_WORKDIR:-.}"
-[[ -f ddp_training.py ]] || die "no ddp_training.py in $PWD: submit where it is, after 'slingtorch examples training'"
+[[ -f ddp_training.py ]] || die "no ddp_training.py in $PWD: run 'slingtorch examples training' and submit there"
 
 module --force purge ||
     die "there is no command module in this job: add '. /etc/profile' before the line 'set -euo pipefail'"
 module use "$modules"
 module load "$pytorch" || die "module $pytorch does not load. Looked for in $modules;
-name the place it was installed to: qsub -v EASYBUILD_PREFIX=DIRECTORY"
+if it is installed elsewhere: qsub -v EASYBUILD_PREFIX=DIRECTORY"
 
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 mpiexec -n $((4 * nodes)) -ppn 4 --cpu-bind numa \

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Fit a small network with DistributedDataParallel, write snapshots, and go on from the last one after a kill.
+Fit a small network with DistributedDataParallel, write snapshots, and continue from the last one after a kill.
 
     srun ... conda-python-distributed train_ddp.py --epochs 2000 --save-every 10
 
@@ -22,12 +22,12 @@ FEATURES = 20
 
 
 def parse_arguments():
-    """Command line: how long, how often a snapshot, where it is, samples per rank and step."""
+    """Command line: epochs, how often to save, name of the snapshot, samples per rank and step."""
     parser = argparse.ArgumentParser(description="Train with DistributedDataParallel, with snapshots")
     parser.add_argument('--epochs', type=int, default=2000, help="passes over the data in all (default: 2000)")
     parser.add_argument('--save-every', type=int, default=10, help="epochs between snapshots (default: 10)")
     parser.add_argument('--snapshot', metavar='FILE', default='snapshot.pt',
-                        help="on a file system of all nodes; read if it is there (default: snapshot.pt)")
+                        help="on a file system that all nodes share; loaded if it exists (default: snapshot.pt)")
     parser.add_argument('--batch-size', type=int, default=32, help="samples per rank and step (default: 32)")
     args = parser.parse_args()
     if args.epochs < 1 or args.save_every < 1 or args.batch_size < 1:
@@ -36,7 +36,7 @@ def parse_arguments():
 
 
 def give_up(message):
-    """End every rank with one message."""
+    """Print one message and end all ranks."""
     if dist.get_rank() == 0:
         print("train_ddp.py: " + message, file=sys.stderr, flush=True)
     dist.barrier()
@@ -45,18 +45,18 @@ def give_up(message):
 
 
 def leave(status=0):
-    """End while the model lives, without torch's destructors: docs/training.md, The end of a program."""
+    """End without running torch's destructors: docs/training.md, The end of a program."""
     sys.stdout.flush()
     os._exit(status)
 
 
 def choose_device():
-    """The GPU of this rank; a task that sees one calls it 0, whatever its local rank is."""
+    """The GPU of this rank; a task that sees one GPU calls it 0, whatever its local rank is."""
     backend = os.environ.get('BACKEND') or 'nccl'
     if backend == 'gloo':
         return backend, torch.device('cpu')
     if not torch.cuda.is_available():
-        sys.exit("train_ddp.py: PyTorch sees no GPU here. In a job: srun --gpus-per-task=1. To train on processors: "
+        sys.exit("train_ddp.py: PyTorch sees no GPU here. In a job: srun --gpus-per-task=1. To train on CPUs: "
                  "export BACKEND=gloo")
     device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -74,12 +74,12 @@ def make_data():
 
 def load_snapshot(path, settings, network, optimizer):
     """
-    Go on from a snapshot.
+    Continue from a snapshot.
 
-    :param settings: what must be as it was: another number of ranks or samples is another training
-    :return: epochs that are done; 0 without a snapshot
+    :param settings: must equal the snapshot's, because another number of ranks or samples changes the results
+    :return: number of finished epochs; 0 without a snapshot
     """
-    # read once, so that all ranks have the same
+    # only rank 0 reads it, so that all ranks get the same
     box = [None]
     if dist.get_rank() == 0 and os.path.exists(path):
         try:
@@ -93,23 +93,23 @@ def load_snapshot(path, settings, network, optimizer):
     if snapshot is None:
         return 0
     if isinstance(snapshot, str):
-        give_up("%s cannot be read as a snapshot (%s). Name another file with --snapshot, or remove it to start again."
+        give_up("%s cannot be read as a snapshot (%s). Name another file with --snapshot, or remove it to start afresh."
                 % (path, snapshot))
     found = snapshot['settings']
     if found['ranks'] != settings['ranks']:
-        give_up("the snapshot %s is of %d ranks, and this job has %d: with another number the steps and so the results "
-                "differ. Start %d ranks again (srun -n %d), or name another file with --snapshot to start again."
+        give_up("the snapshot %s was saved with %d ranks, but this job has %d, which would change the "
+                "results. Start %d ranks (srun -n %d), or name another file with --snapshot to start afresh."
                 % (path, found['ranks'], settings['ranks'], found['ranks'], found['ranks']))
     if found != settings:
-        give_up("the snapshot %s is of --batch-size %s, and this is %s. Give it again, or name another file with "
-                "--snapshot to start again." % (path, found['batch_size'], settings['batch_size']))
+        give_up("the snapshot %s was saved with --batch-size %s, not %s. Use that size, or name another file with "
+                "--snapshot to start afresh." % (path, found['batch_size'], settings['batch_size']))
     network.load_state_dict(snapshot['network'])
     optimizer.load_state_dict(snapshot['optimizer'])
     return snapshot['epochs']
 
 
 def save_snapshot(path, settings, network, optimizer, epochs):
-    """Write a snapshot beside the last one, and then in its place: a kill leaves one of them whole."""
+    """Write a snapshot under another name, then rename it: if the job is killed, one of the two is complete."""
     part = path + '.part'
     with open(part, 'wb') as stream:
         torch.save({'settings': settings, 'network': network.state_dict(), 'optimizer': optimizer.state_dict(),
@@ -120,14 +120,14 @@ def save_snapshot(path, settings, network, optimizer, epochs):
 
 
 def train(args, network, optimizer, start, settings, device):
-    """Train from one epoch to the last."""
+    """Train from this epoch to the last."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(network, device_ids=[device] if device.type == 'cuda' else None)
     samples, targets = (data.to(device) for data in make_data())
     criterion = nn.MSELoss()
     steps = SAMPLES // (args.batch_size * ranks)
     for epoch in range(start, args.epochs):
-        # by the number of the epoch alone, so that one who goes on has the same order
+        # depends only on the number of the epoch, so that a continued run has the same order
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
         total = torch.zeros(1, device=device)
         for step in range(steps):
@@ -146,7 +146,7 @@ def train(args, network, optimizer, start, settings, device):
 
 
 def main():
-    """Set up, go on from the snapshot if there is one, train."""
+    """Set up, continue from a snapshot if there is one, and train."""
     args = parse_arguments()
     backend, device = choose_device()
     dist.init_process_group(backend)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
-"""Learn to read the handwritten digits of scikit-learn on one device, a GPU or the processor.
+"""Learn to read the handwritten digits of scikit-learn on one device, a GPU or the CPU.
 
     python base_training.py
 """
@@ -14,11 +14,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-BATCH, TEST = 48, 360       # images per step; images to test with, which are not trained on
+BATCH, TEST = 48, 360       # images per step; images for testing only
 
 
 def report(args, epoch, loss, weights):
-    """Say the loss, and save: beside model.pt and then in its place, so that a kill leaves the newest whole one."""
+    """Print the loss, and save under another name before renaming: after a kill, model.pt is still complete."""
     print("epoch %2d of %d: loss %.4f" % (epoch, args.epochs, loss), flush=True)
     if args.output_dir:
         path = os.path.join(args.output_dir, 'model.pt')
@@ -49,7 +49,7 @@ def main():
     args = parser.parse_args()
     for path in (args.output_dir, args.json):
         if path and os.path.exists(path):
-            parser.error("%s is there already, and stays as it is: name another one" % path)
+            parser.error("%s already exists and is not overwritten: name another one" % path)
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
     torch.manual_seed(1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
-"""Learn to read the handwritten digits of scikit-learn on many devices, with FSDP2: each has a part of every layer.
+"""Learn to read the handwritten digits of scikit-learn on many devices, with FSDP2: each holds a part of every layer.
 
     srun -N 2 --ntasks-per-node=4 --gpus-per-node=4 conda-python-distributed fsdp2_training.py
 """
@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-BATCH, TEST = 48, 360       # images per step; images to test with, which are not trained on
+BATCH, TEST = 48, 360       # images per step; images for testing only
 
 
 def report(args, epoch, loss, weights):
-    """Say the loss, and save: beside model.pt and then in its place, so that a kill leaves the newest whole one."""
+    """Print the loss, and save under another name before renaming: after a kill, model.pt is still complete."""
     print("epoch %2d of %d: loss %.4f" % (epoch, args.epochs, loss), flush=True)
     if args.output_dir:
         path = os.path.join(args.output_dir, 'model.pt')
@@ -52,9 +52,9 @@ def main():
     args = parser.parse_args()
     for path in (args.output_dir, args.json):
         if path and os.path.exists(path):
-            parser.error("%s is there already, and stays as it is: name another one" % path)
+            parser.error("%s already exists and is not overwritten: name another one" % path)
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    if device.type == 'cuda':       # a rank that sees one GPU calls it 0, whatever its local rank is
+    if device.type == 'cuda':       # a rank that sees only one GPU calls it 0, whatever its local rank is
         torch.cuda.set_device(int(os.environ['LOCAL_RANK']) % torch.cuda.device_count())
     dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo')
 
@@ -70,7 +70,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     losses = []
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)        # another order in each epoch
+        sampler.set_epoch(epoch)        # a different order in each epoch
         total = torch.zeros((), device=device)
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -91,7 +91,7 @@ def main():
     if dist.get_rank() == 0:
         finish(args, hosts, accuracy=accuracy, losses=losses, backend=dist.get_backend())
     dist.destroy_process_group()
-    os._exit(0)     # PyTorch's destructors may abort, or wait for ever, over gloo: pytorch/pytorch#179291, #190489
+    os._exit(0)     # PyTorch's destructors may abort or hang with gloo: pytorch/pytorch#179291, #190489
 
 
 if __name__ == '__main__':

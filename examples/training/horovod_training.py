@@ -15,11 +15,11 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-BATCH, TEST = 48, 360       # images per step; images to test with, which are not trained on
+BATCH, TEST = 48, 360       # images per step; images for testing only
 
 
 def report(args, epoch, loss, weights):
-    """Say the loss, and save: beside model.pt and then in its place, so that a kill leaves the newest whole one."""
+    """Print the loss, and save under another name before renaming: after a kill, model.pt is still complete."""
     print("epoch %2d of %d: loss %.4f" % (epoch, args.epochs, loss), flush=True)
     if args.output_dir:
         path = os.path.join(args.output_dir, 'model.pt')
@@ -50,14 +50,14 @@ def main():
     args = parser.parse_args()
     for path in (args.output_dir, args.json):
         if path and os.path.exists(path):
-            parser.error("%s is there already, and stays as it is: name another one" % path)
+            parser.error("%s already exists and is not overwritten: name another one" % path)
     hvd.init()
     if hvd.size() != int(os.environ.get('WORLD_SIZE', hvd.size())):
         raise SystemExit("Horovod sees %d rank(s), and the launcher started %s: Horovod's MPI and the launcher do not "
                          "know each other. srun --mpi=pmi2 is for MPICH, --mpi=pmix for Open MPI; or take the mpiexec "
                          "of that MPI" % (hvd.size(), os.environ['WORLD_SIZE']))
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    if device.type == 'cuda':       # a rank that sees one GPU calls it 0, whatever its local rank is
+    if device.type == 'cuda':       # a rank that sees only one GPU calls it 0, whatever its local rank is
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
 
     torch.manual_seed(1)
@@ -72,7 +72,7 @@ def main():
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     losses = []
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)        # another order in each epoch
+        sampler.set_epoch(epoch)        # a different order in each epoch
         total = torch.zeros((), device=device)
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def learn():
-    """What each worker does: Ray has set its rank, its GPU and the process group."""
+    """Runs in each worker, after Ray has set its rank, its GPU and the process group."""
     torch.manual_seed(1)
     rank, size = train.get_context().get_world_rank(), train.get_context().get_world_size()
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
@@ -34,7 +34,7 @@ def learn():
 
 
 if __name__ == '__main__':
-    ray.init()      # at RAY_ADDRESS
+    ray.init()      # connects to RAY_ADDRESS
     nodes = int(os.environ['SLURM_JOB_NUM_NODES'])
     gpus = torch.cuda.device_count() * nodes
     wanted = train.ScalingConfig(num_workers=gpus or nodes, use_gpu=gpus > 0, placement_strategy='SPREAD')

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: GPL-2.0-only
-"""Learn to read the handwritten digits of scikit-learn on many devices, and go on where a signal or a crash ended it.
+"""Learn to read the handwritten digits of scikit-learn on many devices, and resume after a signal or a crash.
 
     until-done --checkpoint digits srun conda-python-distributed resume_training.py --checkpoints digits
 """
@@ -21,33 +21,33 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-BATCH, TEST = 48, 360       # images per step; images to test with, which are not trained on
-EVERY = 5                   # steps after which the ranks agree whether one of them has had the signal
-SAVED = 85                  # exit status: saved, and not done
+BATCH, TEST = 48, 360       # images per step; images for testing only
+EVERY = 5                   # steps between checks whether any rank has received the signal
+SAVED = 85                  # exit status: saved, but not finished
 
 
 def state(model, optimizer, place):
-    """What a checkpoint holds; `place`: epoch, its steps that are done, the sum of their losses, those of epochs."""
+    """What a checkpoint holds; `place`: epoch, its finished steps and the sum of their losses, losses of epochs."""
     weights, moments = get_state_dict(model, optimizer)
     return {'model': weights, 'optimizer': moments, 'place': json.dumps(place)}
 
 
 def save(args, model, optimizer, place):
-    """Each rank writes and syncs its part; then the checkpoint gets its name, and the newest two stay."""
+    """Each rank writes and syncs its part; then rank 0 renames the checkpoint and keeps only the newest two."""
     name = os.path.join(args.checkpoints, 'epoch-%04d-step-%06d' % tuple(place[:2]))
     if dist.get_rank() == 0:
-        shutil.rmtree(name + '.part', ignore_errors=True)   # of a start that was killed
+        shutil.rmtree(name + '.part', ignore_errors=True)   # left by a killed run
     dist.barrier()
     checkpoint.save(state(model, optimizer, place), checkpoint_id=name + '.part')
     if dist.get_rank() == 0:
         os.rename(name + '.part', name)
         for old in sorted(glob.glob(args.checkpoints + '/epoch-*[0-9]'))[:-2]:
             shutil.rmtree(old)
-    dist.barrier()      # the end of one rank with a status ends all: first, everything is in its place
+    dist.barrier()      # if one rank exits, all are ended: wait until the checkpoint is in place
 
 
 def resume(args, model, optimizer):
-    """Load the newest checkpoint that rank 0 sees, whatever number of ranks wrote it; returns the place."""
+    """Load the newest checkpoint that rank 0 sees, written by any number of ranks; returns the place."""
     newest = [max(glob.glob(args.checkpoints + '/epoch-*[0-9]'), default=None)]
     dist.broadcast_object_list(newest)
     if newest[0] is None:
@@ -82,7 +82,7 @@ def main():
     stop = []
     signal.signal(signal.SIGUSR1, lambda *_: stop.append(True))
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    if device.type == 'cuda':       # a rank that sees one GPU calls it 0, whatever its local rank is
+    if device.type == 'cuda':       # a rank that sees only one GPU calls it 0, whatever its local rank is
         torch.cuda.set_device(int(os.environ['LOCAL_RANK']) % torch.cuda.device_count())
     dist.init_process_group(args.backend or ('nccl' if device.type == 'cuda' else 'gloo'))
 
@@ -102,7 +102,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     first, done, before, losses = resume(args, model, optimizer)
     for epoch in range(first, args.epochs + 1):
-        sampler.set_epoch(epoch)        # another order in each epoch, the same one when it is resumed
+        sampler.set_epoch(epoch)        # a different order in each epoch, the same after a restart
         total = torch.zeros((), device=device, dtype=torch.float64)
         if dist.get_rank() == 0:
             total += before * dist.get_world_size()
@@ -136,7 +136,7 @@ def main():
     if dist.get_rank() == 0:
         finish(args, hosts, accuracy=accuracy, losses=losses, backend=dist.get_backend())
     dist.destroy_process_group()
-    os._exit(0)     # PyTorch's destructors may abort, or wait for ever, over gloo: pytorch/pytorch#179291, #190489
+    os._exit(0)     # PyTorch's destructors may abort or hang with gloo: pytorch/pytorch#179291, #190489
 
 
 if __name__ == '__main__':

@@ -82,8 +82,8 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
         log.remarks += remarks
         inside = outputs(path)
         if not found and not inside:
-            log.remarks.append("%s has no files of PyTorch's flight recorder (...rank-0, ...rank-1) and no outputs of "
-                               "jobs (slurm-*, *.out, *.err, *.log, *.o4711)" % path)
+            log.remarks.append("%s contains no files of PyTorch's flight recorder (...rank-0, ...rank-1) and no job "
+                               "outputs (slurm-*, *.out, *.err, *.log, *.o4711)" % path)
         for prefix, by_rank in found.items():
             dumps.append((os.path.join(path, prefix), len(by_rank), explain_dumps(by_rank)))
         logs += inside
@@ -93,7 +93,7 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
             with stream:
                 log.read(name, stream)
         except OSError as err:
-            raise ExplainError("%s cannot be read: %s. Give the output of a job (slurm-JOB.out), or '-'"
+            raise ExplainError("%s cannot be read: %s. Name the output of a job (slurm-JOB.out), or '-'"
                                % (path, err.strerror))
     shown = answers(log, faults, [network.rstrip('0123456789')] if network else [])
     told = [said for _, _, said in dumps if said]
@@ -104,7 +104,7 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
         return EXPLAINED if shown or told else NOTHING_KNOWN
     for prefix, files, said in dumps:
         print("flight recorder, %d files %s*:" % (files, prefix))
-        for text in said or ["every collective that was begun ended, on all ranks with a file"]:
+        for text in said or ["every collective that started also finished, on all ranks with a file"]:
             print(wrapped(text, '   ', '      '))
         print()
     for number, answer in enumerate(shown, 1):
@@ -113,13 +113,13 @@ def run(paths: Iterable[str], as_json: bool = False, network: Optional[str] = No
         print('remark: %s' % remark)
     reasons = [answer for answer in shown if answer.level != 'note']
     if log.quoted and not reasons and not told:
-        print("No fault that is known explains the end. The last warnings and errors, which may or may not matter:")
+        print("No known fault explains why the job ended. The last warnings and errors, which may or may not matter:")
         for name, line, text in log.quoted:
             print('   %s:%d: %s' % (name, line, text))
         print()
     if not shown and not told:
-        print("Nothing known was found. What helps: the whole output with standard error of another run, with "
-              "export NCCL_DEBUG=INFO FI_LOG_LEVEL=warn, conda-python-distributed --check before it, and the flight "
-              "recorder's files.")
+        print("Nothing known was found. Run the job again with export NCCL_DEBUG=INFO FI_LOG_LEVEL=warn, and with "
+              "conda-python-distributed --check before the program. Then explain its whole output, with standard "
+              "error, and the flight recorder's files.")
         return NOTHING_KNOWN
     return EXPLAINED

@@ -89,7 +89,7 @@ def answers(log: Log, faults: Dict[str, Fault], facts: Iterable[str] = ()) -> Li
         fault = faults[finding.rule.name]
         if finding.level in REASONS and fault.weight <= 0 and log.went_on(finding):
             finding.level = 'note'
-            finding.details.append("the program went on after this line: it did not end the job")
+            finding.details.append("the program continued after this line, which therefore did not end the job")
     sure = [finding for finding in found if finding.level in ('cause', 'perhaps') and not finding.soft]
     exceptions = [finding for finding in found if finding.rule.role == 'exception']
     if sure or exceptions:

@@ -214,7 +214,7 @@ class Log:
         while True:
             data, error = read_block(stream)
             if error:
-                self.remarks.append("%s is cut off or damaged (%s): only what comes before was read" % (name, error))
+                self.remarks.append("%s is cut off or damaged (%s): only the part before that was read" % (name, error))
             block = rest + data
             last = data[-1:] or last
             # a line without an end, as of a progress bar, is cut at what looks like a boundary
@@ -234,7 +234,7 @@ class Log:
         if not last and not error:
             self.remarks.append("%s is empty: the job wrote nothing, or its output goes to another file" % name)
         elif last not in (b'', b'\n'):
-            self.remarks.append("%s ends in the middle of a line: it may be cut off, and its end tells the most" % name)
+            self.remarks.append("%s ends in the middle of a line: the end, often with the cause, may be missing" % name)
 
     def search(self, name: str, block: bytes, number: int) -> None:
         """Search a block, whose first line has this number."""
@@ -371,7 +371,7 @@ class Log:
                 self.standing(finding, block[:start])
                 if match.groupdict().get('op') == 'ALLREDUCE' and match.groupdict().get('numel') == '1':
                     finding.details.append("an ALLREDUCE of one element is a barrier, or the sum of one number: look "
-                                           "for one that only some ranks reach (a save, a validation or a log entry "
+                                           "for a call that only some ranks reach (a save, a validation or a log entry "
                                            "under 'if rank == 0')")
             self.findings.setdefault(rule, finding)
         finding.add(line, match, self.sizes.get(name, 0) + start)
@@ -382,9 +382,9 @@ class Log:
         """Note a progress bar that stood right before the watchdog's first line."""
         match = BAR.search(readable((self.before + before)[-LINE:].rstrip().split(b'\n')[-1].split(b'\r')[-1]))
         if match:
-            finding.details.append("right before it, a progress bar stood at %s %% after %s, with %s left: if that was "
-                                   "the preparation of data or a checkpoint on a rank, it only needs a longer timeout "
-                                   "(init_process_group(timeout=...)), or to be done before" % match.groups())
+            finding.details.append("right before it, a progress bar was at %s %% after %s, with %s left: if a rank was "
+                                   "preparing data or saving a checkpoint, raise init_process_group(timeout=...), or "
+                                   "do this work earlier" % match.groups())
 
     def remember(self, role: str, line: str, match: 're.Match[str]') -> None:
         """Who waits for what, of PyTorch's watchdog; who failed first, of torchrun; the size of the job."""
@@ -426,11 +426,11 @@ class Log:
         for (operation, seq), ranks in calls[:4]:
             waiting.details.append("%s waited in %s, number %d" % (ranks_text(ranks), operation, seq))
         if len(calls) > 4:
-            waiting.details.append("... and others in %d more" % (len(calls) - 4))
+            waiting.details.append("... and other ranks in %d more collectives" % (len(calls) - 4))
         if not self.works and len({operation for operation, _ in by_call}) > 1:
             # PyTorch before 2.2 does not say of which group a number is
             self.differ(found, waiting, calls,
-                        "unless they are of different process groups, which this log does not say")
+                        "unless these are different process groups, which this log does not show")
         # numbers are those of one process group: ranks are compared where the log says that it is the same one
         groups: Dict[str, Dict[int, Tuple[int, str, int]]] = {}
         for rank, (group, seq, enqueued) in self.works.items():
@@ -499,7 +499,7 @@ def own_frame(before: bytes, line: str) -> Optional[str]:
         match = FRAME.search(text)
         if match and not frame and not NOT_OWN.search(match.group('file')):
             code = LABEL.sub('', readable(above[number + 1])) if number + 1 < len(above) else ''
-            frame = 'the last line of the program itself: %s:%s%s%s' % (
+            frame = 'place in your program: %s:%s%s%s' % (
                 match.group('file'), match.group('line'), ' in ' + match.group('name') if match.group('name') else '',
                 ': ' + code[:SHOWN] if code and code[0] != '│' and not FRAME.search(code) else '')
         elif 'Traceback (most recent call last' in text:

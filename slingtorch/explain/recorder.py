@@ -58,7 +58,7 @@ def unpickled(data: bytes) -> Any:
             size = number(SIZED[code])
             value = data[place:place + size]
             if len(value) < size:
-                raise ValueError("it ends within a text")
+                raise ValueError("it ends within a string")
             place += size
             stack.append(int.from_bytes(value[:16], 'little', signed=True) if code in b'\x8a\x8b'
                          else value.decode('utf-8', 'replace'))
@@ -92,7 +92,7 @@ def unpickled(data: bytes) -> Any:
         elif code == b'.':
             return stack[-1]
         else:
-            raise ValueError("it has the code %r, which the flight recorder's files have not (they name no classes)"
+            raise ValueError("it has the opcode %r, which the flight recorder never writes (its files name no classes)"
                              % code)
 
 
@@ -214,7 +214,7 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
             for rank in ranks:
                 by_name.setdefault(calls[rank][number]['name'], []).append(rank)
             if len(by_name) > 1:
-                said.append("group %s, collective %d: ranks called different ones: %s" % (name, number, '; '.join(
+                said.append("group %s, collective %d: ranks made different calls: %s" % (name, number, '; '.join(
                     '%s called %s' % (ranks_text(alike), call_text(calls[alike[0]][number]))
                     for alike in by_name.values())))
                 break
@@ -223,25 +223,25 @@ def explain_dumps(dumps: Dict[int, Entry]) -> List[str]:
             number = min(last[rank] for rank in behind) + 1
             others = [rank for rank in ranks if rank not in behind]
             entry = next((calls[rank][number] for rank in others if number in calls.get(rank, {})), entry_of({}))
-            said.append("group %s, collective %d (%s): %s did not come; %s did"
+            said.append("group %s, collective %d (%s): %s did not call it; %s did"
                         % (name, number, call_text(entry), ranks_text(behind), ranks_text(others)))
             for rank in behind[:4]:
                 before = calls.get(rank, {}).get(last[rank])
-                said.append("  rank %d was last in collective %d, %s" % (rank, last[rank], call_text(before))
-                            if before else "  rank %d had begun none" % rank)
+                said.append("  rank %d last called collective %d, %s" % (rank, last[rank], call_text(before))
+                            if before else "  rank %d had not called any" % rank)
         else:
             begun = [number for rank in ranks for number, entry in calls.get(rank, {}).items()
                      if not finished(entry)]
             if begun and not said:
                 number = min(begun)
                 entry = next(calls[rank][number] for rank in ranks if number in calls.get(rank, {}))
-                said.append("group %s, collective %d (%s): all ranks with a file came, and it did not end: the network "
-                            "stood still, or a rank without a file is missing" % (name, number, call_text(entry)))
+                said.append("group %s, collective %d (%s): all ranks with a file called it, but it did not finish: the "
+                            "network stalled, or a rank without a file is missing" % (name, number, call_text(entry)))
         missing = sorted(set(members) - set(dumps))
         if missing:
-            said.append("group %s: %s left no file: ended before, or could not write it" % (name, ranks_text(missing)))
+            said.append("group %s: %s left no file (ended earlier, or could not write)" % (name, ranks_text(missing)))
     for rank, dump in sorted(dumps.items()):
         waiting = next((entry for entry in dump['entries'] if entry['p2p'] and not finished(entry)), None)
         if waiting:
-            said.append("rank %d waits in a send or receive: %s" % (rank, call_text(waiting)))
+            said.append("rank %d is waiting in a send or receive: %s" % (rank, call_text(waiting)))
     return list(dict.fromkeys(said))

@@ -173,7 +173,7 @@ def read_faults(path: str = os.path.join(HERE, 'faults.txt')) -> Dict[str, Fault
             name, level = header.group('name'), (header.group('options') or '').strip()
             fault = Fault(name, level)
             if name in faults or fault.level not in LEVELS:
-                raise ExplainError("%s:%d: [%s] is there already, or its level '%s' is not one of %s"
+                raise ExplainError("%s:%d: [%s] is defined twice, or its level '%s' is not one of %s"
                                    % (path, number, name, level, ', '.join(LEVELS)))
             faults[name] = fault
         elif fault is None or not line.startswith('- ') and fault.cause:
@@ -186,7 +186,7 @@ def read_faults(path: str = os.path.join(HERE, 'faults.txt')) -> Dict[str, Fault
             fault.cause = line
     for fault in faults.values():
         if not fault.cause or not any(not conditions for conditions, _ in fault.remedies):
-            raise ExplainError("%s: [%s] lacks a cause, or a remedy that holds always" % (path, fault.name))
+            raise ExplainError("%s: [%s] lacks a cause, or a remedy without conditions" % (path, fault.name))
     return faults
 
 

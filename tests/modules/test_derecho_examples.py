@@ -417,7 +417,7 @@ def test_programs_say_what_is_wrong(installed_pytorch, tmp_path):
         'all_reduce_test.py --max-bytes 4096 --factor 1': (2, 'error: --factor 1'),
         'all_reduce_test.py --max-bytes 4096 --repeat 0': (2, 'error: --repeat 0'),
         'test_imports.py --without-cuda': (1, 'torch.distributed: expected MPI, found none'),
-        f'{tmp_path}/local.py': (1, 'No launcher says which rank of its node this is'),
+        f'{tmp_path}/local.py': (1, 'No launcher has set the local rank'),
     }
     commands = [case.split() for case in cases]
     stdout, found = forks(installed_pytorch, [[{}, str(EXAMPLES / command[0]), *command[1:]] for command in commands])

@@ -46,5 +46,5 @@ def test_the_rank_that_is_missing_is_named(installed_pytorch, mpich, tmp_path):
     said = ' '.join(done.stdout.split())
     line = PROGRAM.splitlines().index('    work = dist.all_reduce(torch.ones(3), async_op=True)') + 1
     assert 'collective 2 (gloo:all_reduce [[3]] at ' in said and f'train.py:{line})' in said, said
-    assert 'rank 1 did not come; rank 0 did' in said, said
-    assert 'rank 1 was last in collective 1' in said, said
+    assert 'rank 1 did not call it; rank 0 did' in said, said
+    assert 'rank 1 last called collective 1' in said, said

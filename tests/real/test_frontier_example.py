@@ -84,15 +84,15 @@ def test_killed_job_goes_on_to_the_same_loss(job):
 
     (job.dir / 'snapshot.pt').write_bytes(snapshot)
     other = job.run(last + 9, '--nodes=1')
-    assert other.returncode != 0 and 'the snapshot snapshot.pt is of 2 ranks, and this job has 1' in other.output
-    assert 'Start 2 ranks again (srun -n 2)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
+    assert other.returncode != 0 and 'the snapshot snapshot.pt was saved with 2 ranks, but this job has 1' in other.output
+    assert 'Start 2 ranks (srun -n 2)' in other.output and (job.dir / 'snapshot.pt').read_bytes() == snapshot
 
 
 def test_no_gpu_and_a_snapshot_that_is_none(job):
     (job.dir / 'snapshot.pt').write_text('nothing\n')
     done = job.run(3)
     assert done.returncode != 0 and 'snapshot.pt cannot be read as a snapshot' in done.output
-    assert 'remove it to start again' in done.output and 'Traceback' not in done.output
+    assert 'remove it to start afresh' in done.output and 'Traceback' not in done.output
     job.env['BACKEND'] = ''
     done = job.run(3)
     assert done.returncode != 0 and 'PyTorch sees no GPU here' in done.output and 'export BACKEND=gloo' in done.output

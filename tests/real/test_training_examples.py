@@ -122,7 +122,7 @@ def test_one_device_learns_and_replaces_nothing(pytorch, tmp_path):
     (tmp_path / 'there').mkdir()
     for option in ('--output-dir=there', '--json=new.json'):
         done = run([pytorch.python, PROGRAMS / 'base_training.py', option], env=pytorch.env, cwd=tmp_path, check=False)
-        assert done.returncode == 2 and f'{option.partition("=")[2]} is there already, and stays as it is' in done.stderr
+        assert done.returncode == 2 and f'{option.partition("=")[2]} already exists and is not overwritten' in done.stderr
     assert json.loads((tmp_path / 'new.json').read_text()) == found
 
 

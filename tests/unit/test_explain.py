@@ -138,9 +138,9 @@ def test_messages_that_are_wrong(tmp_path, text, words):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('[one cause]\n', 'lacks a cause'), ('[one cause]\nwhy\n- @slurm do\n', 'a remedy that holds always'),
+    ('[one cause]\n', 'lacks a cause'), ('[one cause]\nwhy\n- @slurm do\n', 'a remedy without conditions'),
     ('[one odd]\nwhy\n- do\n', "'odd' is not one of"), ('[one cause]\nwhy\nwhat\n', 'a fault is [NAME LEVEL]'),
-    ('[one cause]\nwhy\n- do\n[one cause]\n', 'there already'),
+    ('[one cause]\nwhy\n- do\n[one cause]\n', 'defined twice'),
 ])
 def test_faults_that_are_wrong(tmp_path, text, words):
     (tmp_path / 'faults.txt').write_text(text)
@@ -159,7 +159,7 @@ def test_what_the_program_survived_did_not_end_it():
     timed_out = 'slurmstepd: error: *** JOB 1 ON nid001 CANCELLED AT 2026-01-01T12:00:00 DUE TO TIME LIMIT ***\n'
     assert names(OUT_OF_MEMORY + STEPS + timed_out) == ['time-limit', 'gpu-memory']
     answer = read(OUT_OF_MEMORY + STEPS)[0][0]
-    assert answer.level == 'note' and 'went on after this line' in answer.finding.details[-1]
+    assert answer.level == 'note' and 'continued after this line' in answer.finding.details[-1]
     assert read(STEPS + OUT_OF_MEMORY)[0][0].level == 'cause'
 
 
@@ -299,7 +299,7 @@ Root Cause (first observed failure):
 def test_the_last_line_of_the_program_itself_and_the_rank_that_failed_first():
     log = TRACEBACK.format(3, 250, 'shapes differ') + TRACEBACK.format(5, 99, 'file is empty')
     findings, _ = read(log)
-    assert findings[0].finding.details == ["the last line of the program itself: /home/me/train.py:250 in main: "
+    assert findings[0].finding.details == ["place in your program: /home/me/train.py:250 in main: "
                                            "loss = step(batch)", "also, in line 12: [rank5]: ValueError: file is empty"]
     # torchrun knows better which rank was first
     findings, _ = read(log + ROOT_CAUSE.format(5))
@@ -315,7 +315,7 @@ def test_an_exception_that_python_ignored_is_none():
 
 def test_the_progress_bar_before_a_timeout_is_told():
     bar = ' 34%|###  | 73/208 [29:59<57:14, 3MB/s]\r 35%|###  | 74/208 [30:01<57:12, 3MB/s]\n'
-    assert 'stood at 35 % after 30:01' in read(bar + TIMEOUT.format(6, 1, 'ALLREDUCE'))[0][-1].finding.details[0]
+    assert 'was at 35 % after 30:01' in read(bar + TIMEOUT.format(6, 1, 'ALLREDUCE'))[0][-1].finding.details[0]
 
 
 def test_tcp_is_a_fault_on_slingshot_only():

@@ -41,20 +41,20 @@ def test_flight_recorder_names_the_rank_that_is_missing(tmp_path):
     done = command(tmp_path)
     shown = ' '.join(done.stdout.decode().split())
     assert done.returncode == 0
-    assert ('group default_pg, collective 2 (nccl:all_reduce [[3]] at /home/me/train.py:20): rank 2 did not come; '
+    assert ('group default_pg, collective 2 (nccl:all_reduce [[3]] at /home/me/train.py:20): rank 2 did not call it; '
             'ranks 0-1,3 did') in shown
-    assert 'rank 2 was last in collective 1, nccl:all_reduce [[3]] at /home/me/train.py:55' in shown
+    assert 'rank 2 last called collective 1, nccl:all_reduce [[3]] at /home/me/train.py:55' in shown
 
 
 @pytest.mark.parametrize('dumps, words', [
     ({0: dump([entry(1, state='started')]), 1: dump([entry(1, 'nccl:broadcast', 'started')])},
-     'ranks called different ones: rank 0 called nccl:all_reduce'),
+     'ranks made different calls: rank 0 called nccl:all_reduce'),
     ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([entry(1, state='scheduled')], '[0, 1]')},
-     'all ranks with a file came, and it did not end'),
+     'all ranks with a file called it, but it did not finish'),
     ({0: dump([entry(1, state='started')], '[0, 1]')}, 'rank 1 left no file'),
-    ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([], '[0, 1]')}, 'rank 1 had begun none'),
+    ({0: dump([entry(1, state='started')], '[0, 1]'), 1: dump([], '[0, 1]')}, 'rank 1 had not called any'),
     ({0: dump([entry(1), entry(1, 'nccl:recv 0<-1', 'started', 30, is_p2p=True)], '[0]')},
-     'rank 0 waits in a send or receive: nccl:recv 0<-1 [[3]] at /home/me/train.py:30'),
+     'rank 0 is waiting in a send or receive: nccl:recv 0<-1 [[3]] at /home/me/train.py:30'),
 ])
 def test_flight_recorder_says(tmp_path, dumps, words):
     write(tmp_path, dumps)
@@ -64,7 +64,7 @@ def test_flight_recorder_says(tmp_path, dumps, words):
 def test_flight_recorder_of_a_sound_job(tmp_path):
     write(tmp_path, {rank: dump([entry(1), entry(2)]) for rank in range(4)})
     done = command(tmp_path)
-    assert done.returncode == 3 and b'every collective that was begun ended' in done.stdout
+    assert done.returncode == 3 and b'every collective that started also finished' in done.stdout
 
 
 class Trap:
@@ -87,7 +87,7 @@ def test_a_foreign_pickle_runs_nothing(tmp_path):
     shown = done.stdout.decode()
     assert done.returncode == 3 and not (tmp_path / 'trapped').exists()
     assert 'rank-0 is not a file of the flight recorder' in shown and 'rank-1 is not a file' in shown
-    assert 'has no files of PyTorch' in shown
+    assert 'contains no files of PyTorch' in shown
 
 
 # a memo of 67 million places; texts, numbers and frames that are longer than the file
