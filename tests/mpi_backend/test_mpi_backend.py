@@ -154,7 +154,8 @@ def built(builds):
 def test_programs_of_derecho_unchanged(loaded, mpich):
     """As they are for the PyTorch that was built with MPI: with the module, by the runscript, under mpiexec."""
     env = {**loaded, 'SLINGMPI_AS_MPI': '1', 'OMP_NUM_THREADS': '1'}
-    done = mpich.run(2, 'conda-python-distributed', DERECHO / 'test_backend.py', '--backend', 'mpi', env=env, timeout=240)
+    done = mpich.run(2, 'conda-python-distributed', DERECHO / 'test_backend.py', '--backend', 'mpi', env=env,
+                     timeout=240)
     assert 'All values are right: backend mpi, 2 ranks' in done.stdout
     done = run(['conda-python-distributed', DERECHO / 'test_imports.py', '--without-cuda'], env=env)
     assert 'All is there' in done.stdout
@@ -237,7 +238,7 @@ def said(builds):
     ('overwritten', ['this rank sends itself 2000 bytes, but has 32']),
     ('aborted', ['aborted by the program']),
     ('forked', ['forked', 'spawn', 'ended with 1\n']),
-    ('late', ['mpi:all_reduce in group 29 (rank 0 of 2) is not complete after 3000 ms', 'timeout']),
+    ('late', ['mpi:all_reduce in group ', '(rank 0 of 2) is not complete after 3000 ms', 'timeout']),
     ('known_and_new', ['is not complete after 3000 ms', 'came with another size']),
     # the program itself ends well
     ('late_group', ['not all of its 2 ranks came to new_group', 'within 0:00:03', 'ends with a failed operation'])])
