@@ -92,10 +92,7 @@ def claim(path: str) -> Tuple[str, int]:
 
 
 def run(command: List[str], log: Optional[str] = None, env: Optional[Dict[str, str]] = None) -> int:
-    """Run a command to its end; return its exit status. What it prints goes to the log, else to the screen.
-
-    It is in a process group of its own, so that an interrupt ends it with all that it has started.
-    """
+    """Run a command, which an interrupt ends with all it has started; its status. It prints to the log or the screen."""
     sys.stdout.flush()
     with open(log or os.devnull, 'w') as output:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output if log else None,

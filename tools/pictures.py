@@ -163,14 +163,10 @@ PUBLISHED = {
 
 
 def model(nodes, size, bandwidth=MODEL['bandwidth'], fanout=MODEL['fanout']):
-    """
-    Seconds to bring a file to the storage of so many nodes and to check it there.
+    """Seconds to bring a file of `size` bytes to the storage of so many nodes and to check it there.
 
     sbcast sends blocks of 8 MB through a tree (sbcast(1), --size and --fanout), each node to `fanout` others over its
-    one link. Assumed: the next block starts when all nodes have this one. The nodes check and mount at the same time.
-
-    :param size: bytes of the file
-    :param bandwidth: of a node's link or its storage, whichever is slower: bytes/s
+    one link or storage (bytes/s). Assumed: the next block starts when all nodes have this one; all mount at once.
     """
     levels = max(1, math.ceil(math.log(nodes * (fanout - 1) + 1, fanout)) - 1) if nodes > 1 else 1
     per_block = levels * (min(fanout, nodes) * MODEL['block'] / bandwidth + MODEL['latency'])

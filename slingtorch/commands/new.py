@@ -100,8 +100,8 @@ def read_toml(path: str) -> Dict[str, Any]:
         with open(path, encoding='utf-8') as stream:
             return dict(toml.loads(stream.read()))
     except (ImportError, ValueError) as err:
-        raise RuntimeError("%s cannot be read: %s. If it is a project's file, 'uv lock' makes a uv.lock of it: name that"
-                           % (path, err))
+        raise RuntimeError("%s cannot be read: %s. If it is a project's file, 'uv lock' makes a uv.lock of it: name "
+                           "that" % (path, err))
 
 
 def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]) -> Tuple[Wanted, str]:
