@@ -92,7 +92,7 @@ def claim(path: str) -> Tuple[str, int]:
 
 
 def run(command: List[str], log: Optional[str] = None, env: Optional[Dict[str, str]] = None) -> int:
-    """Run a command, which an interrupt ends with all it has started; its status. It prints to the log or the screen."""
+    """Run a command, which an interrupt ends with all it has started; its status. It prints to the log or screen."""
     sys.stdout.flush()
     with open(log or os.devnull, 'w') as output:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output if log else None,
