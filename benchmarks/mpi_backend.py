@@ -119,7 +119,6 @@ def main():
     parser.add_argument('--rounds', type=int, default=100, help="by turns (default: 100)")
     parser.add_argument('--backends', default='gloo', help="others, by comma (default: gloo, and mpi where it is)")
     parser.add_argument('--module', help="registers a backend when it is imported")
-    parser.add_argument('--sizes', help="bytes, by comma")
     args = parser.parse_args()
     import torch
     import torch.distributed as dist
@@ -140,8 +139,7 @@ def main():
     if rank == 0:
         print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
               '   plain / slingmpi', flush=True)
-    result['rows'] = sizes_in_turn(functions, [int(size) for size in args.sizes.split(',')] if args.sizes else SIZES,
-                                   args.rounds)
+    result['rows'] = sizes_in_turn(functions, SIZES, args.rounds)
     if rank == 0:
         print(f'{result["mpi"]}, PyTorch {torch.__version__}, {ranks} ranks, load {result["load"]:.1f}')
         if args.json:
