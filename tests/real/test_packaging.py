@@ -40,7 +40,6 @@ def test_wheel_holds_every_file_of_the_rooms_and_of_the_package(wheel):
 
 def test_eb_after_the_installation_of_the_readme(lmod, tmp_path):
     copy_of_checkout(tmp_path / 'slingtorch')
-    # half of its time goes to bytecode
     env = {**clean_environ(), 'PIP_NO_COMPILE': '1', 'PATH': f'{quickvenv.python3()}:{os.environ["PATH"]}'}
     run(['bash', '-ec', readme.supercomputer()['installation']], timeout=300, env=env, cwd=tmp_path)
     venv = tmp_path / 'slingtorch-env'
