@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """How often `slingtorch explain` names the true cause, on public reports with a known one (docs/explain.md).
 
-    benchmarks/explain.py --half measure --json explain.json
+    benchmarks/explain.py --half measure
     benchmarks/explain.py --half write --list           # each case of the half that rules may be written from
     benchmarks/explain.py --cases DIR                   # all the cases of a directory, with a hash of it
     benchmarks/explain.py --program /path/to/checkout   # another version's answers, judged by this program
@@ -28,8 +28,6 @@ nothing      there is no answer, or the first is "perhaps" or a quotation, and n
 wrong        the first answer is called a cause, and none matches
 false alarm  a sound log with an answer that is called a cause
 perhaps      a sound log with an answer that is called perhaps
-
-The last row leaves out the cases from threads that a rule names as its source: whoever wrote that rule had read them.
 """
 import argparse
 import collections
@@ -73,19 +71,6 @@ def read_case(path):
     if case['system'] not in SYSTEMS or (case['cause'] == 'sound') != (case['remedy'] == ''):
         raise CaseError(f'{path}: system is one of {", ".join(SYSTEMS)}; a sound log, and no other, has no remedy')
     return {'name': path.stem, 'half': half_of(path.stem), 'log': log, **case}
-
-
-def is_named(source, rules):
-    """Whether the text of the rules has one of the addresses of a case's source."""
-    addresses = re.findall(r'https?://([^\s)]*[^\s).,;])', source)
-    return any(re.search(re.escape(address) + r'(?![\w/])', rules, re.I) for address in addresses)
-
-
-def rules_of(program):
-    """The text of a version's rules, wherever it keeps them."""
-    files = sorted(pathlib.Path(program).glob('slingtorch/explain*'))
-    files += [path for folder in files if folder.is_dir() for path in sorted(folder.glob('*'))]
-    return '\n'.join(path.read_text(encoding='utf-8') for path in files if path.is_file())
 
 
 def explained(log, program):
@@ -132,7 +117,6 @@ def main():
                         help="measure for this program's own cases, all for those of another directory")
     parser.add_argument('--program', type=pathlib.Path, default=HERE.parent, metavar='CHECKOUT')
     parser.add_argument('--list', action='store_true', help='each case with its verdict and the first answer')
-    parser.add_argument('--json', metavar='FILE')
     args = parser.parse_args()
 
     own = args.cases.resolve() == OWN
@@ -146,12 +130,10 @@ def main():
         parser.error("--list is for --half write: whoever has read the other half's answers cannot measure with it")
     cases = [case for case in cases if args.half in ('all', case['half'])]
     counts = {system: collections.Counter() for system in SYSTEMS}
-    unnamed, rules = collections.Counter(), rules_of(args.program)
     for case in cases:
         findings = explained(case['log'], args.program)
         case['verdict'] = judged(case, findings)
         counts[case['system']][case['verdict']] += 1
-        unnamed[case['verdict']] += not is_named(case['source'], rules)
         if args.list:
             first = f"{findings[0]['level']}: {findings[0]['cause']}" if findings else '-'
             print(f"{case['verdict']:<12}{case['name']}\n    true: {case['cause']}\n    said: {first}")
@@ -159,15 +141,11 @@ def main():
     print(f'{len(paths)} cases in {args.cases}, sha256 {digest(paths)}')
     print(f"{'half ' + args.half:<16}" + ''.join(f'{verdict:>13}' for verdict in VERDICTS) + f"{'right of faults':>19}")
     rows = [*counts.items(), ('slingshot, rocm', counts['slingshot'] + counts['rocm']),
-            ('all', sum(counts.values(), collections.Counter())), ('no rule names', unnamed)]
+            ('all', sum(counts.values(), collections.Counter()))]
     for name, count in rows:
         faults = sum(count[verdict] for verdict in VERDICTS[:4])
         share = f"{count['right']} of {faults}, {100 * count['right'] / faults:.0f} %" if faults else '-'
         print(f'{name:<16}' + ''.join(f'{count[verdict]:>13}' for verdict in VERDICTS) + f'{share:>19}')
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(
-            {'half': args.half, 'seed': SEED, 'counts': {name: dict(count) for name, count in rows}}, indent=2) + '\n',
-            encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""all_reduce and overlap of slingmpi against plain MPI, gloo and PyTorch's own MPI backend, by turns in one run.
+"""all_reduce of slingmpi against plain MPI, gloo and PyTorch's own MPI backend, by turns in one run.
 
     MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --json slingmpi.json
-    MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --overlap
 
 us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest tenth of the rounds has it: what else
 runs on the machine interrupts the others. The columns are:
@@ -19,21 +18,13 @@ runs on the machine interrupts the others. The columns are:
 
 and then plain MPI's time divided by slingmpi's, each with what is possible: by MPI_I and nothing done together.
 
-With --overlap a training step of DistributedDataParallel: computation without communication (a hook that divides the
-gradients, as DistributedDataParallel itself does without one, and that is all), the all_reduces of its buckets alone,
-and both, in ms. hidden = 1 - (both - computation) / all_reduces. Where ranks compute on all cores, only waiting can be
-hidden, since MPI's copies and sums take the cores from the computation. "elsewhere" leaves the cores free, as a
-computation on GPUs does: time passes.
-
 Started by the mpiexec of the MPI that slingmpi was built with, which MPICXX names; ninja must be there.
 """
 import argparse
-import functools
 import importlib
 import json
 import os
 import pathlib
-import statistics
 import sys
 import time
 
@@ -122,83 +113,12 @@ def print_row(row, names):
                     for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
 
 
-def overlap(names, rounds):
-    """[{'where': of the computation, 'backend': name, 'computation': s, 'all_reduces': s, 'both': s, 'hidden': share}].
-
-    :param rounds: of which the medians are taken
-    """
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    class Elsewhere(torch.autograd.Function):
-        """Time that something else computes for, in the backward pass of a layer: the processor is free."""
-
-        @staticmethod
-        def forward(_, given):
-            return given.clone()
-
-        @staticmethod
-        def backward(_, given):
-            time.sleep(0.008)
-            return given
-
-    class Layer(torch.nn.Linear):
-        def forward(self, given):
-            return super().forward(Elsewhere.apply(given) if given.shape[0] == 1 else given)
-
-    def divides(_, bucket):
-        done = torch.futures.Future()
-        done.set_result(bucket.buffer().div_(dist.get_world_size()))
-        return done
-    rows = []
-    for where, batch in (('processor', 192), ('elsewhere', 1)):
-        given = torch.randn(batch, 1024)
-        for name in names:
-            group = dist.group.WORLD if name == 'slingmpi' else dist.new_group(backend=name)
-            torch.manual_seed(0)
-            wrapped, alone = (DistributedDataParallel(
-                torch.nn.Sequential(*[Layer(1024, 1024) for _ in range(8)]), process_group=group, bucket_cap_mb=4,
-                gradient_as_bucket_view=True) for _ in range(2))
-            alone.register_comm_hook(None, divides)
-            buckets = [torch.zeros(1024 * 1025) for _ in range(8)]
-
-            def step(model, given=given):
-                model(given).sum().backward()
-
-            def reduces(buckets=buckets, group=group):
-                for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]:
-                    work.wait()
-            kinds = {'computation': functools.partial(step, alone), 'all_reduces': reduces,
-                     'both': functools.partial(step, wrapped)}
-            times = {kind: [] for kind in kinds}
-            for turn in range(rounds + 2):
-                for kind, function in kinds.items():
-                    dist.barrier()
-                    start = time.perf_counter()
-                    function()
-                    dist.barrier()
-                    if turn > 1:    # the first are for warming up, and for making the buckets
-                        times[kind].append(time.perf_counter() - start)
-            times = {kind: slowest(times[kind]) for kind in kinds}
-            row = {kind: statistics.median(times[kind]) for kind in kinds}
-            more = statistics.median(both - alone for both, alone in zip(times['both'], times['computation']))
-            row.update(where=where, backend=name, hidden=1 - more / row['all_reduces'])
-            rows.append(row)
-            if dist.get_rank() == 0:
-                print(f'{where:<12}{name:<12}' + ''.join(f'{row[kind] * 1e3:>14.1f}' for kind in kinds)
-                      + f'{row["hidden"]:>14.2f}', flush=True)
-    return rows
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE')
-    parser.add_argument('--rounds', type=int, help="by turns (default: 100; with --overlap 20)")
-    parser.add_argument('--overlap', action='store_true', help="a training step in place of sizes")
+    parser.add_argument('--rounds', type=int, default=100, help="by turns (default: 100)")
     parser.add_argument('--backends', default='gloo', help="others, by comma (default: gloo, and mpi where it is)")
     parser.add_argument('--module', help="registers a backend when it is imported")
-    parser.add_argument('--sizes', help="bytes, by comma")
     args = parser.parse_args()
     import torch
     import torch.distributed as dist
@@ -214,18 +134,12 @@ def main():
     if dist.is_mpi_available():
         names.append('mpi')
     result = {'mpi': slingmpi.built()['mpi'], 'torch': torch.__version__, 'ranks': ranks, 'load': os.getloadavg()[0]}
-    if args.overlap:
-        if rank == 0:
-            print(f'{"ms":<24}' + ''.join(f'{kind:>14}' for kind in ('computation', 'all_reduces', 'both', 'hidden')))
-        result['overlap'] = overlap(['slingmpi', *names], args.rounds or 20)
-    else:
-        functions = columns(names)
-        result['columns'] = list(functions)
-        if rank == 0:
-            print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
-                  '   plain / slingmpi', flush=True)
-        result['rows'] = sizes_in_turn(functions, [int(size) for size in args.sizes.split(',')]
-                                       if args.sizes else SIZES, args.rounds or 100)
+    functions = columns(names)
+    result['columns'] = list(functions)
+    if rank == 0:
+        print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
+              '   plain / slingmpi', flush=True)
+    result['rows'] = sizes_in_turn(functions, SIZES, args.rounds)
     if rank == 0:
         print(f'{result["mpi"]}, PyTorch {torch.__version__}, {ranks} ranks, load {result["load"]:.1f}')
         if args.json:

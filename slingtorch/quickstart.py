@@ -26,6 +26,7 @@ from slingtorch import gpus, lockfile
 BUNDLE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 EXAMPLE = os.path.join(BUNDLE, 'examples', 'training', 'ddp_training.py')
 MARK = '.slingtorch-quickstart'
+AGAIN = "rm -r %s, then run quickstart again"
 # All else would decide what is installed, where, or how ranks find each other, instead of quickstart: settings of
 # EasyBuild, Python, a modules tool, or of a Slurm job, within which mpiexec would start its ranks with srun. Of pip's
 # variables only how the network is reached: a 'target' or 'user' would send packages elsewhere.
@@ -56,12 +57,12 @@ class QuickstartError(RuntimeError):
 def claim(path: str) -> Tuple[str, int]:
     """Make or check the prefix; return its real path, and the descriptor that holds its lock."""
     prefix, another = os.path.realpath(path), "choose a directory of your own with --prefix DIR; nothing was changed"
+    mark = os.path.join(prefix, MARK)
     bad = sorted(set(re.sub(r'[\w./+@-]', '', prefix)))
     if bad or not path or path.startswith('~'):
         raise QuickstartError("'%s' cannot be a prefix: EasyBuild works in paths of letters, digits and . _ + @ - "
                               "only%s" % (path, bad and ", and this one has: " + ' '.join(map(repr, bad)) or ''),
                               another)
-    mark = os.path.join(prefix, MARK)
     try:
         os.makedirs(prefix, mode=0o755, exist_ok=True)
         names, status = sorted(os.listdir(prefix)), os.stat(prefix)
@@ -74,9 +75,9 @@ def claim(path: str) -> Tuple[str, int]:
         made_for = os.read(lock, 5000).decode(errors='replace')
         if made_for not in ('', prefix):
             raise QuickstartError("%s was moved: what is in it was made for %s" % (prefix, made_for),
-                                  "make it again: rm -r %s, then run quickstart again" % prefix)
+                                  "make it again: " + AGAIN % prefix)
         os.pwrite(lock, prefix.encode(), 0)
-        for name in ('tmp', 'log'):
+        for name in ('tmp', 'log', 'easybuild/modules/all'):
             os.makedirs(os.path.join(prefix, name), exist_ok=True)
     except OSError as err:
         raise QuickstartError("%s cannot be the prefix: %s" % (prefix, err.strerror), another)
@@ -91,10 +92,7 @@ def claim(path: str) -> Tuple[str, int]:
 
 
 def run(command: List[str], log: Optional[str] = None, env: Optional[Dict[str, str]] = None) -> int:
-    """Run a command to its end; return its exit status. What it prints goes to the log, else to the screen.
-
-    It is in a process group of its own, so that an interrupt ends it with all that it has started.
-    """
+    """Run a command, which an interrupt ends with all it has started; its status. It prints to the log or screen."""
     sys.stdout.flush()
     with open(log or os.devnull, 'w') as output:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output if log else None,
@@ -116,10 +114,9 @@ def ask(python: str, code: str) -> str:
         return ''
 
 
-def run_activated(prefix: str, script: str, words: List[str]) -> int:
+def run_activated(prefix: str, script: str, *words: str) -> int:
     """Run a line of bash, whose $@ the words are, after 'activate'; return its exit status."""
-    command = ['bash', '--noprofile', '--norc', '-c', '. "$0" && ' + script, prefix + '/activate']
-    return run(command + words)
+    return run(['bash', '--noprofile', '--norc', '-c', '. "$0" && ' + script, prefix + '/activate', *words])
 
 
 def set_up_tools(prefix: str) -> None:
@@ -129,7 +126,7 @@ def set_up_tools(prefix: str) -> None:
     # only the bundle's requirements are installed: it stays where it is
     wanted = [line for line in config['options']['install_requires'].splitlines() if line and line[0] != '#']
     wanted.append('mpich==5.0.2')
-    venv, log = os.path.join(prefix, 'venv'), os.path.join(prefix, 'log', 'pip.log')
+    venv, log = prefix + '/venv', prefix + '/log/pip.log'
     python, mark = venv + '/bin/python', Path(venv, 'made-of')
     made_of = '\n'.join([sys.version, sys.base_prefix, BUNDLE] + wanted)
     if ask(python, 'import easybuild.main; print(open(%r).read())' % str(mark)) == made_of:
@@ -163,11 +160,9 @@ def set_up_tools(prefix: str) -> None:
 def write_configuration(prefix: str, tool: str) -> None:
     """Write EasyBuild's configuration, and the file 'activate' that makes a shell use it."""
     name, init, syntax = tool.split()
-    os.makedirs(os.path.join(prefix, 'easybuild', 'modules', 'all'), exist_ok=True)
-    root = 'allow-use-as-root-and-accept-consequences = 1\n' if os.geteuid() == 0 else ''
     Path(prefix, 'easybuild.cfg').write_text(
         '[config]\nprefix = {0}/easybuild\ntmpdir = {0}/tmp\nmodules-tool = {1}\nmodule-syntax = {2}\n{3}'.format(
-            prefix, name, syntax, root))
+            prefix, name, syntax, 'allow-use-as-root-and-accept-consequences = 1\n' * (os.geteuid() == 0)))
     Path(prefix, 'activate').write_text(ACTIVATE.format(prefix=prefix, init=init))
 
 
@@ -194,10 +189,10 @@ def install_pytorch(prefix: str, easyconfig: str, module: str) -> None:
               "the machine. Here nothing is compiled: wheels with checked hashes are unpacked below %s." % prefix)
     # nobody else installs here: a lock is what a killed run has left
     shutil.rmtree(prefix + '/easybuild/software/.locks', ignore_errors=True)
-    if run_activated(prefix, 'exec eb "$@"', [easyconfig, '--disable-trace'] + ['--rebuild'] * bool(installed)):
+    if run_activated(prefix, 'exec eb "$@"', easyconfig, '--disable-trace', *['--rebuild'] * bool(installed)):
         raise QuickstartError("EasyBuild could not install %s; the message above says why" % easyconfig,
                               "fix that, then run the same command again: it goes on from what is there",
-                              "if there is no remedy: rm -r %s, then run quickstart again" % prefix)
+                              "if there is no remedy: " + AGAIN % prefix)
     # all of it lies in EasyBuild's source path now
     shutil.rmtree(prefix + '/cache', ignore_errors=True)
 
@@ -212,16 +207,6 @@ def ranks_for(python: str, asked: Optional[int]) -> int:
         raise QuickstartError("there are %s GPUs for %d ranks, and each rank needs its own" % (said, asked),
                               "--ranks %s; or --cpu" % said)
     return asked or int(said)
-
-
-def train(prefix: str, module: str, ranks: int) -> None:
-    """Load the module and train; a QuickstartError if that fails."""
-    print("mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE)))
-    status = run_activated(prefix, 'module load "$1" && exec mpiexec -n "$2" conda-python-distributed "$3"',
-                           [module, str(ranks), EXAMPLE])
-    if status:
-        raise QuickstartError("training failed with status %d" % status, "the messages above say why",
-                              "if the installation is damaged: rm -r %s, then run quickstart again" % prefix)
 
 
 def quickstart(args: argparse.Namespace, root: str = '/') -> None:
@@ -242,10 +227,10 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
     # EasyBuild stumbles over a locale that is not installed, as ssh may bring one; mpiexec ends what hangs
     os.environ.update(LC_ALL='C.UTF-8', PYTHONNOUSERSITE='1', TMPDIR=prefix + '/tmp', PIP_CACHE_DIR=prefix + '/cache',
                       PIP_USER='0', MPIEXEC_TIMEOUT='600')
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
     print("modules tool: %s\nPython:       %s" % (args.modules, sys.executable))
     easyconfig = choose(args.cpu, root)
     module = easyconfig[:-len('.eb')].replace('-', '/', 1)
-    software = os.path.join(prefix, 'easybuild', 'software', module)
 
     begin("EasyBuild, slingtorch and an MPI launcher in %s/venv" % prefix)
     set_up_tools(prefix)
@@ -255,19 +240,20 @@ def quickstart(args: argparse.Namespace, root: str = '/') -> None:
     os.environ['PYTHONDONTWRITEBYTECODE'] = '1'    # the checkout may be another's, and stays as it is
     install_pytorch(prefix, easyconfig, module)
 
-    ranks = (args.ranks or 2) if easyconfig == gpus.CPU else ranks_for(software + '/bin/python', args.ranks)
-    begin("Training on %d rank%s" % (ranks, '' if ranks == 1 else 's'))
-    os.environ.setdefault('OMP_NUM_THREADS', '1')
-    train(prefix, module, ranks)
-
-    ends = [start for _, start in phases[1:]] + [time.monotonic()]
+    python = '%s/easybuild/software/%s/bin/python' % (prefix, module)
+    ranks = (args.ranks or 2) if easyconfig == gpus.CPU else ranks_for(python, args.ranks)
+    begin("Training on %d rank%s" % (ranks, 's' * (ranks > 1)))
+    train = "mpiexec -n %d conda-python-distributed %s" % (ranks, shlex.quote(EXAMPLE))
+    print(train)
+    status = run_activated(prefix, 'module load %s && exec %s' % (module, train))
+    if status:
+        raise QuickstartError("training failed with status %d" % status, "the messages above say why",
+                              "if the installation is damaged: " + AGAIN % prefix)
     print("\n==> Done")
-    for (title, start), end in zip(phases, ends):
+    for (title, start), (_, end) in zip(phases, phases[1:] + [('', time.monotonic())]):
         print("  %8.1f s  %s" % (end - start, title))
-    print("\nTo do it again by hand:\n\n  . %s/activate\n  module load %s\n"
-          "  mpiexec -n %d conda-python-distributed %s\n\nTo remove it: rm -r %s\n"
-          "Next: docs/first-hour.md shows how to do this on a supercomputer."
-          % (prefix, module, ranks, shlex.quote(EXAMPLE), prefix))
+    print("\nTo do it again by hand:\n\n  . %s/activate\n  module load %s\n  %s\n\nTo remove it: rm -r %s\n"
+          "Next: docs/first-hour.md shows how to do this on a supercomputer." % (prefix, module, train, prefix))
 
 
 def main(argv: Optional[List[str]] = None, root: str = '/') -> int:

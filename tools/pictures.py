@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Draws docs/images/*.svg: two diagrams, and plots of the figures that stand on the pages and in benchmarks/staging.py.
+Draws docs/images/*.svg: two diagrams, and plots of the figures that stand on the pages, beside a model of staging.
 
     tools/pictures.py            after a change of a figure or of this program; a test compares
 """
 import math
 import re
-import runpy
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -151,13 +150,35 @@ def slingmpi():
                  [(0.005, ''), (0.01, '0.01'), (0.1, '0.1'), (1, '1'), (10, '10')]), series)
 
 
+# bytes/s and seconds; what the curves are drawn with
+MODEL = {'bandwidth': 1.0e9, 'fanout': 8, 'block': 8e6, 'latency': 1e-3, 'sha256': 0.5e9, 'mount': 0.1}
+# seconds by nodes; whose they are: docs/verification.md
+PUBLISHED = {
+    'ezpz, tarball of 8 GB': {8: 70, 256: 133, 1024: 255, 4096: 751},
+    'Aurora, imports from Lustre': {64: 78, 2048: 120},
+    'Aurora, imports through Copper': {64: 24, 2048: 57},
+    'OLCF, staged': {8: 44},
+    'OLCF, from NFS': {8: 236},
+}
+
+
+def model(nodes, size, bandwidth=MODEL['bandwidth'], fanout=MODEL['fanout']):
+    """Seconds to bring a file of `size` bytes to the storage of so many nodes and to check it there.
+
+    sbcast sends blocks of 8 MB through a tree (sbcast(1), --size and --fanout), each node to `fanout` others over its
+    one link or storage (bytes/s). Assumed: the next block starts when all nodes have this one; all mount at once.
+    """
+    levels = max(1, math.ceil(math.log(nodes * (fanout - 1) + 1, fanout)) - 1) if nodes > 1 else 1
+    per_block = levels * (min(fanout, nodes) * MODEL['block'] / bandwidth + MODEL['latency'])
+    return math.ceil(size / MODEL['block']) * per_block + size / MODEL['sha256'] + MODEL['mount']
+
+
 def staging():
     """The model of staging, and published figures."""
-    benchmark = runpy.run_path(str(ROOT / 'benchmarks/staging.py'))
     nodes = [1 << power for power in range(1, 13)]
-    series = {f'model, {size} GB at {speed} GB/s': [(n, benchmark['model'](n, size * 1e9, speed * 1e9)) for n in nodes]
+    series = {f'model, {size} GB at {speed} GB/s': [(n, model(n, size * 1e9, speed * 1e9)) for n in nodes]
               for size, speed in ((8, 1), (0.3, 1), (0.3, 0.2))}
-    series.update({f'{name}*': sorted(points.items()) for name, points in benchmark['PUBLISHED'].items()})
+    series.update({f'{name}*': sorted(points.items()) for name, points in PUBLISHED.items()})
     return plot('Time until the environment is on all nodes', ('nodes', 'seconds'),
                 ([(n, str(n)) for n in (2, 8, 64, 256, 1024, 4096)], [(n, str(n)) for n in (1, 10, 100, 1000)]), series)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import slingmpi
 
-SIZES = (0, 1, 7, 1 << 20)
+SIZES = (0, 1, 7, 1 << 17)
 REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -298,10 +298,10 @@ def larger_than_an_int():
 
 
 def ranks_from_launcher():
-    """RANK and WORLD_SIZE from Open MPI, MPICH or srun."""
-    names = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID'), ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_NTASKS')
-    for name, candidates in zip(('RANK', 'WORLD_SIZE'), names):
-        os.environ.setdefault(name, next((os.environ[found] for found in candidates if found in os.environ), ''))
+    """RANK and WORLD_SIZE from Open MPI, MPICH or srun; of a process that none has started 0 and 1."""
+    for name, candidates, alone in (('RANK', ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID'), '0'),
+                                    ('WORLD_SIZE', ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_NTASKS'), '1')):
+        os.environ.setdefault(name, next((os.environ[found] for found in candidates if found in os.environ), alone))
 
 
 def start(seconds):
@@ -309,8 +309,9 @@ def start(seconds):
 
     :param seconds: that an operation may take
     """
-    ranks_from_launcher()
-    dist.init_process_group('slingmpi', timeout=datetime.timedelta(seconds=seconds))
+    if not dist.is_initialized():
+        ranks_from_launcher()
+        dist.init_process_group('slingmpi', timeout=datetime.timedelta(seconds=seconds))
     return dist.get_rank()
 
 

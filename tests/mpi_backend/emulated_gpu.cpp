@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 // A device whose streams do nothing before somebody waits for them, as the slowest GPU would. Its memory is the host's.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
 #include <functional>

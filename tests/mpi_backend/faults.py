@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""One way to go wrong, on ranks of slingmpi: python faults.py NAME. What is printed is what a user would see."""
-
+"""Ways to go wrong, on ranks of slingmpi: python faults.py NAME ... What is printed is what a user would see."""
 import ctypes
 import datetime
 import os
-import signal
 import sys
 import tempfile
 
+import slingmpi     # before PyTorch, which slingmpi imports and which looks for it while it is half imported
 import torch
 import torch.distributed as dist
 
-import slingmpi
 from collectives import start
 
 MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE = 2, 3
@@ -24,70 +22,36 @@ def mpi():
     return ctypes.CDLL(library)
 
 
-def impatient():
-    """This rank's number, and a group that waits 3 s. All ranks are there before: on a busy machine one starts late."""
-    rank = start(60)
-    dist.barrier()
-    return rank, dist.new_group(timeout=datetime.timedelta(seconds=3))
+# --- on two ranks, each in groups of its own; the process goes on
 
 
-def late():
-    """Rank 1 never comes."""
-    rank, group = impatient()
-    if rank == 1:
-        signal.pause()
-    dist.all_reduce(torch.ones(3), group=group)
-
-
-def dies():
-    if start(60) == 1:
-        raise ValueError('this rank has had enough')
-    dist.all_reduce(torch.ones(3))
-
-
-def exits():
-    """Rank 1 ends by itself; the others wait for it."""
-    if start(60) == 1:
-        sys.exit(3)
-    dist.all_reduce(torch.ones(3))
-
-
-def late_group():
-    if start(60) == 1:
-        signal.pause()
-    dist.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
-
-
-def late_as_mpi():
-    dist.init_process_group('mpi', timeout=datetime.timedelta(seconds=3))
-    if dist.get_rank() == 1:
-        signal.pause()
-    dist.all_reduce(torch.ones(3))
-
-
-def killed():
-    if start(60) == 1:
-        os.kill(os.getpid(), 9)
-    dist.all_reduce(torch.ones(3))
-
-
-def differences(*operations):
-    """What two ranks do differently is named before MPI makes a wrong result of it; each in a group of its own."""
-    for different in operations:
+def attempts(*wrong):
+    """Print how each of these ends; each has a group of its own."""
+    for attempt in wrong:
         group = dist.new_group()
         try:
-            different(group)
-        except (dist.DistBackendError, ValueError) as err:
-            print(err, flush=True)
-    dist.barrier()      # the first one to leave ends the others
-    sys.exit('and that was all')
+            attempt(group)
+        except Exception as err:
+            print(f'{type(err).__name__}: {err}', flush=True)
 
 
-def different_sizes():
-    rank = start(20)
+def impatient():
+    """A group that waits 3 s. All ranks are there before: on a busy machine one starts late."""
+    dist.barrier()
+    return dist.new_group(timeout=datetime.timedelta(seconds=3))
+
+
+def late(rank):
+    """Rank 1 never comes."""
+    group = impatient()
+    attempts(lambda _: rank or dist.all_reduce(torch.ones(3), group=group))
+
+
+def different_sizes(rank):
+    """What two ranks do differently is named before MPI makes a wrong result of it."""
     mine = torch.ones(3 + 2 * rank)
     rows = [torch.zeros_like(mine) for _ in range(2)]
-    differences(
+    attempts(
         lambda group: dist.broadcast(mine, 0, group=group),
         lambda group: dist.all_reduce(mine, group=group),
         lambda group: dist.all_reduce_coalesced([torch.ones(1)] * 99 + [mine], group=group),
@@ -102,105 +66,170 @@ def different_sizes():
                                       [torch.ones(2), torch.ones(2)], group=group))
 
 
-def different_operations():
-    rank = start(20)
-    differences(
+def different_operations(rank):
+    attempts(
         lambda group: dist.broadcast(torch.ones(3, dtype=torch.float64 if rank else torch.float32), 0, group=group),
         lambda group: dist.broadcast(torch.ones(3), rank, group=group),
         lambda group: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM, group=group),
         lambda group: dist.barrier(group) if rank else dist.reduce(torch.ones(3), 0, group=group))
 
 
-def different_from_before():
+def different_from_before(rank):
     """Both sizes are known: the ranks compare them each time."""
-    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
-    rank = start(20)
-
     def after_both(group):
         for size in (3, 4, 3 + rank):
             dist.all_reduce(torch.ones(size), group=group)
-    differences(after_both)
+    os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'DETAIL'
+    attempts(after_both)
+    del os.environ['TORCH_DISTRIBUTED_DEBUG']
 
 
-def known_and_new():
+def known_and_new(rank):
     """The rank that does what it knows waits for the other, which asks."""
-    rank, group = impatient()
-    for size in (3, 3 + rank):
-        dist.all_reduce(torch.ones(size), group=group)
+    group = impatient()
+
+    def after_one(_):
+        for size in (3, 3 + rank):
+            dist.all_reduce(torch.ones(size), group=group)
+    attempts(after_one)
 
 
-def too_short():
-    if start(60):
-        dist.recv(torch.ones(5), 0)
-    else:
-        dist.send(torch.ones(3), 1)
-        dist.barrier()
+def other_lengths(rank):
+    """Of messages, from rank 0 to rank 1."""
+    for sent, received in ((3, 5), (5, 3)):
+        attempts(lambda group: dist.recv(torch.ones(received), 0, group=group) if rank else
+                 dist.send(torch.ones(sent), 1, group=group))
 
 
-def too_long():
-    if start(60):
-        dist.recv(torch.ones(3), 0)
-    else:
-        dist.send(torch.ones(5), 1)
-        dist.barrier()
-
-
-def overwritten():
-    start(20)
+def overwritten(_):
     kept = torch.full((1000,), 7.)
-    try:
-        dist.all_to_all_single(kept[:16], torch.ones(1000))
-    except ValueError as err:
-        print(err, flush=True)
-    dist.barrier()
-    sys.exit('and that was all' if (kept == 7).all() else f'overwritten: {kept}')
+    attempts(lambda group: dist.all_to_all_single(kept[:16], torch.ones(1000), group=group))
+    assert (kept == 7).all(), kept
 
 
-def sizes():
-    """RANK and WORLD_SIZE of another launcher."""
-    with tempfile.TemporaryDirectory() as directory:
-        dist.init_process_group('slingmpi', init_method=f'file://{directory}/store', rank=0, world_size=1)
+def aborted(rank):
+    def abort(group):
+        work = dist.irecv(torch.ones(3), 1 - rank, group=group)
+        group._get_backend(torch.device('cpu')).abort()
+        work.wait()
+    attempts(abort)
 
 
-def aborted():
-    rank = start(60)
-    backend = dist.group.WORLD._get_backend(torch.device('cpu'))
-    work = dist.irecv(torch.ones(3), 1 - rank)
-    backend.abort()
-    work.wait()
-
-
-def forked():
-    start(60)
-    if not os.fork():
+def forked(_):
+    """A process that was forked ends with the error, and the ranks go on."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
         dist.all_reduce(torch.ones(3))
-    sys.exit(os.wait()[1] >> 8)
+    print('ended with', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def refused():
+def refused(_):
     """Errors that leave everything as it was."""
-    start(60)
-    backend = dist.group.WORLD._get_backend(torch.device('cpu'))
-    group = dist.new_group()
-    destroyed = group._get_backend(torch.device('cpu'))
-    dist.destroy_process_group(group)
-    for wrong in (
-            lambda: dist.all_reduce(torch.ones(3, dtype=torch.float8_e4m3fn)),
-            lambda: destroyed.allreduce([torch.ones(3)]),
-            # memory that is not the processor's, and no MPI takes
-            lambda: backend.allreduce([torch.ones(3, device='meta')]),
-            lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1], [3]),
-            lambda: dist.all_gather_into_tensor(torch.ones(5), torch.ones(3)),
-            lambda: dist.isend(torch.ones(3), 0, tag=-1),
-            lambda: dist.all_reduce(torch.ones(3).to_sparse())):
-        try:
-            wrong()
-        except Exception as err:
-            print(f'{type(err).__name__}: {err}', flush=True)
+    gone = dist.new_group()
+    destroyed = gone._get_backend(torch.device('cpu'))
+    dist.destroy_process_group(gone)
+    attempts(
+        lambda group: dist.all_reduce(torch.ones(3, dtype=torch.float8_e4m3fn), group=group),
+        lambda _: destroyed.allreduce([torch.ones(3)]),
+        # memory that is not the processor's, and no MPI takes
+        lambda group: group._get_backend(torch.device('cpu')).allreduce([torch.ones(3, device='meta')]),
+        lambda group: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1], [3], group=group),
+        lambda group: dist.all_gather_into_tensor(torch.ones(5), torch.ones(3), group=group),
+        lambda group: dist.isend(torch.ones(3), 0, tag=-1, group=group),
+        lambda group: dist.all_reduce(torch.ones(3).to_sparse(), group=group))
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
-    assert (tensor == dist.get_world_size()).all()
-    sys.exit('and that was all')
+    assert (tensor == 2).all()
+
+
+def late_group(rank):
+    """Rank 1 never comes. The last one: now the ranks count their groups differently."""
+    if rank == 0:
+        try:
+            dist.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
+        except dist.DistBackendError as err:
+            print(err)
+
+
+SURVIVED = [refused, different_sizes, different_operations, different_from_before, other_lengths, overwritten, aborted,
+            forked, late, known_and_new, late_group]
+
+
+def survived():
+    """All of them; the program takes it for a success, and the job is none, because operations have failed."""
+    rank = start(60)
+    for fault in SURVIVED:
+        print('==', fault.__name__, flush=True)
+        fault(rank)
+        sys.stdout.flush()
+        dist.barrier()      # the first one to leave ends the others
+
+
+# --- on two ranks that end
+
+
+def exits():
+    """Rank 1 ends by itself; the others wait for it."""
+    if start(60) == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(3))
+
+
+def names():
+    """An error: RANK of another launcher. Fine: rank, size and store from MPI alone, also as "mpi", with its limit."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            dist.init_process_group('slingmpi', init_method=f'file://{directory}/store', rank=0, world_size=1)
+        except RuntimeError as err:
+            print(err)
+    for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+        os.environ.pop(name, None)
+    for words in ({'backend': 'slingmpi', 'init_method': 'mpi://'}, {'backend': 'mpi'}):
+        dist.init_process_group(**words)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert tensor[0] == dist.get_world_size() == 2
+        beside = dist.new_group(backend='gloo')
+        dist.all_reduce(tensor, group=beside)
+        assert tensor[0] == 4
+        group = dist.new_group([1])
+        if dist.get_rank() == 1:
+            dist.all_reduce(tensor, group=group)
+        print('right as', words['backend'], flush=True)
+        if words['backend'] == 'slingmpi':
+            dist.barrier()
+            dist.destroy_process_group()
+    late(dist.get_rank())
+    dist.barrier()
+
+
+def mpi4py_before():
+    """Fine: it starts MPI, and finalizes it after the process group."""
+    from mpi4py import MPI
+    start(60)
+    beside(MPI)
+    dist.destroy_process_group()
+
+
+def mpi4py_after():
+    """Fine: it finds MPI started."""
+    start(60)
+    from mpi4py import MPI
+    beside(MPI)
+
+
+def beside(MPI):
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    total = MPI.COMM_WORLD.allreduce(1)
+    work.wait()
+    assert tensor[0] == total == dist.get_world_size()
+    print('beside mpi4py', flush=True)
+    dist.barrier()
+
+
+# --- on one
 
 
 def one_thread():
@@ -228,71 +257,35 @@ def two_mpis():
     start(60)
 
 
-def named_mpi():
-    """Fine: the name "mpi", rank and size from MPI."""
+def not_named():
+    """SLINGMPI_AS_MPI is not set."""
     dist.init_process_group('mpi')
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    assert tensor[0] == dist.get_world_size() == 2
-    beside = dist.new_group(backend='gloo')
-    dist.all_reduce(tensor, group=beside)
-    assert tensor[0] == 4
-    group = dist.new_group([1])
-    if dist.get_rank() == 1:
-        dist.all_reduce(tensor, group=group)
-    dist.destroy_process_group()
-    print('as mpi')
 
 
-def met_by_mpi():
-    """Fine: rank, size and store from MPI alone."""
-    for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
-        os.environ.pop(name, None)
-    dist.init_process_group('slingmpi', init_method='mpi://')
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor, group=dist.new_group(backend='gloo'))
-    assert tensor[0] == dist.get_world_size() == 2
-    print('met by MPI')
-
-
-def caught():
-    """Fine: an exception that the program has dealt with ends nobody."""
+def other(directory):
+    """Another installation of slingmpi, as if it had been imported in place of this one."""
+    slingmpi.__path__[:] = [directory]
+    slingmpi.__file__ = os.path.join(directory, '__init__.py')
     start(60)
-    try:
-        raise KeyError('dealt with')
-    except KeyError:
-        pass
-    dist.barrier()
-    print('fine')
 
 
-def mpi4py_before():
-    """Fine: it starts MPI, and finalizes it after the process group."""
-    from mpi4py import MPI
-    start(60)
-    beside(MPI)
-
-
-def mpi4py_after():
-    """Fine: it finds MPI started."""
-    start(60)
-    from mpi4py import MPI
-    beside(MPI)
-
-
-def beside(MPI):
-    tensor = torch.ones(3)
-    work = dist.all_reduce(tensor, async_op=True)
-    total = MPI.COMM_WORLD.allreduce(1)
-    work.wait()
-    assert tensor[0] == total == dist.get_world_size()
-    dist.destroy_process_group()
-    print('beside mpi4py')
+def alone():
+    """Each as a process of its own, which is forked before MPI runs; $OTHERS: directories of other installations."""
+    for function, *words in [[one_thread], [finalized_before], [finalized_too_early], [two_mpis], [not_named],
+                             *([other, path] for path in os.environ['OTHERS'].split(':'))]:
+        print('==', os.path.basename(words[0]) if words else function.__name__, flush=True)
+        child = os.fork()
+        if not child:
+            function(*words)
+            sys.exit()
+        print('ended with', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == '__main__':
+    assert dist.Backend.SLINGMPI == 'slingmpi'
     if 'SAID' in os.environ:
         file = os.open(os.path.join(os.environ['SAID'], str(os.getpid())), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.dup2(file, 1)
         os.dup2(file, 2)
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        globals()[name]()

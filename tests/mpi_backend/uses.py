@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Run on every rank: what programs do with torch.distributed, over slingmpi. Prints what was right.
+"""Run on every rank: all of collectives.py, and what programs do with torch.distributed, over slingmpi. Prints what was
+right.
 
     mpiexec -n 2 python uses.py [case ...]
 """
@@ -13,20 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from collectives import start
-
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
+from collectives import CASES, case, start
 
 
 def model():
     """The same on all ranks."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.ReLU(), torch.nn.Linear(12, 4))
 
 
 def batch(rank):
@@ -194,7 +188,7 @@ def destroyed_in_any_order():
     """As often as $TIMES says, several at a time, by each rank in an order of its own, some with operations before."""
     world, rank = dist.get_world_size(), dist.get_rank()
     order, left = random.Random(rank), []
-    for number in range(int(os.environ.get('TIMES', 1000))):
+    for number in range(int(os.environ.get('TIMES', 200))):
         group = dist.new_group(list(range(world)))
         if number % 10 == 0:
             dist.all_reduce(torch.ones(3), group=group)

@@ -82,17 +82,21 @@ def test_what_it_started_keeps_the_lock(tmp_path):
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_what_was_started(tmp_path, number):
-    program = ('import os, sys; from slingtorch import gpus, lockfile, quickstart as q\n'
-               'def go(*_):\n'
-               '    q.run(["sh", "-c", "echo $$ > %s.new; mv %s.new %s; sleep 60"])\n'
-               'q.quickstart = go; sys.exit(q.main(["--prefix", "%s"]))' % ((str(tmp_path / 'pid'),) * 3 + (tmp_path,)))
+    program = ('import pathlib, subprocess, sys; from slingtorch import gpus, lockfile, quickstart as q\n'
+               'class Popen(subprocess.Popen):\n'
+               '    def wait(self, *args):\n'
+               '        new.with_suffix(".new").write_text(str(self.pid)); new.with_suffix(".new").rename(new)\n'
+               '        return super().wait(*args)\n'
+               'new = pathlib.Path(%r); subprocess.Popen = Popen\n'
+               'q.quickstart = lambda *_: q.run(["sh", "-c", "sleep 600; true"]); sys.exit(q.main(["--prefix", %r]))' % (
+                   str(tmp_path / 'pid'), str(tmp_path)))
     with subprocess.Popen([sys.executable, '-c', program], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         while not (tmp_path / 'pid').exists():
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        assert process.wait(30) == 130
-        assert 'interrupted; run the same command again' in process.stderr.read()
+        assert 'interrupted; run the same command again' in process.communicate(timeout=30)[1]
+    assert process.returncode == 130
     # who ended and waits for its parent is still listed
     state = pathlib.Path('/proc/%s/stat' % (tmp_path / 'pid').read_text().strip())
     assert not state.exists() or state.read_text().rsplit(')', 1)[1].split()[0] in 'ZX'

@@ -6,11 +6,12 @@ import re
 import shutil
 import sys
 import tempfile
+import types
 
 import pytest
 
 from slingtorch import quickstart
-from testbed import ROOT, clean_environ, copy_of_checkout, run, wheels
+from testbed import DIR, ROOT, clean_environ, copy_of_checkout, run, wheels
 
 pytestmark = pytest.mark.real
 
@@ -36,18 +37,30 @@ def files_below(directory):
     return sorted(str(path.relative_to(directory)) for path in directory.rglob('*'))
 
 
-def test_from_clone_to_training_and_again(tmp_path):
-    """From a shell in which another installation is active; its configuration has no say."""
-    checkout, home, prefix = copy_of_checkout(tmp_path / 'my checkout'), tmp_path / 'home', tmp_path / 'prefix'
-    home.mkdir()
-    other = tmp_path / 'other'
-    env = {**environment(home), 'EASYBUILD_PREFIX': str(other), 'EASYBUILD_HOOKS': '/foreign/hooks.py',
-           'EASYBUILD_INSTALLPATH_SOFTWARE': str(other / 'software'), 'SLINGTORCH_SITE': 'lumi',
-           'PIP_TARGET': str(other / 'target'), 'PYTHONPATH': '/nonexistent', 'SLURM_JOB_ID': '1', 'RANK': '3',
-           'CDPATH': str(tmp_path)}
-    before = files_below(checkout)
+@pytest.fixture(scope='module')
+def first(tmp_path_factory):
+    """A run from a shell in which another installation is active, whose configuration has no say."""
+    here = types.SimpleNamespace(dir=tmp_path_factory.mktemp('first'))
+    here.home, here.prefix, here.other = here.dir / 'home', here.dir / 'prefix', here.dir / 'other'
+    here.home.mkdir()
+    here.checkout = copy_of_checkout(here.dir / 'my checkout')
+    here.env = {**environment(here.home), 'EASYBUILD_PREFIX': str(here.other), 'EASYBUILD_HOOKS': '/foreign/hooks.py',
+                'EASYBUILD_INSTALLPATH_SOFTWARE': str(here.other / 'software'), 'SLINGTORCH_SITE': 'lumi',
+                'PIP_TARGET': str(here.other / 'target'), 'PYTHONPATH': '/nonexistent', 'SLURM_JOB_ID': '1', 'RANK': '3',
+                'CDPATH': str(here.dir)}
+    here.before = files_below(here.checkout)
+    # what the test bed has downloaded; that `eb` does so itself is in the other tests' installation
+    os.close(quickstart.claim(str(here.prefix))[1])
+    downloaded = here.prefix / 'easybuild/sources/p/PyTorch/wheels'
+    downloaded.mkdir(parents=True)
+    for wheel in (DIR / 'sources/p/PyTorch/wheels').glob('*.whl'):
+        (downloaded / wheel.name).symlink_to(wheel)
+    here.done = run([here.checkout / 'quickstart', '--prefix', here.prefix], env=here.env, timeout=900, cwd=here.dir)
+    return here
 
-    done = run([checkout / 'quickstart', '--prefix', prefix], env=env, timeout=900, cwd=tmp_path)
+
+def test_from_clone_to_training_and_again(first):
+    done, checkout, tmp_path, prefix = first.done, first.checkout, first.dir, first.prefix
     text = done.stdout
     accuracy = float(re.search(r'accuracy (0\.\d+) on 360 test images, 2 ranks', text).group(1))
     assert accuracy > 0.95
@@ -61,29 +74,24 @@ def test_from_clone_to_training_and_again(tmp_path):
     warnings = [line for line in (text + done.stderr).splitlines() if re.search(r'warning', line, re.I)]
     assert [line for line in warnings if 'Using EasyBuild as root' not in line] == []
 
-    assert files_below(checkout) == before, 'wrote to the checkout'
-    assert files_below(home) == [], 'wrote to the home directory'
-    assert not other.exists(), 'wrote where the shell pointed'
-
-    # what took how long
-    took = [float(seconds) for seconds in re.findall(r'^ +(\d+\.\d) s  \w', text.partition('==> Done')[2], re.M)]
-    assert len(took) > 2 and took[-1] > 0
+    assert files_below(checkout) == first.before, 'wrote to the checkout'
+    assert files_below(first.home) == [], 'wrote to the home directory'
+    assert not first.other.exists(), 'wrote where the shell pointed'
 
     # the three commands to do it again by hand, as printed
     commands = re.search(r'by hand:\n\n((?:  .*\n)+)', text).group(1)
     assert len(commands.strip().splitlines()) == 3
-    by_hand = run(['bash', '--noprofile', '--norc', '-ec', commands], env=environment(home), cwd=tmp_path, timeout=300)
-    assert 'on 360 test images, 2 ranks' in by_hand.stdout
     # eb goes on working after the module is loaded, whose Python has no EasyBuild
-    eb_after = commands.splitlines()[0] + '\n' + commands.splitlines()[1] + '\neb --version'
-    assert 'EasyBuild 5.4' in run(['bash', '--noprofile', '--norc', '-ec', eb_after], env=env, cwd=tmp_path).stdout
+    by_hand = run(['bash', '--noprofile', '--norc', '-ec', commands + 'eb --version'],
+                  env=environment(first.home), cwd=tmp_path, timeout=300)
+    assert 'on 360 test images, 2 ranks' in by_hand.stdout and 'EasyBuild 5.4' in by_hand.stdout
 
     # again: nothing is installed. What is broken is made again: test_program.py
-    again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '3'], env=env, timeout=900,
+    again = run([checkout / 'quickstart', '--prefix', prefix, '--ranks', '1'], env=first.env, timeout=900,
                 cwd=tmp_path).stdout
     assert 'PyTorch/2.13.0-local-cpu is already installed' in again
     assert 'installing with uv' not in again
-    assert 'on 360 test images, 3 ranks' in again
+    assert '==> Training on 1 rank\n' in again and 'on 360 test images, 1 ranks' in again
 
 
 TRAIN = """
@@ -94,29 +102,28 @@ if rank == 0:
 """
 
 
-def test_machine_with_gpus(tmp_path, lmod):
+def test_machine_with_gpus(first, lmod):
     """Driver 550 and three GPUs, of files; wheels with CUDA 12.8 and the training are stand-ins. All else is real."""
-    checkout, prefix = copy_of_checkout(tmp_path / 'checkout'), tmp_path / 'prefix'
-    os.close(quickstart.claim(str(prefix))[1])
+    example, root = first.checkout / 'examples/training/ddp_training.py', first.dir / 'root'
     # where an earlier run has downloaded them to: an index would give the real ones
-    wheels.stand_in(checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
-                    prefix / 'easybuild/sources/p/PyTorch/wheels', gpus=3)
-    (checkout / 'examples/training/ddp_training.py').write_text(TRAIN)
+    shutil.rmtree(first.prefix / 'easybuild/sources')
+    wheels.stand_in(first.checkout / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-cuda-12.8.eb',
+                    first.prefix / 'easybuild/sources/p/PyTorch/wheels', gpus=3)
     for name, text in (('proc/driver/nvidia/version', 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Wed\n'),
                        ('dev/nvidiactl', '')):
-        (tmp_path / 'root' / name).parent.mkdir(parents=True)
-        (tmp_path / 'root' / name).write_text(text)
-    env = environment(tmp_path / 'home')
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text(text)
     script = 'import sys; from slingtorch import quickstart; sys.exit(quickstart.main(sys.argv[2:], root=sys.argv[1]))'
-    command = [sys.executable, '-c', script, tmp_path / 'root', '--prefix', prefix,
-               '--modules', f'Lmod {lmod.init.split()[1]} Lua']
-    text = run(command, env=env, timeout=600, cwd=checkout).stdout
-    assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text
+    real = example.read_text()
+    example.write_text(TRAIN)
+    try:
+        text = run([first.prefix / 'venv/bin/python', '-c', script, root, '--prefix', first.prefix, '--modules',
+                    f'Lmod {lmod.init.split()[1]} Lua'], env=environment(first.home), timeout=600, cwd=first.checkout).stdout
+    finally:
+        example.write_text(real)
+    assert 'PyTorch:      PyTorch-2.10.0-cuda-12.8.eb (driver 550.90.07)' in text and 'installing with uv' not in text
     assert '==> Training on 3 ranks\n' in text and 'trained with 2.10.0+cu128 12.8' in text
     assert '  module load PyTorch/2.10.0-cuda-12.8\n  mpiexec -n 3 conda-python-distributed' in text
-    done = run([*command, '--ranks', '6'], env=env, timeout=600, cwd=checkout, check=False)
-    assert done.returncode == 1
-    assert 'there are 3 GPUs for 6 ranks, and each rank needs its own\n            --ranks 3; or --cpu' in done.stderr
 
 
 @pytest.mark.parametrize('command', [

@@ -5,13 +5,9 @@ The global batch of light_training.py is split over the ranks, so every launch m
 rank, world size, address or port cannot.
 """
 
-import contextlib
 import json
-import os
 import pathlib
 import shlex
-import signal
-import subprocess
 
 import pytest
 
@@ -77,28 +73,6 @@ def nodes_of(ranks_per_node):
     return [node for node in testbed.NODES for _ in range(ranks_per_node)]
 
 
-def finish(process, timeout=240):
-    """Both streams of a Popen that must end well."""
-    out, err = process.communicate(timeout=timeout)
-    assert process.returncode == 0, out + err
-    return out
-
-
-@contextlib.contextmanager
-def ended(*processes):
-    """Whatever happens inside, these Popens and what they started are ended afterwards."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 # --- the losses are those of one rank
 
 
@@ -131,12 +105,15 @@ def test_torchrun_outlives_a_signal_on_which_its_workers_save(slurm, pytorch, di
         f'own = pathlib.Path("{tmp_path}", os.environ["RANK"])\n'
         'def save(*_):\n    own.with_suffix(".saved").touch()\n    sys.exit()\n'
         'signal.signal(signal.SIGUSR1, save)\nown.with_suffix(".ready").touch()\ntime.sleep(600)\n')
-    job = slurm.popen(*ONE_BY_ONE, '--job-name=saves', distributed, '--torchrun=2', program, env=pytorch.env)
-    with ended(job):
-        slurm_.wait(lambda: len(list(tmp_path.glob('*.ready'))) == 4, 120, 'not all workers start',
-                    lambda: job.poll() is None or pytest.fail(''.join(job.communicate()), pytrace=False))
-        slurm.run('scancel', '--name=saves', '--signal=USR1')
-        finish(job)
+    with slurm.popen(*ONE_BY_ONE, '--job-name=saves', distributed, '--torchrun=2', program, env=pytorch.env) as job:
+        try:
+            slurm_.wait(lambda: len(list(tmp_path.glob('*.ready'))) == 4, 120, 'not all workers start',
+                        lambda: job.poll() is None or pytest.fail(''.join(job.communicate()), pytrace=False))
+            slurm.run('scancel', '--name=saves', '--signal=USR1')
+            said = job.communicate(timeout=240)
+        finally:
+            slurm.run('scancel', '--name=saves')
+    assert job.returncode == 0, said
     assert len(list(tmp_path.glob('*.saved'))) == 4
 
 

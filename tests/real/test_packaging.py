@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from testbed import ROOT, clean_environ, copy_of_checkout, readme, run, wheels
+from testbed import ROOT, clean_environ, copy_of_checkout, quickvenv, readme, run, wheels
 
 pytestmark = pytest.mark.real
 
@@ -40,7 +40,8 @@ def test_wheel_holds_every_file_of_the_rooms_and_of_the_package(wheel):
 
 def test_eb_after_the_installation_of_the_readme(lmod, tmp_path):
     copy_of_checkout(tmp_path / 'slingtorch')
-    run(['bash', '-ec', readme.supercomputer()['installation']], timeout=300, env=clean_environ(), cwd=tmp_path)
+    env = {**clean_environ(), 'PIP_NO_COMPILE': '1', 'PATH': f'{quickvenv.python3()}:{os.environ["PATH"]}'}
+    run(['bash', '-ec', readme.supercomputer()['installation']], timeout=300, env=env, cwd=tmp_path)
     venv = tmp_path / 'slingtorch-env'
     shutil.rmtree(tmp_path / 'slingtorch')
     index, work = tmp_path / 'index', tmp_path / 'work'

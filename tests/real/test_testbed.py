@@ -20,28 +20,11 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 def run_pytest(directory, text, *args, **env):
     """Run pytest on a file with this text, with our conftest.py, in `directory`."""
     (directory / 'test_it.py').write_text(text)
-    return subprocess.run(
-        [
-            sys.executable,
-            '-m',
-            'pytest',
-            '-c',
-            os.devnull,
-            '--rootdir',
-            str(directory),
-            '-p',
-            'no:cacheprovider',
-            '-p',
-            'conftest',
-            *args,
-        ],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,    # on a busy machine whose disk is slow, pytest alone took 77 s to start
-        env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS), 'CI': '', 'SLINGTORCH_CI': '', **env},
-    )
+    command = [sys.executable, '-m', 'pytest', '-c', os.devnull, '--rootdir', str(directory), '-p', 'no:cacheprovider',
+               '-p', 'conftest', *args]
+    return subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=600,    # on a busy machine whose disk is slow, pytest alone took 77 s to start
+                          env={**testbed.clean_environ(), 'PYTHONPATH': str(TESTS), 'CI': '', 'SLINGTORCH_CI': '', **env})
 
 
 SKIPS = {

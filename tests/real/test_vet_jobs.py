@@ -68,19 +68,6 @@ def test_sound_nodes_are_measured_over_gloo(vet):
     assert not found['not_tested']
 
 
-@pytest.mark.parametrize('reference, word, status', [('gloo=50', 'Cordon', 1), ('nccl=50', 'Untested', 0)])
-def test_of_two_nodes_the_absolute_figure_decides(vet, reference, word, status):
-    done, _, _ = vet('--reference', reference)
-    assert bool(done.returncode) == bool(status) and done.stdout.count(word + ': ') == 2, done.stdout + done.stderr
-
-
-def test_a_backend_that_does_not_start_is_named_with_its_message(vet, python):
-    done, nodes, _ = vet(nodes=3, PATH=python('export GLOO_SOCKET_IFNAME=hsn0', NODES[1]))
-    assert done.returncode != 0
-    assert nodes[NODES[0]]['good'] and not nodes[NODES[1]]['good']
-    assert 'gloo does not start' in nodes[NODES[1]]['why'] and 'for: hsn0' in nodes[NODES[1]]['why']
-
-
 def test_a_slow_node_is_named(vet, three):
     for line in (['add', 'dev', 'eth0', 'root', 'tbf', 'rate', '200mbit', 'burst', '64kb', 'latency', '100ms'],
                  ['show', 'dev', 'eth0']):
@@ -121,7 +108,7 @@ def test_with_spares_under_pbs_starts_on_the_good_nodes(three, installed_pytorch
                  installed_pytorch.runscripts / 'conda-python-distributed', '-c', program),
         env={name: str(value) for name, value in env.items()}, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f'Cordon: {NODES[0]}    fails: gloo does not start' in done.stdout
+    assert re.search(rf'Cordon: {NODES[0]}    fails: gloo does not start.*for: hsn0', done.stdout), done.stdout
     ranks = sorted(line for line in done.stdout.splitlines() if line.startswith('rank '))
     assert ranks == [f'rank {rank} of 2 on {NODES[1]} master {NODES[1]}' for rank in range(2)]
 

@@ -56,13 +56,6 @@ def test_a_sound_log_is_judged(verdict, findings):
     assert explain.judged({'cause': 'sound', 'remedy': ''}, findings) == verdict
 
 
-@pytest.mark.parametrize('source, named', [
-    ('https://github.com/a/b/issues/12 (2024-01-01)', True), ('https://github.com/A/B/issues/12', True),
-    ('https://github.com/a/b/issues/1 (2024-01-01)', False), ('a book', False)])
-def test_who_wrote_a_rule_had_read_the_case(source, named):
-    assert explain.is_named(source, 'source = x, https://github.com/a/b/issues/12; y') == named
-
-
 HEAD = 'source: https://example.org\nsystem: other\ncause: the disk is full\nremedy: quota|space\n'
 
 

@@ -162,6 +162,6 @@ def test_how_many_hosts(hostlist, count):
 def test_ten_thousand_hosts(form):
     numbers = "0000-0099" if form == "range" else ",".join("%04d" % number for number in range(100))
     hostlist = ",".join("rack%02dnode[%s]" % (rack, numbers) for rack in range(100))
-    assert first(hostlist) == "rack00node0000"     # how long it takes: benchmarks/runscripts.py
+    assert first(hostlist) == "rack00node0000" 
     before = hostlist.rindex("]")
     assert "see character" in error(hostlist[:before])
