@@ -46,6 +46,7 @@ SAME = {
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
+    **{'ulimit -' + option: ('yellow', 'limit', "see where this limit is set") for option in limits.SHELL},
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
@@ -197,8 +198,9 @@ def check_master(environ: dict, report: Report, name: str) -> None:
             if query.getsockname()[0] == place[0]:
                 report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
                 return
-    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s" % (
-        address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
+    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s: or two nodes have RANK=0"
+               % (address, found[0][4][0], name), "unset MASTER_ADDR and RANK in the job script: it is another job's, "
+               "or ranks are there twice")
 
 
 def check_port(machine: Machine, report: Report) -> None:
@@ -501,11 +503,15 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 def other_rank(rank: Rank) -> str:
     """Not the first one of its node: writes what it finds. Returns rank 0's word."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
+    if files.read(name)[1]:
+        raise PeerLost("another process of this node has RANK=%d too: see how the job script sets it" % rank.rank)
     files.write(name, {'pid': os.getpid()})
     first = files.wait(gather.FIRST, rank.begin + rank.seconds)
-    wants_probe = not messages.has_form(first, {'digest': str}) or first['digest'] != rank.digest
-    probe = rank.start_probe() if wants_probe else None
+    if not messages.has_form(first, {'digest': str, 'environ': dict}):
+        first = {'digest': '', 'environ': {}}
+    probe = rank.start_probe() if first['digest'] != rank.digest else None
     details = rank.look()
+    details['differs'] = gather.differing(rank.environ, first['environ'])
     if probe:
         check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
         probe.end()
@@ -603,8 +609,12 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
-    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')),
-                          bool(details.get('mpi')))
+    program.check_imports(report, told.get('script') or {}, details)
+    for name in details.get('reads', ()):
+        for one in ranks if 'env ' + name not in report.facts else ():
+            value = one.get('differs', {}).get(name, rank.environ.get(name))
+            if value is not None:
+                report.fact('env ' + name, value[:gather.SHOWN], 1 << one['rank'])
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
@@ -674,6 +684,10 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
     """
     report = rank.report
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
+    for said in there.values():
+        if said and said.get('twice'):
+            report.add('red', 'world-size', "two nodes have rank %d, such as %s" % (said['rank'], said['node']),
+                       "see how the job script sets RANK", 1)
     imported = probe.found['seconds'].get('import', 0) if probe else 0
     seconds = min(rank.seconds, network.ASIDE + 3 * imported) + SLACK
     if there:

@@ -8,6 +8,7 @@ directory first. Then one worker of a DataLoader is started.
 """
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ import signal
 import sys
 import time
 
-from . import __main__, program
+from . import __main__, program, syntax
 
 TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Trial:
 
     def result(self) -> dict:
         """
-        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker'; {} if nothing.
+        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker', 'late' (texts),
+        'modules'; {} if nothing.
         """
         late = False
         while b'"done"' not in self.text:   # a worker may keep the pipe
@@ -72,8 +74,9 @@ class Trial:
             last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
         elif last.get('doing') and status != OVER << 8:
             how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
-            # a kill is of the kernel's, for memory, and this process is one more
-            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), how != 'signal 9']
+            # a kill is of the kernel's, for memory, and this process is one more; what comes later need not come
+            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how),
+                             how != 'signal 9' and 'late' not in last]
         return last
 
 
@@ -122,7 +125,7 @@ def changes(before: dict, real: dict) -> list:
 
 def statements(text: bytes) -> 'Iterator[tuple]':
     """What a script does first of all that decides about its imports: (statement, whether it is an import)."""
-    for node in program.parse(text).body:
+    for node in syntax.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, True
             continue
@@ -230,7 +233,56 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
     except Exception as err:
         say(worker=first(err))
+    try:
+        loaded = program.load(words, {**os.environ, **{name: value for name, value in real.items() if value}})
+    except OSError:
+        loaded = None
+    if loaded and not found.get('wrong'):
+        try_late(loaded, say)
+        say(modules=modules_of(loaded, directory), doing='')
     say(done=True)
+
+
+def try_late(loaded: 'syntax.Program', say: 'Any') -> None:
+    """What the program loads later, in functions that are called: modules, and libraries by ctypes."""
+    wrong, space = [], {'__name__': '__slingtorch__'}     # type: list, dict
+    for node, code, text in loaded.late():
+        try:
+            say(doing=text, late=wrong)
+            exec(compile(code, '<late>', 'exec'), space)
+        except (ImportError, SyntaxError, OSError) as err:
+            wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
+        except Exception:   # it may need what is not here
+            pass
+    dist = getattr(sys.modules.get('torch'), 'distributed', None)
+    for node in loaded.calls:
+        name = loaded.value(syntax.keywords(node).get('backend', (node.args + [None])[0]))
+        if syntax.called(node) == 'init_process_group' and name in ('mpi', 'ucc', 'gloo') and not loaded.optional(
+                node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
+            wrong.append("%s: init_process_group('%s'), and this PyTorch was built without it" % (
+                loaded.where(node), name))
+    say(late=wrong[:8])
+
+
+def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
+    """{package that the program imports: its version, or a digest of its files that are not of this Python}"""
+    found, own = {}, tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
+    for top in {name.partition('.')[0] for name in loaded.imports} - {'', 'torch'}:
+        path = os.path.realpath(getattr(sys.modules.get(top), '__file__', None) or '/nowhere')
+        version = getattr(sys.modules.get(top), '__version__', None)
+        if path.startswith(os.path.realpath(directory) + '/') or not os.path.isfile(path):
+            continue
+        if path.startswith(own):
+            if isinstance(version, str):
+                found[top] = version
+            continue
+        digest = hashlib.sha256()
+        for name, module in sorted(sys.modules.items())[:program.LISTED]:
+            file = getattr(module, '__file__', None) or ''
+            if (name + '.').startswith(top + '.') and os.path.isfile(file):
+                digest.update(program.contents(file).encode())
+        found[top] = '%s, %s' % (version or 'files', digest.hexdigest()[:12])
+    return dict(sorted(found.items())[:program.ARGUMENTS])
 
 
 def first(err: BaseException) -> str:

@@ -111,6 +111,8 @@ class Store:
                     said = messages.load(data)
                 if not messages.has_form(said, COMES) or not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):
                     said = None
+                elif said['rank'] in [other['rank'] for other in found.values() if other]:
+                    said['twice'] = True
                 found[number] = said
                 there += said['ranks'] if said else 1
             if not new:
