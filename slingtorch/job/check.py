@@ -27,12 +27,9 @@ import time
 from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
+from .kinds import Any, Callable, Iterable, Optional
 from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
 from .probe import COMES, SLACK, patience
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable, Optional
 
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {

@@ -18,13 +18,8 @@ import zlib
 
 from . import limits, messages
 from .findings import Report, ignored_of
+from .kinds import Any, Callable, Machine, Optional  # noqa: F401, in comments
 from .machine import by_srun
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable, Optional  # noqa: F401, in comments
-
-    from .machine import Machine
 
 # seconds between two looks at the files of others
 LOOK = 0.02

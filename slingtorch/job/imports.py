@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import resource
@@ -18,12 +19,10 @@ import select
 import signal
 import sys
 import time
+import types
 
 from . import __main__, program, syntax
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Iterator
+from .kinds import Any, Iterator
 
 # seconds for all of it; one that takes longer is not tested
 LIMIT = 30
@@ -193,7 +192,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         except Exception as err:
             say(wrong=['import torch takes a file beside the script: %s' % first(err), True], doing='')
             return
-    sure, text, changed = True, b'', []  # type: bool, bytes, list
+    sure, text, changed, space = True, b'', [], {}  # type: bool, bytes, list, dict
     try:
         if kind == 'module':
             spec = importlib.util.find_spec(name)
@@ -238,14 +237,19 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
     except OSError:
         loaded = None
     if loaded and not found.get('wrong'):
-        try_late(loaded, say)
+        try_late(loaded, say, space)
         say(modules=modules_of(loaded, directory), doing='')
     say(done=True)
 
 
-def try_late(loaded: 'syntax.Program', say: 'Any') -> None:
-    """What the program loads later, in functions that are called: modules, and libraries by ctypes."""
-    wrong, space = [], {'__name__': '__slingtorch__'}     # type: list, dict
+def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
+    """
+    What the program loads later, in functions that are called: modules, and libraries by ctypes; and names of modules,
+    and of arguments of functions, that are not there.
+
+    :param space: what the script's imports have brought
+    """
+    wrong = []  # type: list
     for node, code, text in loaded.late():
         try:
             say(doing=text, late=wrong)
@@ -261,7 +265,46 @@ def try_late(loaded: 'syntax.Program', say: 'Any') -> None:
                 node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
             wrong.append("%s: init_process_group('%s'), and this PyTorch was built without it" % (
                 loaded.where(node), name))
-    say(late=wrong[:8])
+    first_file = next(iter(loaded.files))
+    for node in loaded.nodes:
+        if loaded.place.get(id(node)) == first_file and not loaded.optional(node):
+            wrong += ['%s: %s' % (loaded.where(node), text) for text in [lacking(loaded, node, space)] if text]
+    say(late=list(dict.fromkeys(wrong))[:8])
+
+
+def found_at(loaded: 'syntax.Program', node: 'Any', space: dict) -> 'Any':
+    """The module, class or function that a name is, as the imports brought it; None if that is not known."""
+    if isinstance(node, ast.Attribute):
+        before = found_at(loaded, node.value, space)
+        return getattr(before, node.attr, None) if isinstance(before, types.ModuleType) else None
+    key = loaded.place.get(id(node)), getattr(node, 'id', '')
+    return space.get(key[1]) if key not in loaded.values and key not in loaded.defined else None
+
+
+def lacking(loaded: 'syntax.Program', node: 'Any', space: dict) -> str:
+    """What a module, or a function, has not, and the program takes for granted; ''."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        module = found_at(loaded, node.value, space)
+        if isinstance(module, types.ModuleType) and not hasattr(module, node.attr) and not loaded.values.get(
+                node.attr) and not importable('%s.%s' % (module.__name__, node.attr)):
+            return "module %s has no '%s'" % (module.__name__, node.attr)
+    if isinstance(node, ast.Call):
+        function = found_at(loaded, node.func, space)
+        with contextlib.suppress(TypeError, ValueError):    # of some there is no signature
+            known = inspect.signature(function).parameters if callable(function) else {}
+            if known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+                for word in node.keywords:
+                    if word.arg and word.arg not in known:
+                        return "%s() takes no argument '%s'" % (syntax.called(node), word.arg)
+    return ''
+
+
+def importable(name: str) -> bool:
+    """Whether there is such a module."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
@@ -282,7 +325,7 @@ def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
             if (name + '.').startswith(top + '.') and os.path.isfile(file):
                 digest.update(program.contents(file).encode())
         found[top] = '%s, %s' % (version or 'files', digest.hexdigest()[:12])
-    return dict(sorted(found.items())[:program.ARGUMENTS])
+    return dict(sorted(found.items())[:syntax.ARGUMENTS])
 
 
 def first(err: BaseException) -> str:

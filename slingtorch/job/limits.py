@@ -16,12 +16,7 @@ import sysconfig
 import tempfile
 import threading
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Callable, Mapping, Optional
-
-    from .findings import Report
-    from .machine import Machine
+from .kinds import Callable, Machine, Mapping, Optional, Report
 
 # option of ulimit: its number in getrlimit(2), and what it is
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'address space'),

@@ -10,15 +10,9 @@ import stat
 import sys
 
 from . import nccl
+from .kinds import Iterable, Machine, Optional, Report
 from .limits import write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Iterable, Optional
-
-    from .findings import Report
-    from .machine import Machine
 
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,

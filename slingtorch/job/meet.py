@@ -18,10 +18,7 @@ import socket
 import time
 
 from . import messages, network
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable
+from .kinds import Any, Callable
 
 # seconds between two looks at the store, and for each of its answers
 LOOK, ANSWER = 0.02, 20

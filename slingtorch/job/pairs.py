@@ -24,12 +24,9 @@ import threading
 import time
 
 from . import meet, messages, nccl
+from .kinds import Any, Optional
 from .machine import Machine, seconds_to_wait
 from .probe import first_lines, patience
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Optional
 
 # What is sent in one volley: bytes at first and at most, by which factor more, and until it takes so many seconds. The
 # first one of all sets up the connection.

@@ -19,11 +19,8 @@ import threading
 import time
 
 from . import imports, meet, messages, nccl, network
+from .kinds import Any, Mapping, Optional
 from .machine import Machine, libraries, mapped_libraries
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Mapping, Optional
 
 # Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
 # that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.

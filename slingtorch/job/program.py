@@ -11,18 +11,13 @@ import sys
 from importlib.machinery import PathFinder
 
 from . import rules
-from .syntax import OUTPUT, Program, called, imported, keywords, literal, parsed
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Mapping, Optional
-
-    from .findings import Report
+from .kinds import Mapping, Optional, Report
+from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, is_number, keywords, literal, parsed
 
 # bytes of a program, and of the beginning and the end of a file that is compared
 MOST, ENDS = 16 << 20, 64 << 10
 # own modules that are looked at, arguments, and entries of a directory
-FILES, ARGUMENTS, LISTED = 200, 50, 20000
+FILES, LISTED = 200, 20000
 # options that name what a program reads
 INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 # variables that say which rank it is, or where: they differ, or are of the launcher
@@ -90,7 +85,7 @@ def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
     else:
         place = name if not os.path.isdir(name) else ''
         files = files_of_program(name, read(name)) if place else None
-    return Program(files, environ, arguments_of(words), place) if files else None
+    return Program(files, environ, words[words.index(name) + 1:], place) if files else None
 
 
 def gpu_of_program(program: 'Program') -> str:
@@ -184,6 +179,11 @@ def look_at_variables(report: 'Report', program: 'Program', details: dict) -> No
         if value is None and must:
             report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (
                 program.where(must[0]), name), "export %s before srun" % name)
+        for node, _ in reads:
+            kind = called(program.above.get(id(node)))
+            if value and kind in ('int', 'float') and not (is_number(kind, value) or program.optional(node)):
+                report.add('yellow', 'variable', "%s: %s='%s' is not a number (%s)" % (
+                    program.where(node), name, value[:80], kind), "correct it in the job script")
         if not PER_RANK.match(name) and '/' not in (value or ''):
             details['reads'].append(name)
 
@@ -209,22 +209,10 @@ def look_at_reads(report: 'Report', program: 'Program', written: set) -> None:
                 program.where(node), path), "correct the path, or put it on a file system that all nodes have")
 
 
-def arguments_of(words: list) -> list:
-    """[(option or '', value)] of the script, as far as options are written in one of the usual ways."""
-    name, found, option = program_of(words)[1], [], ''
-    for word in words[words.index(name) + 1:][:ARGUMENTS] if name in words else ():
-        key, equals, value = word.partition('=')
-        if equals and re.match(r'-{0,2}[\w.-]+$', key):
-            found.append((key, value))
-        elif not word.startswith('-'):
-            found.append((option, word))
-        option = word if word.startswith('-') and not equals else ''
-    return found
-
-
 def look_at_arguments(report: 'Report', words: list) -> None:
     """The paths among the arguments of the script."""
-    paths = [(option, value) for option, value in arguments_of(words)
+    name = program_of(words)[1]
+    paths = [(option, value) for option, value in arguments_of(words[words.index(name) + 1:] if name in words else [])
              if value and '://' not in value and not OUTPUT.match(option)]
     look_at_paths(report, 'argument', [value for _, value in paths])
     for option, value in paths:

@@ -4,17 +4,12 @@ What a program says of ranks, data and gradients that does not go with this job,
 rule yields (node, text, remedy). A text that begins with '!' is red: it cannot go well.
 """
 import ast
+import builtins
 import os
 import re
 
-from .syntax import FUNCTIONS, RANK, called, keywords, literal, main_block, named, owner
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Iterator, Mapping
-
-    from .findings import Report
-    from .syntax import Program
+from .kinds import Any, Iterator, Mapping, Program, Report
+from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, is_number, keywords, literal, main_block, named, owner
 
 # operations that need all ranks; those of FSDP that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
@@ -28,7 +23,6 @@ LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?
                     r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
 # calls whose result does not depend on the order of what they are given; what has no order that ranks share
 UNORDERED = ('sorted', 'len', 'sum', 'min', 'max', 'any', 'all', 'set', 'frozenset', 'bool', 'isinstance', 'print')
-LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
 # functions by which all ranks would write, or take away, one file
 ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
         'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
@@ -36,6 +30,10 @@ ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rena
 # what draws numbers, what makes all ranks draw the same, and at which calls torch.compile leaves its graph
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 BREAKS = ('item', 'print', 'tolist', 'numpy', 'breakpoint', 'save', 'input')
+BACKENDS = ('inductor', 'eager', 'aot_eager', 'cudagraphs', 'onnxrt', 'openxla', 'tvm', 'tensorrt', 'ipex', 'openvino')
+MODES = ('default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
+# what each rank has of its own
+OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brand'
 # seconds that all ranks should have for a collective
 TIMEOUT = 60
 LET_IT = "take it out: conda-python-distributed sets it"
@@ -148,10 +146,70 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
                 node.lineno < begins[0].lineno and not program.optional(node):
             yield node, "%s() comes before init_process_group()" % name, "call init_process_group() first"
         if (name in COLLECTIVES and dist and 'group' not in keywords(node) or name in OF_FSDP and names & FSDP or
-                name == 'backward' and names & DDP) and program.one_branch(node):
+                names & DDP and (name == 'backward' or name == 'step' and 'opt' in owner(node))) and \
+                program.one_branch(node):
             yield node, "%s() where some ranks alone come: these wait for the others" % name, "have all ranks call it"
         if name in ONCE and job.world > 1 and not program.for_one_rank(node):
             yield from once(program, node, name, ONCE[name])
+        if literal(keywords(node).get('download')) is True and job.world > 1 and not program.for_one_rank(node):
+            yield node, "all ranks download one data set by %s()" % name, "have local rank 0 do it, then barrier()"
+
+
+def steps(program: 'Program', job: Job) -> 'Iterator[tuple]':
+    """All ranks do as many steps, with parameters of one size: else they wait for each other."""
+    names = {called(node) for node in program.calls}
+    if not names & (DDP | FSDP | set(COLLECTIVES)) or job.world < 2:
+        return
+    told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
+    for node in program.nodes:
+        loops = [one for one, _ in program.around(node) if isinstance(one, LOOPS)]
+        inside = set(map(called, ast.walk(loops[0]))) if loops and isinstance(node, (ast.If, ast.Try)) else set()
+        if inside & {'backward', *COLLECTIVES} and isinstance(node, ast.If) and isinstance(
+                node.body[-1], (ast.Break, ast.Continue, ast.Return)):
+            own = re.search('%s|%s' % (OWN, RANK.pattern), program.words(node.test, 0))
+            if own and own.group() not in told and not re.search('reduce|broadcast|gather', program.words(node.test)):
+                yield node, "a rank leaves the loop by its own '%s', and the others wait for it" % own.group(), \
+                    "have all ranks decide alike: all_reduce() it first"
+        if isinstance(node, ast.Try) and 'backward' in inside & set(map(called, ast.walk(node))) and any(
+                isinstance(one.body[-1], (ast.Pass, ast.Continue, ast.Break)) for one in node.handlers):
+            yield node, "a rank whose step fails goes on without it, and the others wait for it", "let the error end it"
+        sizes = node.args if called(node) == 'range' or LAYERS.match(called(node)) else [
+            node.lower, node.upper] if isinstance(node, ast.Slice) else []
+        for part in sizes:
+            if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Add, ast.Sub)) and any(
+                    re.search('rank$|get_rank', named(one) or called(one)) for one in (part.left, part.right)):
+                yield part, "a size depends on the rank: ranks do other steps, or have other parameters", \
+                    "give all ranks as much"
+
+
+def options(program: 'Program', job: Job) -> 'Iterator[tuple]':
+    """What argparse and sys.argv are given."""
+    adds = [node for node in program.calls if called(node) == 'add_argument']
+    known = {literal(part): node for node in adds for part in node.args if isinstance(literal(part), str)}
+    given = {word.partition('=')[0]: None for word in program.given if word.startswith('-')}    # type: dict
+    given.update((option, value) for option, value in program.arguments if option)
+    strict = 'parse_args' in program.names and not {'parse_known_args', 'add_subparsers'} & program.names
+    for option in given if strict and known else ():
+        if not re.match(r'-\d|--?h(elp)?$', option) and not any(one.startswith(option) or len(one) == 2 and (
+                option[1] != '-' and option.startswith(one)) for one in known):
+            yield adds[0], "the program is given %s, which its options do not have" % option, "see --help"
+    for node in adds if strict else ():
+        words, own = keywords(node), [str(literal(part)) for part in node.args]
+        value = next((given[one] for one in own if one in given), None)
+        if literal(words.get('required')) is True and not any(one.startswith(tuple(given) or '\0') for one in own):
+            yield node, "the program is not given %s, which is required" % own[-1], "give it"
+        kind, choices = named(words.get('type')), [literal(one) for one in getattr(words.get('choices'), 'elts', ())]
+        if value and 'nargs' not in words and (kind in ('int', 'float') and not is_number(kind, value) or
+                                               choices and not kind and value not in choices):
+            yield node, "%s %s: %s" % (own[-1], value, "it is one of %s" % ', '.join(map(str, choices)) if choices else
+                                       "it is not a number (%s)" % kind), "correct it"
+    for node in program.nodes:
+        array = getattr(node, 'value', None)    # type: Any
+        ours = named(array) == 'argv' and named(getattr(array, 'value', None)) == 'sys'
+        place = literal(getattr(node, 'slice', None)) if ours else None
+        if isinstance(place, int) and place > len(program.given) and not program.optional(node):
+            yield node, "the program reads sys.argv[%d], and is given %d arguments" % (place, len(program.given)), \
+                "give it"
 
 
 def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
@@ -311,8 +369,15 @@ def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
         above = program.above.get(id(node))
         inside = [above] if isinstance(above, FUNCTIONS) else [one for one in program.nodes if isinstance(
             one, FUNCTIONS) and one.name in ('forward', named((node.args + [None])[0]))]
-        breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS] if compiles(node) else []
-        if breaks and literal(keywords(node).get('fullgraph')):
+        words = keywords(node) if compiles(node) else {}
+        breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS] if words else []
+        for word, known in (('backend', BACKENDS), ('mode', MODES)):
+            if isinstance(literal(words.get(word)), str) and literal(words[word]) not in known:
+                yield node, "torch.compile(%s='%s') is not known: it is one of %s" % (
+                    word, literal(words[word]), ', '.join(known)), "correct it"
+        if literal(words.get('dynamic')) is False:
+            yield node, "torch.compile(dynamic=False) compiles anew for each shape", "leave dynamic out"
+        if breaks and literal(words.get('fullgraph')):
             yield breaks[0], "torch.compile(fullgraph=True) cannot take %s() into its graph" % called(breaks[0]), \
                 "take it out of forward(), or leave fullgraph out"
     flag, nccl = job.environ.get('PYTHONOPTIMIZE', ''), re.search(rb'[\'"]nccl[\'"]', b''.join(program.files.values()))
@@ -329,10 +394,25 @@ def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "takes a GPU, and this rank sees none", "ask for GPUs (srun --gpus-per-task=1)"
 
 
+def undefined(program: 'Program', job: Job) -> 'Iterator[tuple]':
+    """Names that nothing in a file defines."""
+    for tree in program.trees:
+        parts = list(ast.walk(tree))    # type: Any
+        known = {*dir(builtins), '__file__', '__path__', 'WindowsError'}   # type: Any
+        for part in parts:
+            known |= {getattr(part, 'arg', None), getattr(part, 'name', None), getattr(part, 'asname', None)}
+            known |= {part.id} if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load) else set(
+                getattr(part, 'names', ())) if isinstance(part, (ast.Global, ast.Nonlocal)) else set()
+            known |= {part.name.split('.')[0]} if isinstance(part, ast.alias) else set()
+        for part in parts if not known & {'*'} and not {'exec', 'globals', 'vars'} & set(map(called, parts)) else ():
+            if isinstance(part, ast.Name) and part.id not in known and not program.optional(part):
+                yield part, "'%s' is used, and nothing defines it" % part.id, "define or import it"
+
+
 def check(report: 'Report', program: 'Program', environ: 'Mapping[str, str]', gpus: bool, cores: int = 0) -> None:
     """All of them; of what is said of several lines the first one."""
     job, said = Job(environ, gpus, cores), set()   # type: Any, set
-    for rule in (group, ranks, order, data, gradients, python):
+    for rule in (group, ranks, order, steps, options, data, gradients, python, undefined):
         for node, text, remedy in rule(program, job):
             if text not in said:
                 said.add(text)

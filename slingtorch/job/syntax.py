@@ -6,9 +6,7 @@ import os
 import re
 import warnings
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Iterator, Mapping, Optional
+from .kinds import Any, Iterator, Mapping, Optional
 
 # what tells ranks apart; and what a condition says of one of them
 RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
@@ -17,9 +15,10 @@ OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|
 # functions that write to their first text
 WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'FileHandler', 'SummaryWriter', 'to_csv',
            'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# how deep names are followed
-DEEP = 9
+FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
+LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
+# words that a program is started with at most; how deep names are followed
+ARGUMENTS, DEEP = 50, 9
 
 
 @functools.lru_cache(None)
@@ -90,23 +89,47 @@ def main_block(node: 'ast.AST') -> bool:
     return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
 
 
+def arguments_of(words: list) -> list:
+    """[(option or '', value)] of a program, as far as options are written in one of the usual ways."""
+    found, option = [], ''
+    for word in words[:ARGUMENTS]:
+        key, equals, value = word.partition('=')
+        if equals and re.match(r'-{0,2}[\w.-]+$', key):
+            found.append((key, value))
+        elif not word.startswith('-'):
+            found.append((option, word))
+        option = word if word.startswith('-') and not equals else ''
+    return found
+
+
+def is_number(kind: str, text: str) -> bool:
+    """Whether int() or float() takes it."""
+    try:
+        return bool((int if kind == 'int' else float)(text)) or True
+    except ValueError:
+        return False
+
+
 class Program:
     """
     Syntax trees, asked for what decides about a call, and for the text of an expression.
 
     :param files: {path: its text}, the script first
-    :param arguments: [(option or '', value)] that it is started with
+    :param given: words that it is started with
     :ivar wrong: {path: why it is not Python}
     :ivar values: {name: all expressions that are assigned to it}, {(path, name): those of this file}
     :ivar used: names that are read anywhere
     :ivar imports: names of modules
+    :ivar defined: (path, name) of classes and functions
     """
 
-    def __init__(self, files: dict, environ: 'Mapping[str, str]', arguments: 'Any' = (), script: str = '') -> None:
-        self.files, self.environ, self.arguments, self.script = files, environ, list(arguments), script
+    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '') -> None:
+        self.files, self.environ, self.given, self.script = files, environ, given, script
+        self.arguments = arguments_of(given)
         self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
         self.options, self.wrong = {}, {}   # type: dict, dict
         self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
+        self.defined = set()    # type: set
         for path, text in files.items():
             try:
                 tree = parse(text)
@@ -141,6 +164,8 @@ class Program:
             targets, value = [ast.Name(node.arg, ast.Store())], node
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             self.used.add(named(node))
+        if isinstance(node, FUNCTIONS + (ast.ClassDef,)):
+            self.defined.add((path, node.name))
         for target in targets:
             for key in (named(target), (path, named(target))):
                 self.values.setdefault(key, []).append(value)
@@ -269,8 +294,8 @@ class Program:
         for option, value in self.arguments:
             if option in options:
                 return value, True
-        flat = [word for option, value in self.arguments for word in (option, value) if word]
-        return (flat[number - 1], True) if isinstance(number, int) and 0 < number <= len(flat) else ('', False)
+        there = isinstance(number, int) and 0 < number <= len(self.given)
+        return (self.given[number - 1], True) if there else ('', False)
 
     def directory(self, node: 'Any') -> str:
         """A path as far as it is known: '/scratch' of f'/scratch/{name}.pt'."""
@@ -420,6 +445,11 @@ class Program:
                     owner(node) in ('', 'torch', 'np', 'numpy', 'os', 'pd', 'io') and node.args and not re.search(
                         '[wax+]', str(mode)):
                 path, whole = self.text(node.args[0])
+                if whole and path:
+                    found[path] = node
+            elif called(node) in ('read_text', 'read_bytes', 'iterdir') or called(node) in LISTINGS and node.args:
+                path, whole = self.text(node.args[0] if owner(node) == 'glob' else getattr(node.func, 'value', None))
+                path = re.split(r'[^/]*[*?\[]', path)[0]
                 if whole and path:
                     found[path] = node
         return {path: node for path, node in found.items() if not path.startswith(('/dev/', '/proc/', '/sys/'))

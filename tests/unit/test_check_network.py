@@ -24,7 +24,7 @@ QUIET = {'resent': 0, 'sent': 40, 'before': 0, 'stuck': False, 'underway': False
 
 def parsed(text, words=(), env=()):
     """A program of one file."""
-    return syntax.Program({'train.py': text.encode()}, dict(env), program.arguments_of(['train.py', *words]), 'train.py')
+    return syntax.Program({'train.py': text.encode()}, dict(env), list(words), 'train.py')
 
 
 def of_level(report, level, name):
@@ -798,6 +798,8 @@ def test_variables_that_a_program_reads(text, missing, reads):
     assert details['reads'] == reads
 
 
+LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
+OPTION = "args = parse_args()\n"
 NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
@@ -895,7 +897,27 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
     (GROUP + "DDP(m, device_ids=[7])", None, ''), (GROUP + "m = m.to('cu' 'da')", 'yellow', 'takes a GPU, and this rank sees none'),
     (GROUP + "if torch.cuda.is_available():\n    m.cuda()", None, ''),
+    (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download one data set'),
+    (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'step() where some ranks alone come'),
+    (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
+    (LOOP % "if time.time() > end:\n        break", 'yellow', "a rank leaves the loop by its own 'time'"),
+    (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
+    (LOOP % "if step > 3:\n        break", None, ''),
+    (LOOP % "dist.all_reduce(loss)\n    if loss < 1:\n        break", None, ''),
+    (GROUP + "m = DDP(m)\nfor x in s:\n    try:\n        m(x).backward()\n    except RuntimeError:\n        pass", 'yellow',
+     'a rank whose step fails goes on'),
+    (GROUP + "m = DDP(nn.Linear(4, 4 + rank))", 'yellow', 'a size depends on the rank'),
+    (GROUP + "m = DDP(m)\nfor x in range(10 + dist.get_rank()):\n    m(x)", 'yellow', 'a size depends on the rank'),
+    (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
+    # --- options
+    (OPTION + "add_argument('--lr', type=float)", None, ''), (OPTION + "add_argument('--lr', type=int)", 'yellow', '--lr 0.1: it is not'),
+    (OPTION + "add_argument('--epochs')", 'yellow', 'is given --lr, which its options do not have'),
+    (OPTION + "add_argument('--lr', choices=['1', '2'])", 'yellow', '--lr 0.1: it is one of 1, 2'),
+    (OPTION + "add_argument('--lr')\nadd_argument('--data', required=True)", 'yellow', 'is not given --data, which is required'),
+    ("import sys\nx = sys.argv[4]", 'yellow', 'reads sys.argv[4], and is given 3 arguments'), ("import sys\nx = sys.argv[3]", None, ''),
     # --- Python
+    ("torch.compile(m, backend='induktor')", 'yellow', "backend='induktor') is not known"), ("torch.compile(m, mode='fast')", 'yellow', 'mode='),
+    ("torch.compile(m, dynamic=False)", 'yellow', 'compiles anew for each shape'), ("torch.compile(m, mode='max-autotune')", None, ''),
     ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot take item() into its graph'),
     ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot take print() into its graph'),
     ("def forward(x):\n    return x.item()\ntorch.compile(m)", None, ''),
@@ -904,9 +926,24 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
     env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000', 'PYTHONOPTIMIZE': '1'}
-    rules.check(report, parsed(text), env, 'cuda' in text or 'device_ids' in text)
+    rules.check(report, parsed(text, ['7', '--lr', '0.1']), env, 'cuda' in text or 'device_ids' in text)
+    for finding in report.having():
+        if 'nothing defines it' in finding.text:
+            del report.findings[finding]
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
+
+
+@pytest.mark.parametrize('text, name', [
+    ("import os\nos.getpid()\ndef f(a, *b, c=1, **d):\n    global e\n    return [g for g in (a, b, c, d, e)]", None),
+    ("def f():\n    return wrold\nf()", 'wrold'), ("try:\n    unicode\nexcept NameError:\n    unicode = str", None),
+    ("from math import *\nsin(1)", None), ("with open('x') as f, f as (g, h):\n    h\nfor i, (j, k) in f:\n    k\nclass A:\n    pass\nA", None),
+    ("def never():\n    return nothing", None), ("try:\n    f = 1\nexcept OSError as err:\n    print(err)\nlambda x: x\n(y := 1)\ny", None),
+    ("import a.b\na.b.c\nfrom d import e as g\ng", None), ("print(__file__, __name__)", None),
+])
+def test_names_that_nothing_defines(text, name):
+    found = list(rules.undefined(parsed(text), None))
+    assert [said for _, said, _ in found] == [f"'{name}' is used, and nothing defines it"] * bool(name)
 
 
 IMPORTS = {
@@ -941,6 +978,12 @@ IMPORTS = {
                   "line 3: CDLL('./no.so'): OSError: ./no.so: cannot open shared object file"),
     'perhaps later': ({'train.py': 'def never():\n    import no_1\ndef main():\n    if x:\n        import no_2\n    try:\n'
                                    '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, {}, None, ''),
+    'an attribute': ({'train.py': 'import json, shapes\nshapes.SIZE = 1\nx = json.dumsp(shapes.SIZE)\n', 'shapes.py': ''}, {}, 'later',
+                     "line 3: module json has no 'dumsp'"),
+    'an argument': ({'train.py': 'import shapes\nfrom shapes import net\nnet(1, depht=2)\n', 'shapes.py': 'def net(a, depth=1): pass\n'}, {},
+                    'later', "line 3: net() takes no argument 'depht'"),
+    'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
+                                     'def f(json):\n    json.nothing\n', 'shapes.py': 'def net(a, **more): pass\nlater = 1\n'}, {}, None, ''),
     'crash later': ({'train.py': 'def main():\n    import shapes\nmain()\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {},
                     False, 'import shapes ended the process with signal 11'),
     'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,

@@ -118,7 +118,7 @@ def site_file(data, path):
 def program_said(data):
     """What check finds in a program."""
     report = findings.Report(0)
-    read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, [('--out', 'x')], 'train.py')
+    read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'], 'train.py')
     rules.check(report, read, read.environ, False)
     program.check_layout(report, read, ['one'], 2)
     return report.sorted(), read.outputs(), read.made(), read.read_paths(), read.variables(), list(read.late())
@@ -136,7 +136,7 @@ def library(data, path):
 def bench_record(data, path):
     path.write_bytes(data)
     try:
-        record = records.read(str(path))
+        record = bench.read(str(path))
         bench.show(record)
     except records.BenchError as err:
         assert str(err)
