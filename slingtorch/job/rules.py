@@ -331,7 +331,7 @@ def gradients(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "DistributedDataParallel(device_ids=...), and this rank sees no GPU", \
                 "ask for GPUs, or leave device_ids out"
     steps = [node for node in program.calls if called(node) == 'step' and re.search('opt', owner(node), re.I)]
-    if steps and 'backward' in names and 'zero_grad' not in names and 'grad' not in {
+    if steps and 'backward' in names and not {'zero_grad', 'DistributedOptimizer'} & names and 'grad' not in {
             named(target) for node in program.nodes for target in getattr(node, 'targets', ())}:
         yield steps[0], "no zero_grad(): gradients of all steps add up", "call zero_grad() in each step"
     for node in program.calls:
