@@ -693,10 +693,10 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         except PeerLost as err:
             report.add('red', 'rendezvous', "the reports of other nodes did not come: %s" % err)
     free = (1 << rank.world) - 1 & ~report.ranks
-    for number, text in texts.items():
+    for number, said in texts.items():
         try:
-            other = Report.load(text.encode('latin-1'), free)
-        except (ValueError, UnicodeError):
+            other = Report.load(messages.dump(said), free)
+        except ValueError:
             strange.append(number)
             continue
         free &= ~other.ranks

@@ -267,8 +267,9 @@ def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
                 loaded.where(node), name))
     first_file = next(iter(loaded.files))
     for node in loaded.nodes:
-        if loaded.place.get(id(node)) == first_file and not loaded.optional(node):
-            wrong += ['%s: %s' % (loaded.where(node), text) for text in [lacking(loaded, node, space)] if text]
+        text = lacking(loaded, node, space) if loaded.place.get(id(node)) == first_file else ''
+        if text and not loaded.optional(node):
+            wrong.append('%s: %s' % (loaded.where(node), text))
     say(late=list(dict.fromkeys(wrong))[:8])
 
 
@@ -310,7 +311,8 @@ def importable(name: str) -> bool:
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
     """{package that the program imports: its version, or a digest of its files that are not of this Python}"""
     found, own = {}, tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
-    for top in {name.partition('.')[0] for name in loaded.imports} - {'', 'torch'}:
+    known = {'', 'torch', *getattr(sys, 'stdlib_module_names', ())}     # since 3.10
+    for top in {name.partition('.')[0] for name in loaded.imports} - known:
         path = os.path.realpath(getattr(sys.modules.get(top), '__file__', None) or '/nowhere')
         version = getattr(sys.modules.get(top), '__version__', None)
         if path.startswith(os.path.realpath(directory) + '/') or not os.path.isfile(path):

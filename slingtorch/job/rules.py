@@ -30,6 +30,7 @@ ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rena
 # what draws numbers, what makes all ranks draw the same, and at which calls torch.compile leaves its graph
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 BREAKS = ('item', 'print', 'tolist', 'numpy', 'breakpoint', 'save', 'input')
+GROUPS = ('gloo', 'nccl', 'mpi', 'ucc', 'xccl', 'hccl', 'fake', 'undefined')
 BACKENDS = ('inductor', 'eager', 'aot_eager', 'cudagraphs', 'onnxrt', 'openxla', 'tvm', 'tensorrt', 'ipex', 'openvino')
 MODES = ('default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
 # what each rank has of its own
@@ -74,6 +75,11 @@ def group(program: 'Program', job: Job) -> 'Iterator[tuple]':
         if backend == 'nccl' and not job.gpus:
             yield node, "!init_process_group('nccl'), and this rank sees no GPU", \
                 "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no"
+        if isinstance(backend, str) and not set(re.findall(r'(?:^|,)(?:\w+:)?(\w+)', backend.lower())) <= set(GROUPS):
+            yield node, "init_process_group('%s'): PyTorch has %s" % (backend, ', '.join(GROUPS)), "correct it"
+        if re.search('device_count', program.words(words.get('world_size'))) and job.several:
+            yield node, "init_process_group() takes the GPUs of a node for the ranks of the job", \
+                "leave world_size out: it comes from WORLD_SIZE"
         if type(rank) is int and rank >= 0 and job.world > 1:
             yield node, "!init_process_group(rank=%d) in each of the %d ranks" % (rank, job.world), leave
         if job.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
@@ -141,6 +147,17 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
             "DistributedDataParallel, and nothing calls init_process_group()", "call it first"
     for node in program.calls if begins else ():
         name, dist = called(node), owner(node) in ('dist', 'distributed')
+        ends = [one for one in program.calls if called(one) == 'destroy_process_group' and not program.optional(one) and
+                program.function(one) is program.function(node) and one.lineno < node.lineno and one is not node]
+        if dist and name in COLLECTIVES and ends and node.lineno > max(one.lineno for one in begins):
+            yield node, "%s() comes after destroy_process_group()" % name, "end the process group last"
+        if name == 'init_process_group' and node is not begins[0] and not ends and program.function(
+                begins[0]) is program.function(node) and not any(map(program.optional, (node, begins[0]))):
+            yield node, "init_process_group() is called twice", "call it once"
+        for word in ('src', 'dst'):
+            other = literal(keywords(node).get(word)) if dist else None
+            if isinstance(other, int) and other >= job.world:
+                yield node, "%s(%s=%d), and the job has %d ranks" % (name, word, other, job.world), "take one of them"
         needs = dist and name in COLLECTIVES + ('get_rank', 'get_world_size') or name in DDP | FSDP
         if needs and len(begins) == 1 and program.function(begins[0]) is program.function(node) and \
                 node.lineno < begins[0].lineno and not program.optional(node):
@@ -155,6 +172,23 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "all ranks download one data set by %s()" % name, "have local rank 0 do it, then barrier()"
 
 
+def files(program: 'Program', job: Job) -> 'Iterator[tuple]':
+    """What one rank writes is there for the others when they read it."""
+    for save in program.calls if 'init_process_group' in program.names and job.world > 1 else ():
+        if called(save) != 'save' or owner(save) != 'torch' or len(save.args) < 2 or not program.for_one_rank(save):
+            continue
+        for load in program.calls:
+            if called(load) == 'load' and owner(load) == 'torch' and load.args and ast.dump(load.args[0]) == ast.dump(
+                    save.args[1]) and not program.for_one_rank(load):
+                if re.match('/(tmp|dev/shm|var/tmp)/', program.directory(load.args[0])) and job.several:
+                    yield load, "all ranks read what one wrote in %s, which other nodes do not see" % program.directory(
+                        load.args[0]), "write to a file system that all nodes have"
+                between = [one for one in program.calls if save.lineno <= one.lineno <= load.lineno]
+                if program.function(load) is program.function(save) and load.lineno > save.lineno and not any(
+                        called(one) in COLLECTIVES for one in between):
+                    yield load, "all ranks read what one may still be writing", "dist.barrier() before"
+
+
 def steps(program: 'Program', job: Job) -> 'Iterator[tuple]':
     """All ranks do as many steps, with parameters of one size: else they wait for each other."""
     names = {called(node) for node in program.calls}
@@ -162,8 +196,9 @@ def steps(program: 'Program', job: Job) -> 'Iterator[tuple]':
         return
     told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
     for node in program.nodes:
-        loops = [one for one, _ in program.around(node) if isinstance(one, LOOPS)]
-        inside = set(map(called, ast.walk(loops[0]))) if loops and isinstance(node, (ast.If, ast.Try)) else set()
+        loop = next((one for one, _ in program.around(node) if isinstance(one, LOOPS)), None) if isinstance(
+            node, (ast.If, ast.Try)) else None
+        inside = set(map(called, ast.walk(loop))) if loop else set()
         if inside & {'backward', *COLLECTIVES} and isinstance(node, ast.If) and isinstance(
                 node.body[-1], (ast.Break, ast.Continue, ast.Return)):
             own = re.search('%s|%s' % (OWN, RANK.pattern), program.words(node.test, 0))
@@ -330,12 +365,20 @@ def gradients(program: 'Program', job: Job) -> 'Iterator[tuple]':
         if isinstance(keywords(node).get('device_ids'), ast.List) and not job.gpus and not program.optional(node):
             yield node, "DistributedDataParallel(device_ids=...), and this rank sees no GPU", \
                 "ask for GPUs, or leave device_ids out"
+        own = {one.name for part in program.nodes if isinstance(part, ast.ClassDef) for one in part.body if isinstance(
+            one, FUNCTIONS)} - {'forward', 'train', 'eval', 'state_dict', 'load_state_dict', 'parameters', 'to', 'join'}
+        for part in program.nodes if outer and own else ():
+            if isinstance(part, ast.Attribute) and part.attr in own and isinstance(part.value, ast.Name) and \
+                    part.value.id in outer and part.lineno > node.lineno and \
+                    program.function(part) is program.function(node):
+                yield part, "DistributedDataParallel has no %s(), which the model in it has" % part.attr, \
+                    "write .module.%s()" % part.attr
     steps = [node for node in program.calls if called(node) == 'step' and re.search('opt', owner(node), re.I)]
     if steps and 'backward' in names and not {'zero_grad', 'DistributedOptimizer'} & names and 'grad' not in {
             named(target) for node in program.nodes for target in getattr(node, 'targets', ())}:
         yield steps[0], "no zero_grad(): gradients of all steps add up", "call zero_grad() in each step"
-    for node in program.calls:
-        early = [one for one in program.calls if called(node) in FSDP and called(one) == 'parameters' and node.args
+    for node in [node for node in program.calls if called(node) in FSDP and node.args]:
+        early = [one for one in program.calls if called(one) == 'parameters'
                  and one.lineno < node.lineno and program.function(one) is program.function(node)
                  and owner(one) == named(node.args[0])
                  and any(re.match('[A-Z]', called(above)) for above, _ in program.around(one))]
@@ -365,12 +408,11 @@ def unused_layers(program: 'Program', node: 'ast.ClassDef') -> 'Iterator[tuple]'
 
 def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
     """What torch.compile and this Python make of it, and GPUs that are not there."""
-    for node in program.calls:
-        above = program.above.get(id(node))
+    for node in filter(compiles, program.calls):
+        above, words = program.above.get(id(node)), keywords(node)
         inside = [above] if isinstance(above, FUNCTIONS) else [one for one in program.nodes if isinstance(
             one, FUNCTIONS) and one.name in ('forward', named((node.args + [None])[0]))]
-        words = keywords(node) if compiles(node) else {}
-        breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS] if words else []
+        breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS]
         for word, known in (('backend', BACKENDS), ('mode', MODES)):
             if isinstance(literal(words.get(word)), str) and literal(words[word]) not in known:
                 yield node, "torch.compile(%s='%s') is not known: it is one of %s" % (
@@ -412,7 +454,7 @@ def undefined(program: 'Program', job: Job) -> 'Iterator[tuple]':
 def check(report: 'Report', program: 'Program', environ: 'Mapping[str, str]', gpus: bool, cores: int = 0) -> None:
     """All of them; of what is said of several lines the first one."""
     job, said = Job(environ, gpus, cores), set()   # type: Any, set
-    for rule in (group, ranks, order, steps, options, data, gradients, python, undefined):
+    for rule in (group, ranks, order, files, steps, options, data, gradients, python, undefined):
         for node, text, remedy in rule(program, job):
             if text not in said:
                 said.add(text)

@@ -799,6 +799,7 @@ def test_variables_that_a_program_reads(text, missing, reads):
 
 
 LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
+SAVED = "if rank == 0:\n    torch.save(m, '%s')\n"
 OPTION = "args = parse_args()\n"
 NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
@@ -909,6 +910,16 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "m = DDP(nn.Linear(4, 4 + rank))", 'yellow', 'a size depends on the rank'),
     (GROUP + "m = DDP(m)\nfor x in range(10 + dist.get_rank()):\n    m(x)", 'yellow', 'a size depends on the rank'),
     (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
+    ("dist.init_process_group('glo')", 'yellow', "init_process_group('glo'): PyTorch has gloo"),
+    ("dist.init_process_group('cpu:gloo,cuda:nccl')", None, ''), (GROUP + GROUP, 'yellow', 'is called twice'),
+    ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'takes the GPUs of a node for the ranks'),
+    (GROUP + "dist.destroy_process_group()\ndist.barrier()", 'yellow', 'comes after destroy_process_group()'),
+    (GROUP + "dist.broadcast(x, src=4)", 'yellow', 'broadcast(src=4), and the job has 4 ranks'), (GROUP + "dist.broadcast(x, src=3)", None, ''),
+    (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'what one may still be writing'),
+    (GROUP + SAVED % 'a' + "dist.barrier()\ntorch.load('a')", None, ''),
+    (GROUP + SAVED % '/tmp/a' + "dist.barrier()\ntorch.load('/tmp/a')", 'yellow', 'which other nodes do not see'),
+    (GROUP + "class Net:\n    def loss(self): pass\nm = DDP(n)\nm.loss()", 'yellow', 'DistributedDataParallel has no loss()'),
+    (GROUP + "class Net:\n    def loss(self): pass\nm.loss()\nm = DDP(n)\nm.module.loss()", None, ''),
     # --- options
     (OPTION + "add_argument('--lr', type=float)", None, ''), (OPTION + "add_argument('--lr', type=int)", 'yellow', '--lr 0.1: it is not'),
     (OPTION + "add_argument('--epochs')", 'yellow', 'is given --lr, which its options do not have'),

@@ -248,7 +248,7 @@ def test_what_rank_0_says_in_another_form_is_no_message(said):
 
 def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():
     one = store(report_1=b'{}')
-    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': '{}'}
+    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': {}}
 
 
 def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):
