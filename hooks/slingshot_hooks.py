@@ -19,14 +19,18 @@ from easybuild.framework.easyconfig.easyconfig import ActiveMNS, get_easyblock_c
 from easybuild.tools import version as easybuild_version
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option, install_path
+from easybuild.tools.include import include_easyblocks
 
-# EasyBuild loads this file by its path, and easyblocks, which make slingtorch importable too, may be left out. It also
-# archives this file, alone (reprod/hooks beside an installation): the rest of the bundle is then the activated one.
-HOOKS_PATHS = [__file__, os.environ.get('EASYBUILD_HOOKS') or __file__]
-sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.realpath(path))) for path in HOOKS_PATHS]
+# EasyBuild archives this file, alone (reprod/hooks beside an installation): the rest is the activated bundle then.
+ROOTS = [os.path.dirname(os.path.dirname(os.path.realpath(path)))
+         for path in (__file__, os.environ.get('EASYBUILD_HOOKS') or __file__)]
 try:
+    # easyblocks make slingtorch importable; eb --include-easyblocks=... leaves out the bundle's
+    if 'easybuild.easyblocks.generic._bundle' not in sys.modules:
+        include_easyblocks(None, [file for file in (root + '/easyblocks/generic/_bundle.py' for root in ROOTS)
+                                  if os.path.isfile(file)])
     from slingtorch import sites
-except ImportError as error:
+except (ImportError, EasyBuildError) as error:
     # an EasyBuildError would end in a traceback: hooks are loaded before eb handles errors (easybuild/main.py)
     sys.exit("ERROR: %s cannot be used by itself (%s): it is one file of the bundle slingtorch. Activate the bundle, "
              "if you can in the version of that installation, and run the same command again: "
@@ -218,11 +222,7 @@ def add_site_dependencies(ec: Any) -> None:
         for role, optional, run_time in first + site_entries(ec):
             if role not in provides and role in sites.ROLES and optional:
                 continue
-            text = site.provided(generation, role, asked_by)
-            if text in sites.ROLES:
-                # the module of another role has it, as that of ROCm has RCCL
-                text = site.provided(generation, text, asked_by)
-            parts = sites.split_provided(text)
+            parts = site.provided(generation, role, asked_by)
             build, module = bool(parts['build']) and not run_time, str(parts['module'])
             if parts['eb']:
                 # nothing of a generation is in a Python of conda-forge

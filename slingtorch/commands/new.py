@@ -3,6 +3,7 @@
 import argparse
 import glob
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -92,15 +93,28 @@ def run_uv(uv: str, words: List[str], what: str, directory: str, settings: Dict[
     return done.stdout
 
 
+def read_toml(path: str) -> Dict[str, Any]:
+    """What a pyproject.toml or uv.lock says."""
+    try:
+        toml = importlib.import_module('tomllib' if sys.version_info >= (3, 11) else 'pip._vendor.tomli')  # type: Any
+        with open(path, encoding='utf-8') as stream:
+            return dict(toml.loads(stream.read()))
+    except (ImportError, ValueError) as err:
+        raise RuntimeError("%s cannot be read: %s. If it is a project's file, 'uv lock' makes a uv.lock of it: name that"
+                           % (path, err))
+
+
 def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]) -> Tuple[Wanted, str]:
     """What a project wants, and the marker of the machines that it is for; '' for all."""
     wanted, name = Wanted(path), os.path.basename(path)
-    with open(path, encoding='utf-8-sig') as stream:
-        text = stream.read()
-    words = re.findall(r'''(?m)^requires-python\s*=\s*["']([^"']*)["']''', text)[:1]
+    if not name.endswith('.toml') and name != 'uv.lock':
+        wanted.read_file(path)
+        return wanted, ''
+    toml = read_toml(path)
+    project = toml if name == 'uv.lock' else toml.get('project', {})
     markers = [re.sub(r'^\s*([<>=!~]+)\s*(\S+)\s*$', r"python_full_version \1 '\2'", part)
-               for word in words for part in word.split(',')]
-    if name == 'uv.lock':
+               for part in project.get('requires-python', '').split(',') if part]
+    if project is toml:
         export = ['export', '--frozen', '--no-hashes', '--no-header', '--no-annotate', '--no-dev']
         export += [word for extra in extras for word in ('--extra', extra)]
         what = "Reading %s" % path
@@ -111,38 +125,25 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
         export += [word for package in family for word in ('--prune', package)]
         wanted.lines += family[family[:1] == ['torch']:]
         wanted.read(run_uv(uv, export, what, wanted.directory, settings), path)
-        platforms = re.search(r'(?ms)^supported-markers = \[(.*?)^\]', text)
-        if platforms:
-            markers.append(' or '.join('(%s)' % word for word in re.findall(r'"(.*)"', platforms.group(1))))
-    elif name.endswith('.toml'):
-        if re.search(r'(?m)^\[build-system\]', text):
-            wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
-        else:
-            wanted.lines += dependencies_of(text, extras, path)
+        markers += [' or '.join('(%s)' % marker for marker in toml.get('supported-markers', []))]
+    elif 'build-system' in toml:
+        wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
     else:
-        wanted.read(text, path)
-    return wanted, ' and '.join('(%s)' % marker for marker in markers)
-
-
-def dependencies_of(text: str, extras: List[str], path: str) -> List[str]:
-    """What a pyproject.toml that is not a package needs."""
-    try:
-        toml = importlib.import_module('tomllib' if sys.version_info >= (3, 11) else 'pip._vendor.tomli')  # type: Any
-        project = toml.loads(text)['project']
-        return list(project.get('dependencies', [])) + [line for extra in extras
-                                                        for line in project['optional-dependencies'][extra]]
-    except (ImportError, KeyError, TypeError, ValueError) as err:
-        raise RuntimeError("%s cannot be read as a project's file: %s. 'uv lock' makes a uv.lock of it: name that"
-                           % (path, err))
+        optional = project.get('optional-dependencies', {})
+        unknown = [extra for extra in extras if extra not in optional]
+        if unknown or 'project' not in toml:
+            raise RuntimeError("%s has no %s" % (path, "extra '%s'" % unknown[0] if unknown else '[project]'))
+        wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
+    return wanted, ' and '.join('(%s)' % marker for marker in markers if marker)
 
 
 def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
     """Version (major.minor) of the Python that eb will take: that of the site's role, or a command."""
-    role, generations = None, site.generations
-    if generations and any(entry.startswith('python') for entry in on['site_dependencies']) and not command:
-        name = os.environ.get(sites.GENERATION_VARIABLE)
-        role = generations[site.generation(name, on['file'])].get('python')
-    found = re.search(r'/(3\.\d+)', role or '')
+    role = ''
+    if site.generations and any(entry.startswith('python') for entry in on['site_dependencies']) and not command:
+        generation = site.generation(os.environ.get(sites.GENERATION_VARIABLE), on['file'])
+        role = site.generations[generation].get('python', '')
+    found = re.search(r'/(3\.\d+)', role)
     if found:
         version, where = found.group(1), "the site's role python (%s)" % role
     else:
@@ -192,10 +193,7 @@ def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str,
     for number, (project, extras) in enumerate(wanted.projects):
         say("building a wheel of %s" % project)
         room = os.path.join(directory, str(number))
-        if project.endswith('.whl'):
-            os.makedirs(room)
-            shutil.copy(project, room)
-        elif extras is None:
+        if extras is None or project.endswith('.whl'):
             words = [pip, '-m', 'pip', 'wheel', '--no-deps', '--quiet', '--wheel-dir', room, project]
             if subprocess.run(words, cwd=wanted.directory, stdin=subprocess.DEVNULL).returncode:
                 raise RuntimeError("Building a wheel of %s failed (above is why)" % project)
@@ -284,12 +282,11 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
         lines += [line for line in dict.fromkeys(wanted.lines + ['pip']) if line not in FAMILY or line not in pins]
         recipe = {'wanted': lines, 'index_urls': on['index_urls'] + wanted.index_urls, 'python_versions': [version],
                   'platforms': platforms, 'name': args.name, 'more_urls': on['more_urls'], 'links': wanted.links}
-        day, number = time.strftime('%Y%m%d'), 1
-        while glob.glob(os.path.join(glob.escape(args.directory),
-                                     '%s-%s%s.*' % (args.name, day, on['versionsuffix']))):
-            number += 1
-            day = '%s.%d' % (time.strftime('%Y%m%d'), number)
-        stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
+        for number in itertools.count(1):
+            day = time.strftime('%Y%m%d') + ('.%d' % number if number > 1 else '')
+            stem = '%s-%s%s' % (args.name, day, on['versionsuffix'])
+            if not glob.glob(os.path.join(glob.escape(args.directory), stem + '.*')):
+                break
         locked = os.path.join(room, stem + '.lock')
         try:
             lockfile.lock(recipe, stem + '.eb', locked, python, lambda text: say(text.replace(room, args.directory)))

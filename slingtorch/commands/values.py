@@ -122,10 +122,7 @@ def plugin_remedy(site: Any, own: OwnPyTorch) -> str:
         return "the site's file names none for %s %s%s: docs/easyconfigs.md says how to build one" % (
             sites.NAMES_OF_GPUS[own.kind or ''], own.toolkit, ' (it has %s)' % ', '.join(others) if others else '')
     generation = next((name for name in fitting if 'default' in site.generations[name]), fitting[0])
-    text = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
-    if text in sites.ROLES:
-        text = site.provided(generation, text, 'slingtorch env --values')
-    parts = sites.split_provided(text)
+    parts = site.provided(generation, 'nccl_plugin', 'slingtorch env --values')
     if not parts['eb']:
         return "the site has it: module load %s" % parts['module']
     suffix = site.suffix(generation)

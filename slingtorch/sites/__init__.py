@@ -246,8 +246,8 @@ class Site:
         names.sort(key=lambda name: 'default' not in self.generations[name])
         return self.toolkit(names[0]) or None if names else None
 
-    def provided(self, generation: str, role: str, asked_by: str) -> str:
-        """What this generation has for a role, in the form of the site file."""
+    def provided(self, generation: str, role: str, asked_by: str) -> Dict[str, Optional[str]]:
+        """What this generation has for a role: parts as of split_provided(). Its line may name another role."""
         if role not in ROLES:
             raise SiteError("%s names the role '%s'. The roles are: %s" % (asked_by, role, ', '.join(ROLES)))
         text = self.generations[generation].get(role)
@@ -255,7 +255,8 @@ class Site:
             raise SiteError("%s, section [provides %s] has no module for the role '%s', which %s needs: add the line "
                             "'%s = MODULE/VERSION'%s"
                             % (self.path, generation, role, asked_by, role, self._where_to_add()))
-        return text
+        # the module of another role has it, as that of ROCm has RCCL
+        return self.provided(generation, text, asked_by) if text in ROLES else split_provided(text)
 
     def _where_to_add(self) -> str:
         """In which file, if the site's own is not the user's."""
