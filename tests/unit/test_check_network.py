@@ -329,6 +329,14 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
     assert not level or 'ulimit -%s' % option in found[0][1]
 
 
+def test_limits_that_differ_between_ranks_are_named():
+    report = findings.Report(0)
+    report.fact('ulimit -v', 'unlimited', 1)
+    report.fact('ulimit -v', 3 << 30, 2)
+    check.check_same(report)
+    assert of_level(report, 'yellow', 'limit') == ['ulimit -v differs: unlimited on rank 0; 3221225472 on rank 1']
+
+
 def test_connections_to_all_ranks_need_files():
     assert [entry[0] for entry in limited({3: {'limits': {'n': 1024}}}, TOOK, 4096)] == ['red']
     assert not limited({3: {'limits': {'n': 1024}}}, TOOK, 4096, False)
