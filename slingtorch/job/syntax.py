@@ -374,23 +374,19 @@ class Program:
 
     def takes_local(self) -> bool:
         """Whether it takes the GPU with the number of its local rank, without a look at how many it sees."""
-        def local(node: 'ast.AST') -> bool:
-            words = self.words(node)
-            return bool(re.search(r'local_?(rank|id\b)', words, re.I)) and not re.search('device_count|modulo', words)
-
         for node in self.nodes:
+            place = None    # type: Any
             if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
-                if node.args and local(node.args[0]):
-                    return True
-            elif isinstance(node, ast.keyword):
-                if node.arg == 'device_ids' and isinstance(node.value, ast.List) and local(node.value):
-                    return True
-            elif (isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format') and local(node):
-                # 'cuda:%d', f'{acc}:{rank}'
-                words = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
-                if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', word) for word in words) and any(
-                        re.match('cuda:|acc|dev', word) for word in words):
-                    return True
+                place = next(iter(node.args), None)
+            elif isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List):
+                place = node.value
+            elif isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format':  # 'cuda:%d', f'{acc}:{rank}'
+                texts = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
+                place = node if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
+                    re.match('cuda:|acc|dev', text) for text in texts) else None
+            words = self.words(place)
+            if re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words):
+                return True
         return False
 
     # --- files
