@@ -18,6 +18,8 @@ from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, 
 MOST, ENDS = 16 << 20, 64 << 10
 # own modules that are looked at, arguments, and entries of a directory
 FILES, LISTED = 200, 20000
+# how it is said that a module or a library is not there
+MISSING = 'No module named|cannot open shared object|built without'
 # options that name what a program reads
 INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
 # variables that say which rank it is, or where: they differ, or are of the launcher
@@ -292,6 +294,7 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     :param details: of look_at_program(): whether it has a DataLoader with workers, and uses MPI, which ends a process
         that is not one of its ranks
     """
+    install = "install what is missing where all nodes have it"
     for name, what in trial.get('modules', {}).items():
         report.fact('module %s' % name, what)
     if trial.get('wrong'):
@@ -302,11 +305,11 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
             text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
             "rename what lies beside the script" if shadows else
             "see what this module asks for; an import ends no program" if re.search('end(s|ed) the pro', text) else
-            "install what is missing where all nodes have it, or start Python as the script needs it" if re.search(
-                'No module named|cannot open shared object', text) else "correct it there: no rank comes further")
+            install + ", or start Python as the script needs it" if re.search(MISSING, text) else
+            "correct it there: no rank comes further")
     for text in trial.get('late', ()):
-        report.add('yellow', 'script', "what the program loads later fails: %s" % text,
-                   "install what is missing where all nodes have it")
+        report.add('yellow', 'script', "the program fails later: %s" % text, install if re.search(MISSING, text) else
+                   "correct it, or take a release that has it")
     for text in trial.get('changed', ()):
         report.add('yellow', 'script', "an import changes what the training finds: %s" % text,
                    "have the module do this in a function that is called where it is needed")

@@ -1111,8 +1111,8 @@ def test_what_the_imports_say_is_a_line():
 def test_remedy_fits_what_an_import_says(error, remedy):
     report = findings.Report(0)
     program.check_imports(report, {'wrong': [f'line 1: import a: {error}', True]}, {})
-    (_, _, _, said, _), = report.sorted()
-    assert said.startswith(remedy)
+    program.check_imports(report, {'late': [f'line 9: import a: {error}']}, {})
+    assert [said.startswith(remedy) for _, _, _, said, _ in report.sorted()] == [True, True]
 
 
 # --- PyTorch's own variables
