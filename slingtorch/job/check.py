@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 
-from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
+from . import gather, limits, look, meet, messages, nccl, network, node, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
@@ -357,6 +357,8 @@ def look_there(report: Report) -> None:
 
 def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
     """What only all ranks together show; as check_answers()."""
+    from . import program
+
     environ = machine.environ
     check_answers(report, environ, nodes, machine.node, sent, list(aside))
     if report.having('yellow', 'import'):
@@ -465,6 +467,7 @@ class Rank:
         details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
+            from . import program
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
                                         (limits.look_at_compiler, (self.report, self.environ, details)),
@@ -539,6 +542,8 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
 
 def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
     """What the process with PyTorch says once it has met those of other nodes, and tried the network with them."""
+    from . import imports
+
     if not probe:
         if rank.several:
             rank.report.add('red', 'import', "this Python has no PyTorch, in whose store the nodes meet (%s)"
@@ -591,6 +596,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     :param found: of the process with PyTorch, or why there is none
     :param details: of the first rank (look.look())
     """
+    from . import program
+
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import resource
@@ -290,6 +289,7 @@ def lacking(loaded: 'syntax.Program', node: 'Any', space: dict) -> str:
                 node.attr) and not importable('%s.%s' % (module.__name__, node.attr)):
             return "module %s has no '%s'" % (module.__name__, node.attr)
     if isinstance(node, ast.Call):
+        import inspect      # PyTorch has imported it
         function = found_at(loaded, node.func, space)
         with contextlib.suppress(TypeError, ValueError):    # of some there is no signature
             known = inspect.signature(function).parameters if callable(function) else {}

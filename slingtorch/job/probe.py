@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-from . import imports, meet, messages, nccl, network
+from . import meet, messages, nccl, network
 from .kinds import Any, Mapping, Optional
 from .machine import Machine, libraries, mapped_libraries
 
@@ -270,6 +270,8 @@ def load(names: list, result: dict) -> None:
 
 def main(plugins: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
+    from . import imports       # what reads programs is of no use to other ranks, which import this file
+
     probe = Probe(messages.as_child())
     result = probe.result
     try:
