@@ -165,7 +165,9 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
         if (name in COLLECTIVES and dist and 'group' not in keywords(node) or name in OF_FSDP and names & FSDP or
                 names & DDP and (name == 'backward' or name == 'step' and 'opt' in owner(node))) and \
                 program.one_branch(node):
-            yield node, "%s() where some ranks alone come: these wait for the others" % name, "have all ranks call it"
+            yield node, "%s() where some ranks alone come: %s" % (
+                name, "the others' parameters stay as they are" if name == 'step' else "these wait for the others"), \
+                "have all ranks call it"
         if name in ONCE and job.world > 1 and not program.for_one_rank(node):
             yield from once(program, node, name, ONCE[name])
         if literal(keywords(node).get('download')) is True and job.world > 1 and not program.for_one_rank(node):
