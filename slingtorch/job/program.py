@@ -106,14 +106,14 @@ def gpu_of_program(program: 'Program') -> str:
     return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
 
 
-def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]', local_world: int) -> None:
+def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """What the script takes for its GPU, against what the first rank of the node sees."""
-    takes = gpu_of_program(program) if gpus and local_world > 1 else ''
+    takes = gpu_of_program(program) if gpus and program.local > 1 else ''
     if not gpus:
         return
-    if takes == 'local' and local_world > len(gpus):
+    if takes == 'local' and program.local > len(gpus):
         report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
-                   "ranks of this node sees %d ('invalid device ordinal')" % (local_world, len(gpus)),
+                   "ranks of this node sees %d ('invalid device ordinal')" % (program.local, len(gpus)),
                    "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
                    "SLINGTORCH_GPU_VISIBILITY")
     if takes == '0' and len(gpus) > 1:
@@ -157,8 +157,8 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         report.add('red', 'script', "%s is not Python that %s understands: line %s: %s" % (
             path, 'this release (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
             getattr(wrong, 'msg', wrong)), "python -m py_compile %s shows the place" % path)
-    check_layout(report, program, details.get('gpus'), int(environ.get('LOCAL_WORLD_SIZE') or 1))
-    rules.check(report, program, environ, bool(details.get('gpus')), len(details.get('cpus', ())))
+    check_layout(report, program, details.get('gpus'))
+    rules.check(report, program, bool(details.get('gpus')), len(details.get('cpus', ())))
     made = program.made()
     details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **program.outputs())
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None

@@ -8,7 +8,7 @@ import builtins
 import os
 import re
 
-from .kinds import Any, Iterator, Mapping, Program, Report
+from .kinds import Any, Iterator, Program, Report
 from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, is_number, keywords, literal, main_block, named, owner
 
 # operations that need all ranks; those of FSDP that do
@@ -40,15 +40,6 @@ TIMEOUT = 60
 LET_IT = "take it out: conda-python-distributed sets it"
 
 
-class Job:
-    """What the rules must know of the job."""
-
-    def __init__(self, environ: 'Mapping[str, str]', gpus: bool, cores: int) -> None:
-        self.environ, self.gpus, self.cores = environ, gpus, cores
-        self.world, self.local = int(environ.get('WORLD_SIZE') or 1), int(environ.get('LOCAL_WORLD_SIZE') or 1)
-        self.several = self.world > self.local
-
-
 def compiles(node: 'Any') -> bool:
     """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
     if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
@@ -57,7 +48,7 @@ def compiles(node: 'Any') -> bool:
                for one in getattr(node, 'decorator_list', ()))
 
 
-def group(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def group(program: 'Program') -> 'Iterator[tuple]':
     """An init_process_group() that is always called: what it says itself of ranks and of where they meet."""
     # one of several, or one that depends on something, need not be what this job calls
     chosen = {id(part) for node in program.nodes if isinstance(node, (ast.If, ast.IfExp, ast.Try))
@@ -69,20 +60,20 @@ def group(program: 'Program', job: Job) -> 'Iterator[tuple]':
         if id(node) in chosen or not program.reached(node) or 'store' in words or backend == 'fake':
             continue
         size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out: it is RANK"
-        if isinstance(size, int) and size > 0 and size != job.world:
-            yield node, "!init_process_group(world_size=%d), and this job has %d ranks" % (size, job.world), \
+        if isinstance(size, int) and size > 0 and size != program.world:
+            yield node, "!init_process_group(world_size=%d), and this job has %d ranks" % (size, program.world), \
                 "leave world_size and rank out: they come from WORLD_SIZE and RANK"
-        if backend == 'nccl' and not job.gpus:
+        if backend == 'nccl' and not program.gpus:
             yield node, "!init_process_group('nccl'), and this rank sees no GPU", \
                 "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no"
         if isinstance(backend, str) and not set(re.findall(r'(?:^|,)(?:\w+:)?(\w+)', backend.lower())) <= set(GROUPS):
             yield node, "init_process_group('%s'): PyTorch has %s" % (backend, ', '.join(GROUPS)), "correct it"
-        if re.search('device_count', program.words(words.get('world_size'))) and job.several:
+        if re.search('device_count', program.words(words.get('world_size'))) and program.several:
             yield node, "init_process_group() takes the GPUs of a node for the ranks of the job", \
                 "leave world_size out: it comes from WORLD_SIZE"
-        if type(rank) is int and rank >= 0 and job.world > 1:
-            yield node, "!init_process_group(rank=%d) in each of the %d ranks" % (rank, job.world), leave
-        if job.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
+        if type(rank) is int and rank >= 0 and program.world > 1:
+            yield node, "!init_process_group(rank=%d) in each of the %d ranks" % (rank, program.world), leave
+        if program.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
             yield node, "init_process_group() takes the number on the node for the rank", leave
         for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
             time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
@@ -91,35 +82,35 @@ def group(program: 'Program', job: Job) -> 'Iterator[tuple]':
                     "give timeout more: one may write a checkpoint, or compile"
         method = literal(words.get('init_method'))
         host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', str(method))
-        if job.several and str(method).startswith('file:'):
+        if program.several and str(method).startswith('file:'):
             yield node, "init_method='%s': a file on a file system that all nodes must share, whose locks work, and " \
                 "that no earlier job has left" % method, "leave it out"
-        elif job.several and host and host.group(1) != job.environ.get('MASTER_ADDR'):
+        elif program.several and host and host.group(1) != program.environ.get('MASTER_ADDR'):
             own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
             yield node, "%sinit_method='%s', which %s, and this job has MASTER_ADDR=%s" % (
                 '!' if own else '', method, 'is each node itself' if own else 'names a node',
-                job.environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR"
+                program.environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR"
 
 
-def ranks(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def ranks(program: 'Program') -> 'Iterator[tuple]':
     """Ranks mixed up, started again, or told otherwise than by the launcher."""
     cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
-        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and job.local > 1:
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1:
             yield node, "spawn() starts processes, and the launcher has started %d ranks on this node: each of them " \
-                "starts as many again" % job.local, "one task per node (srun --ntasks-per-node=1), or no spawn()"
+                "starts as many again" % program.local, "one task per node (srun --ntasks-per-node=1), or no spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
             key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
             told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
             if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
-                    text != job.environ.get(str(key)):
-                yield node, "sets %s='%s', and this job has %s" % (key, text, job.environ.get(str(key))), LET_IT
+                    text != program.environ.get(str(key)):
+                yield node, "sets %s='%s', and this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
             if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
                     one.startswith(text.lstrip('=')) for one in cards):
                 yield node, "sets %s='%s', and this node has no such interface" % (key, text), \
                     "take it out, or name one of: " + ', '.join(cards)
-            if named(target) in ('rank', 'world_rank', 'global_rank') and job.several and any(
+            if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
                     literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
                 yield node, "takes the number on the node for the rank", "take RANK from the environment"
         if literal(node) in ('spawn', 'forkserver') and program.trees and not any(
@@ -127,7 +118,7 @@ def ranks(program: 'Program', job: Job) -> 'Iterator[tuple]':
                     'set_start_method', 'get_context', 'DataLoader') for one, _ in program.around(node)):
             yield node, "processes are started by %s, and the script has no if __name__ == '__main__': each of them " \
                 "runs all of it again" % literal(node), "put what is not a definition under this condition"
-    for call in program.calls if 'init_process_group' in program.names and job.several else ():
+    for call in program.calls if 'init_process_group' in program.names and program.several else ():
         places = call.args[:1] if called(call) in ('set_device', 'set_device_index', 'cuda') else getattr(
             keywords(call).get('device_ids'), 'elts', [])
         words = ' '.join(map(program.words, places))
@@ -137,11 +128,11 @@ def ranks(program: 'Program', job: Job) -> 'Iterator[tuple]':
                 "take LOCAL_RANK"
 
 
-def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def order(program: 'Program') -> 'Iterator[tuple]':
     """What needs the process group comes after it, and by all ranks; what one rank is to do not by all."""
     names, begins = program.names, [node for node in program.calls if called(node) == 'init_process_group']
     others = any(map(FRAMEWORKS.search, program.imports))
-    if not begins and names & DDP and job.world > 1 and not others and not re.search(
+    if not begins and names & DDP and program.world > 1 and not others and not re.search(
             r'(init|setup|start|launch)\w*(dist|ddp|group|process|parallel|env)', ' '.join(names), re.I):
         yield next(node for node in program.calls if called(node) in DDP), \
             "DistributedDataParallel, and nothing calls init_process_group()", "call it first"
@@ -156,8 +147,8 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "init_process_group() is called twice", "call it once"
         for word in ('src', 'dst'):
             other = literal(keywords(node).get(word)) if dist else None
-            if isinstance(other, int) and other >= job.world:
-                yield node, "%s(%s=%d), and the job has %d ranks" % (name, word, other, job.world), "take one of them"
+            if isinstance(other, int) and other >= program.world:
+                yield node, "%s(%s=%d), and the job has %d ranks" % (name, word, other, program.world), "name one"
         needs = dist and name in COLLECTIVES + ('get_rank', 'get_world_size') or name in DDP | FSDP
         if needs and len(begins) == 1 and program.function(begins[0]) is program.function(node) and \
                 node.lineno < begins[0].lineno and not program.optional(node):
@@ -168,21 +159,21 @@ def order(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "%s() where some ranks alone come: %s" % (
                 name, "the others' parameters stay as they are" if name == 'step' else "these wait for the others"), \
                 "have all ranks call it"
-        if name in ONCE and job.world > 1 and not program.for_one_rank(node):
+        if name in ONCE and program.world > 1 and not program.for_one_rank(node):
             yield from once(program, node, name, ONCE[name])
-        if literal(keywords(node).get('download')) is True and job.world > 1 and not program.for_one_rank(node):
+        if literal(keywords(node).get('download')) is True and program.world > 1 and not program.for_one_rank(node):
             yield node, "all ranks download one data set by %s()" % name, "have local rank 0 do it, then barrier()"
 
 
-def files(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def files(program: 'Program') -> 'Iterator[tuple]':
     """What one rank writes is there for the others when they read it."""
-    for save in program.calls if 'init_process_group' in program.names and job.world > 1 else ():
+    for save in program.calls if 'init_process_group' in program.names and program.world > 1 else ():
         if called(save) != 'save' or owner(save) != 'torch' or len(save.args) < 2 or not program.for_one_rank(save):
             continue
         for load in program.calls:
             if called(load) == 'load' and owner(load) == 'torch' and load.args and ast.dump(load.args[0]) == ast.dump(
                     save.args[1]) and not program.for_one_rank(load):
-                if re.match('/(tmp|dev/shm|var/tmp)/', program.directory(load.args[0])) and job.several:
+                if re.match('/(tmp|dev/shm|var/tmp)/', program.directory(load.args[0])) and program.several:
                     yield load, "all ranks read what one wrote in %s, which other nodes do not see" % program.directory(
                         load.args[0]), "write to a file system that all nodes have"
                 between = [one for one in program.calls if save.lineno <= one.lineno <= load.lineno]
@@ -191,10 +182,10 @@ def files(program: 'Program', job: Job) -> 'Iterator[tuple]':
                     yield load, "all ranks read what one may still be writing", "dist.barrier() before"
 
 
-def steps(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def steps(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do as many steps, with parameters of one size: else they wait for each other."""
     names = {called(node) for node in program.calls}
-    if not names & (DDP | FSDP | set(COLLECTIVES)) or job.world < 2:
+    if not names & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
         return
     told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
     for node in program.nodes:
@@ -219,7 +210,7 @@ def steps(program: 'Program', job: Job) -> 'Iterator[tuple]':
                     "give all ranks as much"
 
 
-def options(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def options(program: 'Program') -> 'Iterator[tuple]':
     """What argparse and sys.argv are given."""
     adds = [node for node in program.calls if called(node) == 'add_argument']
     known = {literal(part): node for node in adds for part in node.args if isinstance(literal(part), str)}
@@ -264,7 +255,7 @@ def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterato
             name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
 
 
-def data(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def data(program: 'Program') -> 'Iterator[tuple]':
     """Each rank trains on its own part of the same data, all of it."""
     names, started = program.names, 'init_process_group' in program.names
     loaders = [node for node in program.calls if called(node) == 'DataLoader']
@@ -278,16 +269,17 @@ def data(program: 'Program', job: Job) -> 'Iterator[tuple]':
             if started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
                 yield node, "the seed of DistributedSampler is not the same on all ranks: their parts of the data " \
                     "overlap", "leave seed out, or give all ranks one number"
-            if isinstance(size, int) and size != job.world or isinstance(program.value(rank), int) and job.world > 1 \
-                    or job.several and re.search('local_?rank|LOCALID', program.words(rank), re.I):
-                yield node, "DistributedSampler is told other ranks than the %d of this job" % job.world, \
+            if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) and \
+                    program.world > 1 or program.several and re.search(
+                        'local_?rank|LOCALID', program.words(rank), re.I):
+                yield node, "DistributedSampler is told other ranks than the %d of this job" % program.world, \
                     "leave num_replicas and rank out"
         if node in loaders:
             workers = program.value(words.get('num_workers'))
             if 'sampler' in words and literal(words.get('shuffle')) is True:
                 yield node, "DataLoader has a sampler and shuffle=True, which exclude each other", "leave shuffle out"
-            if isinstance(workers, int) and 0 < job.cores < workers:
-                yield node, "DataLoader starts %d workers, and a rank has %d cores" % (workers, job.cores), \
+            if isinstance(workers, int) and 0 < program.cores < workers:
+                yield node, "DataLoader starts %d workers, and a rank has %d cores" % (workers, program.cores), \
                     "ask for more cores (--cpus-per-task), or take fewer workers"
         if name in DRAWS and started and 'generator' not in words and not program.for_one_rank(node) and (
                 owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')):
@@ -296,14 +288,14 @@ def data(program: 'Program', job: Job) -> 'Iterator[tuple]':
             if own and name == 'random_split' or not seeds:
                 yield node, "%s() draws other numbers on each rank: %s" % (
                     name, "the seed depends on the rank" if own else "nothing sets a seed"), "give it a generator"
-        if name in LISTINGS and started and job.several and no_order(program, node):
+        if name in LISTINGS and started and program.several and no_order(program, node):
             yield node, "%s() has no order that all nodes share" % name, "sorted(...)"
-    if job.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
+    if program.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
             'sampler' in str(word) for node in loaders for word in keywords(node)):
         yield loaders[0], "DistributedDataParallel, and a DataLoader without a sampler: all ranks train on the same " \
             "data", "DataLoader(..., sampler=DistributedSampler(dataset))"
-    sets = [node for node in program.nodes if goes_through_set(program, node)] if started and job.world > 1 and \
-        not re.match('[0-9]', job.environ.get('PYTHONHASHSEED', '')) else []
+    sets = [node for node in program.nodes if goes_through_set(program, node)] if started and program.world > 1 and \
+        not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', '')) else []
     if sets:
         yield getattr(sets[0], 'iter', sets[0]), "the order of a set of texts is another one in each rank", \
             "sorted(...), or export PYTHONHASHSEED=0 before srun"
@@ -345,9 +337,9 @@ def goes_through_set(program: 'Program', node: 'Any') -> bool:
     return not any(called(one) in UNORDERED or isinstance(one, ast.SetComp) for one, _ in around)
 
 
-def gradients(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def gradients(program: 'Program') -> 'Iterator[tuple]':
     """Parameters that DistributedDataParallel or FSDP do not see, and steps that do not go through them."""
-    names, wraps = program.names, [node for node in program.calls if called(node) in DDP and job.world > 1]
+    names, wraps = program.names, [node for node in program.calls if called(node) in DDP and program.world > 1]
     if wraps and not any(literal(keywords(node).get(word)) for node in wraps
                          for word in ('find_unused_parameters', 'static_graph')):
         for part in program.nodes:
@@ -364,7 +356,7 @@ def gradients(program: 'Program', job: Job) -> 'Iterator[tuple]':
                     not program.without_gradients(call):
                 yield call, "%s() goes past DistributedDataParallel: gradients are not averaged" % (
                     inner if bare else 'module'), "call what DistributedDataParallel() returns"
-        if isinstance(keywords(node).get('device_ids'), ast.List) and not job.gpus and not program.optional(node):
+        if isinstance(keywords(node).get('device_ids'), ast.List) and not program.gpus and not program.optional(node):
             yield node, "DistributedDataParallel(device_ids=...), and this rank sees no GPU", \
                 "ask for GPUs, or leave device_ids out"
         own = {one.name for part in program.nodes if isinstance(part, ast.ClassDef) for one in part.body if isinstance(
@@ -408,7 +400,7 @@ def unused_layers(program: 'Program', node: 'ast.ClassDef') -> 'Iterator[tuple]'
             yield part, "layers take part in forward() by chance: DistributedDataParallel stops at the next", remedy
 
 
-def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def python(program: 'Program') -> 'Iterator[tuple]':
     """What torch.compile and this Python make of it, and GPUs that are not there."""
     for node in filter(compiles, program.calls):
         above, words = program.above.get(id(node)), keywords(node)
@@ -424,13 +416,14 @@ def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
         if breaks and literal(words.get('fullgraph')):
             yield breaks[0], "torch.compile(fullgraph=True) cannot take %s() into its graph" % called(breaks[0]), \
                 "take it out of forward(), or leave fullgraph out"
-    flag, nccl = job.environ.get('PYTHONOPTIMIZE', ''), re.search(rb'[\'"]nccl[\'"]', b''.join(program.files.values()))
+    flag = program.environ.get('PYTHONOPTIMIZE', '')
+    nccl = re.search(rb'[\'"]nccl[\'"]', b''.join(program.files.values()))
     for node in program.nodes if flag not in ('', '0') else ():
         if isinstance(node, ast.Assert) and any(isinstance(part, ast.Call) and called(part) not in UNORDERED + (
                 'hasattr', 'callable') for part in ast.walk(node.test)):
             yield node, "PYTHONOPTIMIZE=%s takes out assert, and what this one calls is not done" % flag, \
                 "unset PYTHONOPTIMIZE, or call it in a line of its own"
-    asks = job.gpus or nccl or {'is_available', 'device_count'} & program.names
+    asks = program.gpus or nccl or {'is_available', 'device_count'} & program.names
     for node in program.calls if not asks else ():
         if (called(node) in ('cuda', 'set_device') and isinstance(node.func, ast.Attribute) or called(node) in (
                 'to', 'device') and any(str(literal(part)).startswith('cuda') for part in node.args)) and \
@@ -438,7 +431,7 @@ def python(program: 'Program', job: Job) -> 'Iterator[tuple]':
             yield node, "takes a GPU, and this rank sees none", "ask for GPUs (srun --gpus-per-task=1)"
 
 
-def undefined(program: 'Program', job: Job) -> 'Iterator[tuple]':
+def undefined(program: 'Program') -> 'Iterator[tuple]':
     """Names that nothing in a file defines."""
     for tree in program.trees:
         parts = list(ast.walk(tree))    # type: Any
@@ -453,11 +446,12 @@ def undefined(program: 'Program', job: Job) -> 'Iterator[tuple]':
                 yield part, "'%s' is used, and nothing defines it" % part.id, "define or import it"
 
 
-def check(report: 'Report', program: 'Program', environ: 'Mapping[str, str]', gpus: bool, cores: int = 0) -> None:
+def check(report: 'Report', program: 'Program', gpus: bool, cores: int = 0) -> None:
     """All of them; of what is said of several lines the first one."""
-    job, said = Job(environ, gpus, cores), set()   # type: Any, set
+    said = set()    # type: set
+    program.gpus, program.cores = gpus, cores
     for rule in (group, ranks, order, files, steps, options, data, gradients, python, undefined):
-        for node, text, remedy in rule(program, job):
+        for node, text, remedy in rule(program):
             if text not in said:
                 said.add(text)
                 report.add('red' if text[0] == '!' else 'yellow', 'program', '%s: %s' % (

@@ -126,6 +126,8 @@ class Program:
     def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '') -> None:
         self.files, self.environ, self.given, self.script = files, environ, given, script
         self.arguments = arguments_of(given)
+        self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
+        self.several, self.gpus, self.cores = self.world > self.local, False, 0
         self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
         self.options, self.wrong = {}, {}   # type: dict, dict
         self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set

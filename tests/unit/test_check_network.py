@@ -629,7 +629,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
     text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
-    program.check_layout(report, parsed(text), ['gpu'] * sees, 4)
+    program.check_layout(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4'}), ['gpu'] * sees)
     said = of_level(report, 'yellow', 'gpus')
     assert (said == []) if words is None else (words in said[0])
 
@@ -945,7 +945,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
     env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000', 'PYTHONOPTIMIZE': '1'}
-    rules.check(report, parsed(text, ['7', '--lr', '0.1']), env, 'cuda' in text or 'device_ids' in text)
+    rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), 'cuda' in text or 'device_ids' in text)
     for finding in report.having():
         if 'nothing defines it' in finding.text:
             del report.findings[finding]
@@ -961,7 +961,7 @@ def test_what_the_program_says_of_ranks_and_data(text, level, says):
     ("import a.b\na.b.c\nfrom d import e as g\ng", None), ("print(__file__, __name__)", None),
 ])
 def test_names_that_nothing_defines(text, name):
-    found = list(rules.undefined(parsed(text), None))
+    found = list(rules.undefined(parsed(text)))
     assert [said for _, said, _ in found] == [f"'{name}' is used, and nothing defines it"] * bool(name)
 
 

@@ -119,8 +119,8 @@ def program_said(data):
     """What check finds in a program."""
     report = findings.Report(0)
     read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'], 'train.py')
-    rules.check(report, read, read.environ, False)
-    program.check_layout(report, read, ['one'], 2)
+    rules.check(report, read, False)
+    program.check_layout(report, read, ['one'])
     return report.sorted(), read.outputs(), read.made(), read.read_paths(), read.variables(), list(read.late())
 
 
