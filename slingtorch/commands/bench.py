@@ -2,13 +2,14 @@
 """'slingtorch bench': reads what 'conda-python-distributed --bench --json FILE' (job/bench.py) wrote, plots it, and
 compares it with the reference figures of a site."""
 import argparse
+import json
 import math
 import sys
 from typing import Any
 
 from slingtorch import sites
-from slingtorch.job.records import (KINDS, OPERATIONS, BenchError, head, parse_size, read, show_size, summary,
-                                    table_head, table_row, wrong_values)
+from slingtorch.job.records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, head, parse_size, show_size,
+                                    summary, table_head, table_row, wrong_values)
 
 NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
@@ -25,6 +26,55 @@ One rank for each GPU. Then, anywhere:
     slingtorch bench bench.json                         prints the table again
     slingtorch bench bench.json --plot bench.png        plots it
     slingtorch bench bench.json --site NAME             compares it with the site's reference figures"""
+
+
+def text(value: Any) -> str:
+    """A text without escape sequences of a terminal; ValueError if it is none."""
+    if not isinstance(value, str) or not ' '.join(value.split()).isprintable():
+        raise ValueError("'%s' is not text" % ascii(value)[:80])
+    return value
+
+
+def figure(value: Any) -> float:
+    """A number of a size that figures of bench have; ValueError for another one."""
+    if type(value) not in (int, float) or not 0 <= value < 2 ** 60:
+        raise ValueError("'%s' is not a figure" % ascii(value)[:80])
+    return value
+
+
+ROW_FORM = {'kind': text, 'operation': text, 'size': figure, 'bytes': figure, 'seconds': figure,
+            'algorithm_bandwidth': figure, 'bus_bandwidth': figure, 'wrong': figure, 'repeats': figure}
+
+
+def read(path: str) -> dict:
+    """The record in a file."""
+    try:
+        with open(path, encoding='utf-8') as stream:
+            record = json.load(stream)
+    except OSError as err:
+        raise BenchError("%s cannot be read: %s" % (path, err.strerror))
+    except (ValueError, RecursionError) as err:
+        raise BenchError("%s is not JSON (%s): give the file that '--bench --json FILE' wrote" % (path, err))
+    if not isinstance(record, dict) or record.get('format') != FORMAT:
+        raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
+    if record.get('version') != VERSION:
+        raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
+                         "that wrote it, or measure again" % (path, ascii(record.get('version')), VERSION))
+    try:
+        return {
+            'date': text(record['date']), 'complete': record['complete'] is True,
+            'site': record['site'] and text(record['site']),
+            **{name: int(figure(record[name])) for name in ('ranks', 'ranks_per_node', 'nodes')},
+            'versions': {text(name): text(record['versions'][name]) for name in {'torch', *record['versions']}},
+            'line_rates': {text(name): figure(rate) for name, rate in record['line_rates'].items()},
+            'networks': {text(kind): text(name) for kind, name in record['networks'].items()},
+            'notes': [text(line) for line in record['notes']],
+            'results': [{'first_wrong': row['first_wrong'] and text(row['first_wrong']),
+                         **{name: form(row[name]) for name, form in ROW_FORM.items()}} for row in record['results']],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise BenchError("%s is damaged: %s. Take another copy, or measure again" % (
+            path, "%s is missing" % ascii(err.args[0]) if isinstance(err, KeyError) else ascii(str(err))[1:-1]))
 
 
 def show(record: dict) -> list:

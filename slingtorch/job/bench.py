@@ -23,13 +23,10 @@ import tempfile
 import time
 
 from . import nccl
+from .kinds import Any, Callable, Iterable, Iterator, Optional
 from .machine import Machine
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
                       show_time, summary, table_head, table_row, write, wrong_values)
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable, Iterator, Optional
 
 ITEM = 4
 """Bytes of a float32, in which everything is sent."""

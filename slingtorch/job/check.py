@@ -24,15 +24,12 @@ import sys
 import threading
 import time
 
-from . import gather, imports, limits, look, meet, messages, nccl, network, node, program, records, variables
+from . import gather, limits, look, meet, messages, nccl, network, node, records, variables
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
+from .kinds import Any, Callable, Iterable, Optional
 from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
 from .probe import COMES, SLACK, patience
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable, Optional
 
 # facts that must be the same on all ranks: level and name of the finding, what to do
 SAME = {
@@ -46,6 +43,7 @@ SAME = {
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
+    **{'ulimit -' + option: ('yellow', 'limit', "see where this limit is set") for option in limits.SHELL},
 }
 # A rank is slow if it needed so many times the median, and so many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
@@ -197,8 +195,9 @@ def check_master(environ: dict, report: Report, name: str) -> None:
             if query.getsockname()[0] == place[0]:
                 report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
                 return
-    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s" % (
-        address, found[0][4][0], name), "it is another job's, or of another step: unset MASTER_ADDR in the job script")
+    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s: or two nodes have RANK=0"
+               % (address, found[0][4][0], name), "unset MASTER_ADDR and RANK in the job script: it is another job's, "
+               "or ranks are there twice")
 
 
 def check_port(machine: Machine, report: Report) -> None:
@@ -358,6 +357,8 @@ def look_there(report: Report) -> None:
 
 def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
     """What only all ranks together show; as check_answers()."""
+    from . import program
+
     environ = machine.environ
     check_answers(report, environ, nodes, machine.node, sent, list(aside))
     if report.having('yellow', 'import'):
@@ -466,6 +467,7 @@ class Rank:
         details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are those of the node
+            from . import program
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
                                         (limits.look_at_compiler, (self.report, self.environ, details)),
@@ -501,11 +503,15 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 def other_rank(rank: Rank) -> str:
     """Not the first one of its node: writes what it finds. Returns rank 0's word."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
+    if files.read(name)[1]:
+        raise PeerLost("another process of this node has RANK=%d too: see how the job script sets it" % rank.rank)
     files.write(name, {'pid': os.getpid()})
     first = files.wait(gather.FIRST, rank.begin + rank.seconds)
-    wants_probe = not messages.has_form(first, {'digest': str}) or first['digest'] != rank.digest
-    probe = rank.start_probe() if wants_probe else None
+    if not messages.has_form(first, {'digest': str, 'environ': dict}):
+        first = {'digest': '', 'environ': {}}
+    probe = rank.start_probe() if first['digest'] != rank.digest else None
     details = rank.look()
+    details['differs'] = gather.differing(rank.environ, first['environ'])
     if probe:
         check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
         probe.end()
@@ -536,6 +542,8 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
 
 def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
     """What the process with PyTorch says once it has met those of other nodes, and tried the network with them."""
+    from . import imports
+
     if not probe:
         if rank.several:
             rank.report.add('red', 'import', "this Python has no PyTorch, in whose store the nodes meet (%s)"
@@ -588,6 +596,8 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     :param found: of the process with PyTorch, or why there is none
     :param details: of the first rank (look.look())
     """
+    from . import program
+
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
@@ -603,8 +613,12 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
     limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
     check_providers(report, machine)
     node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
-    program.check_imports(report, told.get('script') or {}, bool(details.get('workers')),
-                          bool(details.get('mpi')))
+    program.check_imports(report, told.get('script') or {}, details)
+    for name in details.get('reads', ()):
+        for one in ranks if 'env ' + name not in report.facts else ():
+            value = one.get('differs', {}).get(name, rank.environ.get(name))
+            if value is not None:
+                report.fact('env ' + name, value[:gather.SHOWN], 1 << one['rank'])
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
@@ -674,6 +688,10 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
     """
     report = rank.report
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
+    for said in there.values():
+        if said and said.get('twice'):
+            report.add('red', 'world-size', "two nodes have rank %d, such as %s" % (said['rank'], said['node']),
+                       "see how the job script sets RANK", 1)
     imported = probe.found['seconds'].get('import', 0) if probe else 0
     seconds = min(rank.seconds, network.ASIDE + 3 * imported) + SLACK
     if there:
@@ -682,10 +700,10 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         except PeerLost as err:
             report.add('red', 'rendezvous', "the reports of other nodes did not come: %s" % err)
     free = (1 << rank.world) - 1 & ~report.ranks
-    for number, text in texts.items():
+    for number, said in texts.items():
         try:
-            other = Report.load(text.encode('latin-1'), free)
-        except (ValueError, UnicodeError):
+            other = Report.load(messages.dump(said), free)
+        except ValueError:
             strange.append(number)
             continue
         free &= ~other.ranks

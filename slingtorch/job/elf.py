@@ -6,9 +6,7 @@ import os
 import re
 import struct
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any
+from .kinds import Any
 
 
 def cut_off(directory: str) -> list:

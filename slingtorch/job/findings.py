@@ -6,11 +6,8 @@ import textwrap
 from collections import defaultdict, namedtuple
 
 from . import messages
+from .kinds import Any, Optional
 from .messages import one_line
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Optional
 
 # red: it is certain that the job cannot run, or runs on the wrong network: a library or the kernel says so, or it was
 # tried; ignored: the same, and the user lets it pass

@@ -14,19 +14,17 @@ import stat
 import sys
 import threading
 import time
+import zlib
 
 from . import limits, messages
 from .findings import Report, ignored_of
+from .kinds import Any, Callable, Machine, Optional  # noqa: F401, in comments
 from .machine import by_srun
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable, Optional  # noqa: F401, in comments
-
-    from .machine import Machine
 
 # seconds between two looks at the files of others
 LOOK = 0.02
+# characters of a variable's value
+SHOWN = 200
 # instead of rank 0's word, 0 or 1
 LOST = 'lost'
 # the first rank's files: what it is, and rank 0's word
@@ -100,8 +98,10 @@ def places(environ: dict) -> list:
     The directories in which the ranks of a node meet: in the job's private one (runscripts/lib/caches.bash), else, as
     where that is full, in /dev/shm.
     """
-    # nodes that are emulated on one machine share its /tmp
+    # nodes that are emulated on one machine, or are containers of it, may share its /tmp
     node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if by_srun(environ) else ''
+    with contextlib.suppress(OSError):
+        node += '-%d' % os.stat('/proc/self/ns/net').st_ino
     temporary = environ.get('TMPDIR', '')
     base = environ.get('SLINGTORCH_JOB_DIR') or os.path.join(
         temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % os.getuid())
@@ -298,7 +298,7 @@ class LocalRanks:
         for name in self.files.names():     # of an earlier start that was killed
             if self.files.read(name)[1] is False:
                 self.files.remove(name)
-        self.files.write(FIRST, {'digest': digest})
+        self.files.write(FIRST, {'digest': digest, 'environ': fingerprints(environ)})
 
     def look(self) -> None:
         """Read what has come."""
@@ -345,6 +345,18 @@ class LocalRanks:
         self.files.remove()
 
 
+def fingerprints(environ: dict) -> dict:
+    """{variable: a number for its value}, for differing()."""
+    return {name: zlib.crc32(value.encode(errors='surrogateescape')) for name, value in environ.items()}
+
+
+def differing(environ: dict, others: dict) -> dict:
+    """{variable: its value here or None}, of those that had another one for fingerprints()."""
+    own = fingerprints(environ)
+    return {name: environ[name][:SHOWN] if name in environ else None
+            for name in set(own) | set(others) if own.get(name) != others.get(name)}
+
+
 def own_details(details: dict, rank: int) -> dict:
     """
     What look.py and limits.py say for node.py, and nothing else. :raises ValueError, TypeError: it has another form
@@ -354,7 +366,8 @@ def own_details(details: dict, rank: int) -> dict:
     if not messages.has_form(details, form) or not all(
             isinstance(number, int) for number in details['cpus'] + details['online'] + list(
                 details['limits'].values())) or not isinstance(memory, (int, type(None))) or not (
-            gpus is None or all(isinstance(name, str) for name in gpus)):
+            gpus is None or all(isinstance(name, str) for name in gpus)) or not all(
+            isinstance(value, (str, type(None))) for value in details.get('differs', {}).values()):
         raise ValueError("no details")
     return dict(details, rank=rank, near={
         name: [cpu for cpu in cpus if isinstance(cpu, int)] for name, cpus in details['near'].items()})

@@ -8,6 +8,7 @@ directory first. Then one worker of a DataLoader is started.
 """
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -17,12 +18,10 @@ import select
 import signal
 import sys
 import time
+import types
 
-from . import __main__, program
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Iterator
+from . import __main__, program, syntax
+from .kinds import Any, Iterator
 
 # seconds for all of it; one that takes longer is not tested
 LIMIT = 30
@@ -52,7 +51,8 @@ class Trial:
 
     def result(self) -> dict:
         """
-        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker'; {} if nothing.
+        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker', 'late' (texts),
+        'modules'; {} if nothing.
         """
         late = False
         while b'"done"' not in self.text:   # a worker may keep the pipe
@@ -72,8 +72,9 @@ class Trial:
             last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
         elif last.get('doing') and status != OVER << 8:
             how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
-            # a kill is of the kernel's, for memory, and this process is one more
-            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how), how != 'signal 9']
+            # a kill is of the kernel's, for memory, and this process is one more; what comes later need not come
+            last['wrong'] = ['%s ended the process with %s' % (last['doing'], how),
+                             how != 'signal 9' and 'late' not in last]
         return last
 
 
@@ -122,7 +123,7 @@ def changes(before: dict, real: dict) -> list:
 
 def statements(text: bytes) -> 'Iterator[tuple]':
     """What a script does first of all that decides about its imports: (statement, whether it is an import)."""
-    for node in program.parse(text).body:
+    for node in syntax.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node, True
             continue
@@ -190,7 +191,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         except Exception as err:
             say(wrong=['import torch takes a file beside the script: %s' % first(err), True], doing='')
             return
-    sure, text, changed = True, b'', []  # type: bool, bytes, list
+    sure, text, changed, space = True, b'', [], {}  # type: bool, bytes, list, dict
     try:
         if kind == 'module':
             spec = importlib.util.find_spec(name)
@@ -230,7 +231,103 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
     except Exception as err:
         say(worker=first(err))
+    try:
+        loaded = program.load(words, {**os.environ, **{name: value for name, value in real.items() if value}})
+    except OSError:
+        loaded = None
+    if loaded and not found.get('wrong'):
+        try_late(loaded, say, space)
+        say(modules=modules_of(loaded, directory), doing='')
     say(done=True)
+
+
+def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
+    """
+    What the program loads later, in functions that are called: modules, and libraries by ctypes; and names of modules,
+    and of arguments of functions, that are not there.
+
+    :param space: what the script's imports have brought
+    """
+    wrong = []  # type: list
+    for node, code, text in loaded.late():
+        try:
+            say(doing=text, late=wrong)
+            exec(compile(code, '<late>', 'exec'), space)
+        except (ImportError, SyntaxError, OSError) as err:
+            wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
+        except Exception:   # it may need what is not here
+            pass
+    dist = getattr(sys.modules.get('torch'), 'distributed', None)
+    for node in loaded.calls:
+        name = loaded.value(syntax.keywords(node).get('backend', (node.args + [None])[0]))
+        if syntax.called(node) == 'init_process_group' and name in ('mpi', 'ucc', 'gloo') and not loaded.optional(
+                node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
+            wrong.append("%s: init_process_group('%s'), and this PyTorch was built without it" % (
+                loaded.where(node), name))
+    first_file = next(iter(loaded.files))
+    for node in loaded.nodes:
+        text = lacking(loaded, node, space) if loaded.place.get(id(node)) == first_file else ''
+        if text and not loaded.optional(node):
+            wrong.append('%s: %s' % (loaded.where(node), text))
+    say(late=list(dict.fromkeys(wrong))[:8])
+
+
+def found_at(loaded: 'syntax.Program', node: 'Any', space: dict) -> 'Any':
+    """The module, class or function that a name is, as the imports brought it; None if that is not known."""
+    if isinstance(node, ast.Attribute):
+        before = found_at(loaded, node.value, space)
+        return getattr(before, node.attr, None) if isinstance(before, types.ModuleType) else None
+    key = loaded.place.get(id(node)), getattr(node, 'id', '')
+    return space.get(key[1]) if key not in loaded.values and key not in loaded.defined else None
+
+
+def lacking(loaded: 'syntax.Program', node: 'Any', space: dict) -> str:
+    """What a module, or a function, has not, and the program takes for granted; ''."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        module = found_at(loaded, node.value, space)
+        if isinstance(module, types.ModuleType) and not hasattr(module, node.attr) and not loaded.values.get(
+                node.attr) and not importable('%s.%s' % (module.__name__, node.attr)):
+            return "module %s has no '%s'" % (module.__name__, node.attr)
+    if isinstance(node, ast.Call):
+        import inspect      # PyTorch has imported it
+        function = found_at(loaded, node.func, space)
+        with contextlib.suppress(TypeError, ValueError):    # of some there is no signature
+            known = inspect.signature(function).parameters if callable(function) else {}
+            if known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+                for word in node.keywords:
+                    if word.arg and word.arg not in known:
+                        return "%s() takes no argument '%s'" % (syntax.called(node), word.arg)
+    return ''
+
+
+def importable(name: str) -> bool:
+    """Whether there is such a module."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
+    """{package that the program imports: its version, or a digest of its files that are not of this Python}"""
+    found, own = {}, tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
+    known = {'', 'torch', *getattr(sys, 'stdlib_module_names', ())}     # since 3.10
+    for top in {name.partition('.')[0] for name in loaded.imports} - known:
+        path = os.path.realpath(getattr(sys.modules.get(top), '__file__', None) or '/nowhere')
+        version = getattr(sys.modules.get(top), '__version__', None)
+        if path.startswith(os.path.realpath(directory) + '/') or not os.path.isfile(path):
+            continue
+        if path.startswith(own):
+            if isinstance(version, str):
+                found[top] = version
+            continue
+        digest = hashlib.sha256()
+        for name, module in sorted(sys.modules.items())[:program.LISTED]:
+            file = getattr(module, '__file__', None) or ''
+            if (name + '.').startswith(top + '.') and os.path.isfile(file):
+                digest.update(program.contents(file).encode())
+        found[top] = '%s, %s' % (version or 'files', digest.hexdigest()[:12])
+    return dict(sorted(found.items())[:syntax.ARGUMENTS])
 
 
 def first(err: BaseException) -> str:

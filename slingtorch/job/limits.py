@@ -12,20 +12,18 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Callable, Mapping, Optional
-
-    from .findings import Report
-    from .machine import Machine
+from .kinds import Callable, Machine, Mapping, Optional, Report
 
 # option of ulimit: its number in getrlimit(2), and what it is
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'address space'),
          'd': (resource.RLIMIT_DATA, 'data'), 's': (resource.RLIMIT_STACK, 'stack'),
          'f': (resource.RLIMIT_FSIZE, 'size of a file'), 't': (resource.RLIMIT_CPU, 'processor time')}
+# bytes of address space and of data that CUDA, and a training of some GB, get by with; of a stack that each thread has
+SPACE, LARGE_STACK = 16 << 30, 1 << 30
 # seconds for directories and programs: a file system that hangs must not take the check with it
 WAIT = 5
 # bytes that are written for a trial
@@ -90,6 +88,15 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
         report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
             limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
             ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
+    if limits.get('s', 0) >= LARGE_STACK:
+        report.add('yellow', 'limit', "ulimit -s: each thread of this rank reserves a stack of %d MB" % (
+            limits['s'] >> 20), "ulimit -s 8192, in the job script or where the limit is set")
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
+        report.add('yellow', 'limit', "ulimit -l: this rank may lock %d kB, and InfiniBand locks what it sends"
+                   % (locked >> 10), "ulimit -l unlimited, where the limit is set")
+    for option in SHELL:
+        report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() and details.get('local_rank') == 0 and most != resource.RLIM_INFINITY:  # root may have more
         now = sum(len(machine.list('proc/%s/task' % name)) for name in machine.list('proc') if name.isdigit() and
@@ -137,10 +144,11 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
             continue
         for option in 'vd':
             limit, need = limits.get(option, 0), took.get(option, 0)
-            if limit and limit < 2 * need:
+            if need and limit and limit < max(2 * need, SPACE):
                 report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, and "
-                           "PyTorch took more %son this node, before any training" % (
-                               option, megabytes(limit), SHELL[option][1], 'than half of it ' * (limit >= need)),
+                           "PyTorch took %son this node, before any training" % (
+                               option, megabytes(limit), SHELL[option][1], 'more ' if limit < need else
+                               'more than half of it ' if limit < 2 * need else '%s ' % megabytes(need)),
                            "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
         if took.get('fds') and 'n' in limits:
             need = took['fds'] + (max(0, world - 1) if connects else 0)
@@ -270,8 +278,9 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
     """
     Whether the program can write where it will, by a file without a name in the same directory.
 
-    :param details: of program.look_at_program(): what is written, and whether the program makes directories
+    :param details: of program.look_at_program(): what is written, and which directories the program makes
     """
+    made = details.get('made', {})
     for path, says in list(details.get('written', {}).items())[:50]:
         place = path if os.path.isdir(path) else os.path.dirname(path) or '.'
         there = place
@@ -281,8 +290,11 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it is there already, and its permissions forbid it'
-        if not wrong and there != place and says.startswith('line') and not details['makes']:
-            wrong = 'the directory %s is not there, and the program makes none' % place
+        if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
+            wrong = 'a file is there' if not os.path.isdir(path) else 'it is there already, and exist_ok is not said'
+        if not wrong and there != place and 'line' in says and not any(
+                one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
+            wrong = 'the directory %s is not there, and the program does not make it' % place
         free = os.statvfs(there)
         if not wrong and free.f_bavail * free.f_frsize < SMALL_FILE:
             wrong = 'its file system has %s free' % megabytes(free.f_bavail * free.f_frsize)
@@ -294,8 +306,18 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
 
 def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
     """What torch.compile needs on a node, tried: a compiler, and a directory for caches from which code can be run."""
-    if not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'), environ.get('TORCHDYNAMO_DISABLE')):
+    builds = details.get('extension')
+    if not builds and (not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'),
+                                                              environ.get('TORCHDYNAMO_DISABLE'))):
         return
+    calls = 'builds C++ extensions' if builds else 'calls torch.compile'
+    include = sysconfig.get_paths()['include']
+    if not os.path.isfile(os.path.join(include, 'Python.h')):
+        report.add('yellow', 'torch', "the program %s, and this node has no Python.h in %s" % (calls, include),
+                   "install the headers of Python (python3-dev), or take a Python that has them")
+    if builds and not shutil.which('ninja', path=environ.get('PATH')):
+        report.add('yellow', 'torch', "the program builds C++ extensions, and this node has no ninja in PATH",
+                   "pip install ninja")
     there = environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir()
     while not os.path.isdir(there):
         there = os.path.dirname(there) or '/'
@@ -305,9 +327,10 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
         names = [environ[variable].split()[0]] if environ.get(variable, '').strip() else known
         compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
         if not compiler:
-            report.add('yellow', 'torch', "the program calls torch.compile, and this node has no %s compiler in PATH "
-                       "(%s)" % ('C++' if end == '.cpp' else 'C', ', '.join(names)), "load one in the job script (%s), "
-                       "or start without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
+            report.add('yellow', 'torch', "the program %s, and this node has no %s compiler in PATH "
+                       "(%s)" % (calls, 'C++' if end == '.cpp' else 'C', ', '.join(names)),
+                       "load one in the job script (%s), or start "
+                       "without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
             continue
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
             source, library = os.path.join(place, 'a' + end), os.path.join(place, 'a.so')
@@ -317,16 +340,18 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
                 said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
-                report.add('yellow', 'torch', "the program calls torch.compile, and the compiler %s fails on this "
-                           "node: status %d%s" % (compiler, done.returncode, ''.join(': ' + line for line in said)),
+                report.add('yellow', 'torch', "the program %s, and the compiler %s fails on this "
+                           "node: status %d%s" % (
+                               calls, compiler, done.returncode, ''.join(': ' + line for line in said)),
                            "load another one in the job script (%s), or export TORCH_COMPILE_DISABLE=1" % variable)
                 continue
             try:
                 ctypes.CDLL(library)
             except OSError as err:
-                report.add('yellow', 'cache', "the program calls torch.compile, and what is compiled in %s cannot be "
-                           "loaded (%s), as on a file system without the right to run code (noexec)" % (there, str(
-                               err).rpartition(': ')[2]), "name another directory in TORCHINDUCTOR_CACHE_DIR")
+                report.add('yellow', 'cache', "the program %s, and what is compiled in %s cannot be "
+                           "loaded (%s), as on a file system without the right to run code (noexec)" % (
+                               calls, there, str(err).rpartition(': ')[2]),
+                           "name another directory in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:

@@ -10,21 +10,27 @@ import stat
 import sys
 
 from . import nccl
+from .kinds import Iterable, Machine, Optional, Report
 from .limits import write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Iterable, Optional
-
-    from .findings import Report
-    from .machine import Machine
 
 # name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
 # by which conda-python-distributed chooses MASTER_PORT
 PORTS = 'ip_local_port_range'
+# {variable: (pattern of its value, what that does)}
+EFFECTS = {
+    'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
+    'PYTHONINSPECT': ('.', "a rank that has ended asks for commands"),
+    'PYTHONTRACEMALLOC': ('[1-9]', "Python is slow"), 'PYTHONMALLOC': ('.*debug', "Python is slow"),
+    'PYTHONDEVMODE': ('.', "Python is slow"), 'PYTHONPROFILEIMPORTTIME': ('.', "all imports are printed"),
+    'CUDA_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'ATEN_CPU_CAPABILITY': ('default', "PyTorch is slow"),
+    'HIP_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'AMD_SERIALIZE_KERNEL': ('[1-3]', "GPUs wait"),
+    'TORCH_DISTRIBUTED_DEBUG': ('DETAIL', "each collective is checked by one more"),
+    'GOMP_CPU_AFFINITY': ('.', "threads of all ranks may share these cores"),
+    'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "GPU memory is asked for anew each time: slow"),
+}
 # that differ from rank to rank, or say nothing about the network
 PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
                                          'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
@@ -213,6 +219,10 @@ def job_of_process(machine: 'Machine') -> str:
 
 def look_at_user(machine: 'Machine', report: 'Report') -> None:
     """What print and torch.compile need."""
+    for name, (pattern, what) in EFFECTS.items():
+        if re.match(pattern, machine.environ.get(name, '')):
+            report.add('yellow', 'value', "%s=%s: %s" % (name, machine.environ[name][:80], what),
+                       "unset it, unless you mean this")
     encoding = (getattr(sys.stdout, 'encoding', '') or 'utf-8').lower()
     if encoding.replace('_', '-') not in ('utf-8', 'utf8'):
         report.add('yellow', 'value', "stdout takes %s: a print of other letters ends the program" % encoding,

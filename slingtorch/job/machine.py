@@ -11,9 +11,7 @@ import re
 import socket
 import time
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Callable, List, Mapping, Optional
+from .kinds import Callable, List, Mapping, Optional
 
 # Class and vendor of a PCI device that is a GPU, as /sys has them, with '/' between: 3D controller, other display
 # controller, processing accelerator; VGA of NVIDIA alone, others' are of the board.

@@ -18,10 +18,7 @@ import socket
 import time
 
 from . import messages, network
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable
+from .kinds import Any, Callable, Iterable
 
 # seconds between two looks at the store, and for each of its answers
 LOOK, ANSWER = 0.02, 20
@@ -96,6 +93,16 @@ class Store:
 
     # --- rank 0's node
 
+    def known(self, name: str, numbers: 'Iterable[int]', form: dict) -> dict:
+        """{number: what is under NAME-number, None if that is not of this form}, of those that are there."""
+        found, there = {}, [number for number in numbers if self.is_there('%s-%d' % (name, number))]  # type: dict, list
+        for number, data in zip(there, self.raw(['%s-%d' % (name, number) for number in there])):
+            said = None     # type: Any
+            with contextlib.suppress(ValueError):
+                said = messages.load(data)
+            found[number] = said if messages.has_form(said, form) else None
+        return found
+
     def others(self, ranks: int, world: int, end: float) -> dict:
         """
         Who comes until the time `end`, or until so many ranks of the world are there: {number of a node: what it says
@@ -103,14 +110,12 @@ class Store:
         """
         found, there = {}, 0  # type: dict, int
         while there < ranks and time.monotonic() < end:
-            new = [number for number in range(1, min(self.count('nodes'), ranks) + 1) if number not in found]
-            new = [number for number in new if self.is_there('come-%d' % number)]
-            for number, data in zip(new, self.raw(['come-%d' % number for number in new])):
-                said = None  # type: Any
-                with contextlib.suppress(ValueError):
-                    said = messages.load(data)
-                if not messages.has_form(said, COMES) or not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):
+            new = self.known('come', set(range(1, min(self.count('nodes'), ranks) + 1)) - set(found), COMES)
+            for number, said in sorted(new.items()):
+                if said and not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):
                     said = None
+                elif said and said['rank'] in [other['rank'] for other in found.values() if other]:
+                    said['twice'] = True
                 found[number] = said
                 there += said['ranks'] if said else 1
             if not new:
@@ -128,14 +133,12 @@ class Store:
             return False
 
     def reports(self, numbers: list, end: float) -> dict:
-        """{number of a node: its report as text} of those that bring one until the time `end`."""
-        found, missing = {}, list(numbers)  # type: dict, list
+        """{number of a node as text: its report} of those that bring one until the time `end`."""
+        found, missing = {}, set(numbers)  # type: dict, set
         while missing:
-            new = [number for number in missing if self.is_there('report-%d' % number)]
-            for number, data in zip(new, self.raw(['report-%d' % number for number in new])):
-                # what is longer than any message is none
-                found[str(number)] = data[:messages.MOST + 1].decode('latin-1')
-            missing = [number for number in missing if str(number) not in found]
+            new = self.known('report', missing, {})
+            found.update((str(number), said) for number, said in new.items())
+            missing -= set(new)
             if missing and time.monotonic() > end:
                 break
             if missing:

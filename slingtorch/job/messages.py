@@ -15,9 +15,7 @@ import tempfile
 import threading
 import time
 
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Callable
+from .kinds import Any, Callable
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

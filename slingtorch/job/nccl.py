@@ -5,13 +5,8 @@ import os
 import re
 
 from . import elf
+from .kinds import Any, Machine, MutableMapping, Optional
 from .machine import NET_PLUGINS, library_kind
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, MutableMapping, Optional
-
-    from .machine import Machine
 
 # variable: how the names of such plugins of NCCL begin
 PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind

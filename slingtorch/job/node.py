@@ -4,14 +4,8 @@ import os
 import re
 
 from . import elf, limits, look, nccl, network, variables
+from .kinds import Any, Iterable, Machine, Optional, Report
 from .machine import TRANSPORT_LAYER, library_kind
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Iterable, Optional
-
-    from .findings import Report
-    from .machine import Machine
 
 # The share of the line rate below which a network is said to be slow: gloo over TCP reaches a tenth of a fast one's.
 SLOW_LINK = 0.02

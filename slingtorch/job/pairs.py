@@ -15,7 +15,6 @@ What is in the store, besides the groups' own:
     done-T, did-T-N     how many have ended this round, and what process N received
 """
 import collections
-import contextlib
 import datetime
 import json
 import os
@@ -24,12 +23,9 @@ import threading
 import time
 
 from . import meet, messages, nccl
+from .kinds import Any, Optional
 from .machine import Machine, seconds_to_wait
 from .probe import first_lines, patience
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Optional
 
 # What is sent in one volley: bytes at first and at most, by which factor more, and until it takes so many seconds. The
 # first one of all sets up the connection.
@@ -249,12 +245,9 @@ class Keeper:
     def gather(self, nodes: int, end: float) -> None:
         """All processes that come until the time `end`, or until those of so many nodes are there."""
         while time.monotonic() < end:
-            for number in range(1, min(self.store.count('lanes'), 64 * nodes) + 1):
-                if number not in self.lanes and self.store.is_there('lane-%d' % number):
-                    said = None  # type: Any
-                    with contextlib.suppress(ValueError):
-                        said = messages.load(self.store.raw(['lane-%d' % number])[0])
-                    self.lanes[number] = said if messages.has_form(said, COMES) and 0 <= said['lane'] < 64 else None
+            there = set(range(1, min(self.store.count('lanes'), 64 * nodes) + 1)) - set(self.lanes)  # type: Any
+            for number, said in self.store.known('lane', there, COMES).items():
+                self.lanes[number] = said if said and 0 <= said['lane'] < 64 else None
             there = collections.Counter(said['rank'] for said in self.lanes.values() if said)
             whole = {said['rank'] for said in self.lanes.values() if said and there[said['rank']] >= said['lanes']}
             if len(whole) >= nodes:
@@ -278,18 +271,13 @@ class Keeper:
             if other is not None and other > node and (lane, other) in place:
                 pairs.append([number, place[lane, other]])
         self.store.put('round-%d' % turn, {'pairs': pairs})
-        end, answers = time.monotonic() + limit_of(turn) + 4, {}  # type: float, dict
+        end = time.monotonic() + limit_of(turn) + 4
         while self.store.count('done-%d' % turn) < 2 * len(pairs) and time.monotonic() < end:
             time.sleep(meet.LOOK)
-        for number in sum(pairs, []):
-            said = None
-            with contextlib.suppress(ValueError):
-                if self.store.is_there('did-%d-%d' % (turn, number)):
-                    said = messages.load(self.store.raw(['did-%d-%d' % (turn, number)])[0])
-            answers[number] = said if messages.has_form(said, {'error': str}) else None
+        answers = self.store.known('did-%d' % turn, sum(pairs, []), {'error': str})
         for one, two in pairs:
-            self.take(one, two, answers[one])
-            self.take(two, one, answers[two])
+            self.take(one, two, answers.get(one))
+            self.take(two, one, answers.get(two))
 
     def take(self, number: int, other: int, said: 'Optional[dict]') -> None:
         """One process's answer to a round."""

@@ -18,12 +18,9 @@ import sys
 import threading
 import time
 
-from . import imports, meet, messages, nccl, network
+from . import meet, messages, nccl, network
+from .kinds import Any, Mapping, Optional
 from .machine import Machine, libraries, mapped_libraries
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Mapping, Optional
 
 # Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
 # that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.
@@ -273,6 +270,8 @@ def load(names: list, result: dict) -> None:
 
 def main(plugins: list) -> None:
     """Do it; never returns, since exit handlers may hang."""
+    from . import imports       # what reads programs is of no use to other ranks, which import this file
+
     probe = Probe(messages.as_child())
     result = probe.result
     try:

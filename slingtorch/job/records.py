@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The file that bench writes in a job and 'slingtorch bench' reads, and its tables, which both print."""
+"""The file that bench writes in a job, for 'slingtorch bench' (commands/bench.py), and its tables, which both print."""
 import argparse
 import json
 import os
 import re
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any
 
 FORMAT, VERSION = 'slingtorch bench', 1
 """What the first keys of a file say; a change that an older reader would misread gets a new number."""
@@ -48,55 +44,6 @@ def show_time(seconds: float) -> str:
         if seconds < 1000 * scale:
             return '%.3g %s' % (seconds / scale, unit)
     return '%.3g s' % seconds
-
-
-def text(value: 'Any') -> str:
-    """A text without escape sequences of a terminal; ValueError if it is none."""
-    if not isinstance(value, str) or not ' '.join(value.split()).isprintable():
-        raise ValueError("'%s' is not text" % ascii(value)[:80])
-    return value
-
-
-def figure(value: 'Any') -> float:
-    """A number of a size that figures of bench have; ValueError for another one."""
-    if type(value) not in (int, float) or not 0 <= value < 2 ** 60:
-        raise ValueError("'%s' is not a figure" % ascii(value)[:80])
-    return value
-
-
-ROW_FORM = {'kind': text, 'operation': text, 'size': figure, 'bytes': figure, 'seconds': figure,
-            'algorithm_bandwidth': figure, 'bus_bandwidth': figure, 'wrong': figure, 'repeats': figure}
-
-
-def read(path: str) -> dict:
-    """The record in a file."""
-    try:
-        with open(path, encoding='utf-8') as stream:
-            record = json.load(stream)
-    except OSError as err:
-        raise BenchError("%s cannot be read: %s" % (path, err.strerror))
-    except (ValueError, RecursionError) as err:
-        raise BenchError("%s is not JSON (%s): give the file that '--bench --json FILE' wrote" % (path, err))
-    if not isinstance(record, dict) or record.get('format') != FORMAT:
-        raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
-    if record.get('version') != VERSION:
-        raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
-                         "that wrote it, or measure again" % (path, ascii(record.get('version')), VERSION))
-    try:
-        return {
-            'date': text(record['date']), 'complete': record['complete'] is True,
-            'site': record['site'] and text(record['site']),
-            **{name: int(figure(record[name])) for name in ('ranks', 'ranks_per_node', 'nodes')},
-            'versions': {text(name): text(record['versions'][name]) for name in {'torch', *record['versions']}},
-            'line_rates': {text(name): figure(rate) for name, rate in record['line_rates'].items()},
-            'networks': {text(kind): text(name) for kind, name in record['networks'].items()},
-            'notes': [text(line) for line in record['notes']],
-            'results': [{'first_wrong': row['first_wrong'] and text(row['first_wrong']),
-                         **{name: form(row[name]) for name, form in ROW_FORM.items()}} for row in record['results']],
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
-        raise BenchError("%s is damaged: %s. Take another copy, or measure again" % (
-            path, "%s is missing" % ascii(err.args[0]) if isinstance(err, KeyError) else ascii(str(err))[1:-1]))
 
 
 def averages(record: dict) -> dict:

@@ -8,14 +8,8 @@ import os
 import re
 
 from . import elf
+from .kinds import Iterable, Machine, Optional, Report
 from .machine import library_kind
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Iterable, Optional
-
-    from .findings import Report
-    from .machine import Machine
 
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')

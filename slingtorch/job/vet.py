@@ -17,12 +17,9 @@ import sys
 import time
 
 from . import gather, look, node, pairs, records
+from .kinds import Any, Optional
 from .machine import Machine, expand_hosts, seconds_to_wait
 from .messages import Child, one_line
-
-TYPE_CHECKING = False   # typing itself would take 5 ms of each rank
-if TYPE_CHECKING:
-    from typing import Any, Optional
 
 # A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
 SLOW = 0.5

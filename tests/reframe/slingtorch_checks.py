@@ -192,7 +192,7 @@ class BandwidthCheck(Slingtorch):
 
     @sanity_function
     def is_right(self):
-        record = records.read(self.written('bench.json'))
+        record = bench.read(self.written('bench.json'))
         self.expect(record['complete'] and record['results'], "the measurement is not complete")
         wrong = records.wrong_values(record)
         self.expect(not wrong, '; '.join(wrong))
@@ -200,7 +200,7 @@ class BandwidthCheck(Slingtorch):
 
     @run_before('performance')
     def compare(self):
-        measured = bench.index(records.read(self.written('bench.json')))
+        measured = bench.index(bench.read(self.written('bench.json')))
         chosen, references = set({row[:2]: row for row in sorted(measured)}.values()), {}
         for each in sites.load(self.site).references if self.site else []:
             key = each.backend, each.operation, records.parse_size(each.size)

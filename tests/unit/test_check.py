@@ -118,7 +118,7 @@ class Job:
             'proc/sys/kernel/random/boot_id': 'one\n', 'dev/shm/.keep': '',
         }
         self.cpus = lambda local_rank: '%d-%d' % (4 * local_rank, 4 * local_rank + 3)
-        self.answer, self.machine = {}, Machine
+        self.answer, self.machine, self.words = {}, Machine, ()
         with socket.socket() as free:
             free.bind(('', 0))
             self.port = free.getsockname()[1]
@@ -160,7 +160,7 @@ class Job:
         try:
             with open(self.dir / ('out-%d' % rank), 'w') as out, contextlib.redirect_stderr(out):
                 try:
-                    status = check.run(machine, out, str(self.dir / 'found.json'), self.torch[rank], start)
+                    status = check.run(machine, out, str(self.dir / 'found.json'), self.torch[rank], start, self.words)
                 except (gather.PeerLost, OSError) as err:
                     out.write('lost: %s' % err)
                     status = 1
@@ -486,6 +486,15 @@ def test_ranks_with_another_environment_are_named(job):
     job.ranks[6] = {'NCCL_ALGO': 'Ring'}
     text, ranks = only(job.run()[2], 'variable', 'yellow')
     assert 'Ring on rank 6' in text and '(not set) on ranks 0-5,7' in text
+
+
+def test_variables_that_the_program_reads_are_compared_between_all_ranks(job, tmp_path):
+    (tmp_path / 'train.py').write_text("import os\nseed = os.environ['SEED'], os.environ['DATA'], os.getenv('MY_RANK')\n")
+    job.env, job.words = {'SEED': '1', 'DATA': '/tmp', 'OTHER': '1'}, [str(tmp_path / 'train.py')]
+    job.ranks = {rank: {'SEED': '2' if rank in (5, 6) else '1', 'DATA': f'/tmp/{rank}', 'OTHER': rank, 'MY_RANK': rank}
+                 for rank in EIGHT}
+    found = job.run()[2]
+    assert [text for text, _ in named(found, 'variable', 'yellow')] == ['SEED differs: 1 on ranks 0-4,7; 2 on ranks 5-6']
 
 
 # --- planted faults: the network

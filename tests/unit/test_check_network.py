@@ -15,11 +15,16 @@ import types
 
 import pytest
 
-from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, variables
+from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, rules, syntax, variables
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 
 QUIET = {'resent': 0, 'sent': 40, 'before': 0, 'stuck': False, 'underway': False, 'silent': False, 'loopback': []}
+
+
+def parsed(text, words=(), env=()):
+    """A program of one file."""
+    return syntax.Program({'train.py': text.encode()}, dict(env), list(words), 'train.py')
 
 
 def of_level(report, level, name):
@@ -312,7 +317,7 @@ TOOK = {'fds': 8, 'v': 4 << 30, 'd': 1 << 30, 'anon': 150 << 20}
 
 
 @pytest.mark.parametrize('option, limit, level', [
-    ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 8 << 30, None),
+    ('n', 24, 'red'), ('n', 40, 'yellow'), ('n', 1024, None), ('v', 500 << 20, 'red'), ('v', 1 << 40, None),
     ('d', 100 << 20, 'red'), ('v', 5 << 30, 'yellow'), ('d', 3 << 29, 'yellow'), ('s', 8 << 20, None),
 ])
 def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
@@ -322,6 +327,14 @@ def test_a_limit_is_measured_by_what_pytorch_took(option, limit, level):
         found = [(entry[0], entry[1], [3]) for entry in limited({0: {'limits': {option: limit}}}, TOOK)]
     assert [(entry[0], entry[2]) for entry in found] == ([(level, [3])] if level else [])
     assert not level or 'ulimit -%s' % option in found[0][1]
+
+
+def test_limits_that_differ_between_ranks_are_named():
+    report = findings.Report(0)
+    report.fact('ulimit -v', 'unlimited', 1)
+    report.fact('ulimit -v', 3 << 30, 2)
+    check.check_same(report)
+    assert of_level(report, 'yellow', 'limit') == ['ulimit -v differs: unlimited on rank 0; 3221225472 on rank 1']
 
 
 def test_connections_to_all_ranks_need_files():
@@ -442,8 +455,14 @@ def test_what_print_compile_and_the_store_need(monkeypatch, environ, planted, le
     (None, 'no C++ compiler in PATH'), ('PATH=/usr/bin:/bin exec g++ "$@"', ''),
     ('echo "no licence" >&2; exit 3', 'status 3: no licence'),
     ('while (($# > 1)); do shift; [[ $1 != *.so ]] || echo > "$1"; done', 'cannot be loaded (file too short)'),
+    ('PATH=/usr/bin:/bin exec g++ "$@"; # headers', 'no Python.h in'), ('PATH=/usr/bin:/bin exec g++ "$@"; # ninja', 'no ninja in PATH'),
 ])
-def test_what_torch_compile_needs(tmp_path, compiler, says):
+def test_what_torch_compile_needs(tmp_path, monkeypatch, compiler, says):
+    place = tmp_path / 'include'
+    monkeypatch.setattr(limits.sysconfig, 'get_paths', lambda: {'include': str(place)})
+    if 'headers' not in str(compiler):
+        place.mkdir()
+        (place / 'Python.h').write_text('')
     if compiler:
         (tmp_path / 'g++').write_text('#!/bin/bash\n' + compiler)
         (tmp_path / 'g++').chmod(0o755)
@@ -451,9 +470,9 @@ def test_what_torch_compile_needs(tmp_path, compiler, says):
     limits.look_at_compiler(report, env, {'compiles': False})
     limits.look_at_compiler(report, {**env, 'TORCH_COMPILE_DISABLE': '1'}, {'compiles': True})
     assert not report.findings
-    limits.look_at_compiler(report, env, {'compiles': True})
+    limits.look_at_compiler(report, env, {'compiles': True, 'extension': 'ninja' in str(compiler)})
     assert [says in finding.text for finding in report.having('yellow')] == [True] * bool(says), report.findings
-    assert [path.name for path in tmp_path.iterdir()] == ['g++'] * bool(compiler)
+    assert {path.name for path in tmp_path.iterdir()} - {'include'} == {'g++'} - {None if compiler else 'g++'}
 
 
 @pytest.mark.parametrize('text, yes', [
@@ -461,7 +480,7 @@ def test_what_torch_compile_needs(tmp_path, compiler, says):
     ("torch.compile(model, backend='aot_eager')", False), ("re.compile('x')", False), ('compile(text, name, mode)', False),
 ])
 def test_which_program_compiles(text, yes):
-    assert any(map(program.compiles, ast.walk(ast.parse(text)))) == yes
+    assert any(map(rules.compiles, ast.walk(ast.parse(text)))) == yes
 
 
 @pytest.mark.parametrize('trip, says', [(0.02, True), (0.0003, False)])
@@ -609,8 +628,8 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
 ])
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
-    text = ('import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line).encode()
-    program.check_layout(report, [text], ['gpu'] * sees, 4)
+    text = 'import os, torch\ntorch.distributed.init_process_group("nccl")\n%s\n' % line
+    program.check_layout(report, parsed(text, [], {'LOCAL_WORLD_SIZE': '4'}), ['gpu'] * sees)
     said = of_level(report, 'yellow', 'gpus')
     assert (said == []) if words is None else (words in said[0])
 
@@ -720,14 +739,16 @@ def test_directories_are_compared_by_names_and_sizes(tmp_path):
     (['--out=/z/z'], "parser.add_argument('--out', default='/x/y')", '/z/z'), ([], "print('/x/y', file=log)", None),
 ])
 def test_where_a_program_writes(words, text, path):
-    assert list(program.outputs(['train.py', *words], [ast.parse(text)])) == ([path] if path else [])
+    assert list(parsed(text, words).outputs()) == ([path] if path else [])
 
 
-@pytest.mark.parametrize('path, makes, says', [
-    ('sound/a', False, ''), ('sound/new/a', False, 'is not there, and the program makes none'),
-    ('sound/new/a', True, ''), ('file/a', False, 'is not a directory'), ('full/a', False, 'No space left on device'),
+@pytest.mark.parametrize('path, made, says', [
+    ('sound/a', {}, ''), ('sound/new/a', {}, 'is not there, and the program does not make it'),
+    ('sound/new/a', {'sound/other': None}, 'is not there'), ('sound/new/a', {'sound/new': None}, ''),
+    ('sound/new/a', {'': None}, ''), ('file/a', {}, 'is not a directory'), ('full/a', {}, 'No space left on device'),
+    ('file', {'file': None}, 'a file is there'), ('sound', {'sound': True}, 'it is there already'), ('sound', {'sound': None}, ''),
 ])
-def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, says):
+def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says):
     (tmp_path / 'sound').mkdir()
     (tmp_path / 'full').mkdir()
     (tmp_path / 'file').write_text('')
@@ -735,18 +756,60 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, makes, say
     monkeypatch.setattr(limits, 'write_trial',
                         lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
     report = findings.Report(0)
-    limits.look_at_outputs(report, {'written': {str(tmp_path / path): 'line 3'}, 'makes': makes})
+    made = {str(tmp_path / name) if name else '': fails for name, fails in made.items()}
+    limits.look_at_outputs(report, {'written': {str(tmp_path / path): 'line 3'}, 'made': made})
     assert [says in said for said in of_level(report, 'yellow', 'disk')] == [True] * bool(says)
     assert not list((tmp_path / 'sound').iterdir())
 
 
 def test_paths_in_the_text_of_a_program_are_compared(tmp_path):
-    tree = ast.parse("data = torch.load('data/train.pt'); a = 'no path'; b = '/scratch/x'; c = 'a/b'; d = 'text/html'")
-    assert program.named_paths([tree], set()) == ['/scratch/x', 'data/train.pt']
-    assert program.named_paths([tree], {'/scratch/x'}) == ['data/train.pt']
+    report = findings.Report(0)
+    text = "data = torch.load('data/train.pt'); a = 'no path'; b = '/scratch/x'; c = 'a/b'; d = 'text/html'"
+    program.look_at_reads(report, parsed(text), set())
+    assert sorted(report.facts) == ['named /scratch/x', 'named data/train.pt']
 
 
 GROUP = "dist.init_process_group()\n"
+PARSER = "parser.add_argument('--data', default='/y')\n"
+
+
+@pytest.mark.parametrize('text, words, path', [
+    ("torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", [], '/d/x.pt'), ("ROOT = '/d'\nopen(f'{ROOT}/a.txt')", [], '/d/a.txt'),
+    ("open(os.getenv('NO', '/n') + '/x')", [], '/n/x'), (PARSER + "open(args.data + '/x')", ['--data', '/z'], '/z/x'),
+    (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b'], 'a/b'),
+    ("d = sys.argv[sys.argv.index('--data') + 1]\nos.listdir(d)", ['--data', '/z'], '/z'), ("open('%s' % x)", [], None),
+    ("np.load(Path(__file__).resolve().parent / 'x.npy')", [], os.getcwd() + '/x.npy'),
+    ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')), ("open('/no/' + name)", [], None),
+    ("p = '/no'\ndef f(p):\n    open(p)\nf(1)", [], None), ("open('/no/x', 'w')", [], None),
+    ("if os.path.exists('/no'):\n    open('/no')", [], None), ("if not os.path.exists('/no'):\n    get()\nopen('/no')", [], None),
+    ("try:\n    open('/no')\nexcept OSError:\n    pass", [], None), ("torch.save(m, '/no/x')\nopen('/no/x')", [], None),
+    ("download()\nopen('/no')", [], None), ("def never():\n    open('/no')", [], None), ("os.chdir('x')\nopen('a/b')", [], None),
+])
+def test_what_a_program_reads_is_there(text, words, path):
+    report, found = findings.Report(0), parsed(text, words, {'DATA': '/d'})
+    program.look_at_reads(report, found, set(found.outputs()))
+    assert [f'reads {path}, which is not there' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
+
+
+@pytest.mark.parametrize('text, missing, reads', [
+    ("seed = int(os.environ['SEED'])", True, ['SEED']), ("seed = int(os.environ.get('SEED'))", True, ['SEED']),
+    ("seed = os.environ.get('SEED', 1)", False, ['SEED']), ("seed = os.getenv('SEED')", False, ['SEED']),
+    ("os.environ.setdefault('SEED', '1')\nseed = os.environ['SEED']", False, ['SEED']), ("os.environ['SEED'] = '1'", False, []),
+    ("if 'SEED' in os.environ:\n    seed = os.environ['SEED']", False, ['SEED']), ("os.environ['SLURM_PROCID']", True, []),
+    ("try:\n    os.environ['SEED']\nexcept KeyError:\n    pass", False, ['SEED']), ("os.environ['HERE']", False, ['HERE']),
+    ("def never():\n    os.environ['SEED']", False, ['SEED']), ("os.environ['DIR']", False, []),
+])
+def test_variables_that_a_program_reads(text, missing, reads):
+    report, details = findings.Report(0), {}
+    program.look_at_variables(report, parsed(text, [], {'HERE': '1', 'DIR': '/tmp'}), details)
+    assert ['which is not set' in said for said in of_level(report, 'yellow', 'variable')] == [True] * missing
+    assert details['reads'] == reads
+
+
+LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
+SAVED = "if rank == 0:\n    torch.save(m, '%s')\n"
+OPTION = "args = parse_args()\n"
+NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
 
@@ -766,9 +829,9 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     ("os.environ['MASTER_PORT'] = '23000'", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'takes the number on the node for the rank'),
     ("local_rank = int(os.environ['SLURM_LOCALID'])", None, ''),
-    (SAMPLED + "DistributedDataParallel(model)", None, ''),
+    (GROUP + SAMPLED + "DistributedDataParallel(model)", None, ''),
     ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
-    ("DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
+    (GROUP + "DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
     ("dist.init_process_group('gloo', rank=0)", 'red', 'init_process_group(rank=0) in each of the 4 ranks'),
     ("dist.init_process_group('gloo', rank=rank)", None, ''),
     ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'takes the number on the'),
@@ -798,13 +861,108 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
     ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each of them runs all of it again'),
     ("def f(): pass\nif __name__ == '__main__':\n    mp.set_start_method('spawn')", None, ''),
+    # --- ranks and groups
+    ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
+    ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', and"),
+    ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'all ranks have 3 seconds'),
+    ("dist.init_process_group('gloo', timeout=timedelta(minutes=30))", None, ''),
+    (GROUP + "if rank == 0:\n    other = dist.new_group([0])", 'yellow', 'new_group() where some ranks alone come'),
+    (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'barrier() where some ranks alone come'),
+    (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'backward() where'),
+    (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'state_dict() where some'),
+    (GROUP + "m = DDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", None, ''),
+    ("print(dist.get_rank())\ndist.init_process_group()", 'yellow', 'get_rank() comes before init_process_group()'),
+    ("m = DDP(m)", 'yellow', 'nothing calls init_process_group()'), ("from lightning import x\nm = DDP(m)", None, ''),
+    ("setup_distributed()\nm = DDP(m)", None, ''),
+    (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename one file'), (GROUP + "a.replace('b', 'c')", None, ''),
+    (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make one directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
+    (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove one'),
+    # --- data
+    (GROUP + "DataLoader(d, sampler=s, shuffle=True)", 'yellow', 'which exclude each other'),
+    (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'told other ranks than the 4'),
+    (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=4, rank=rank))'), None, ''),
+    (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
+    (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1, 2])", 'yellow', 'the seed depends on the rank'),
+    (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1], generator=g)", None, ''),
+    (GROUP + "names = {w: i for i, w in enumerate(set(words))}", 'yellow', 'the order of a set of texts'),
+    (GROUP + "words = set(read())\nfor w in words:\n    index[w] = len(index)", 'yellow', 'the order of a set of texts'),
+    (GROUP + "for w in sorted(set(words)):\n    index[w] = 1\nn = len(list(set(words)))", None, ''),
+    (GROUP + "for n in {1, 2}:\n    x = n\nfor n in set(a):\n    print(n)", None, ''),
+    (GROUP + "files = glob.glob('*.pt')\nuse(files[rank::4])", 'yellow', 'glob() has no order that all nodes share'),
+    (GROUP + "files = sorted(glob.glob('*.pt'))\nuse(files)", None, ''), (GROUP + "f = os.listdir('x')\nf.sort()\nuse(f)", None, ''),
+    (GROUP + "files = glob.glob('*.pt')\nprint(len(files))", None, ''),
+    # --- gradients
+    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'self.b takes no part in forward()'),
+    (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
+    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.b(self.a(x))') + "DDP(Net())", None, ''),
+    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net(), find_unused_parameters=True)", None, ''),
+    (GROUP + NET % ('', 'self.a(x) if random.random() < 0.5 else x') + "DDP(Net())", 'yellow', 'by chance'),
+    (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() goes past DistributedDataParallel'),
+    (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() goes past DistributedDataParallel'),
+    (GROUP + "m = DDP(net)\nwith torch.no_grad():\n    loss = m.module(x) + net(x)", None, ''),
+    (GROUP + "net = DDP(net)\nloss = net(x)", None, ''), (GROUP + "def validate():\n    m.module(x)\nm = DDP(net)", None, ''),
+    (GROUP + "loss.backward()\nopt.step()", 'yellow', 'no zero_grad()'), (GROUP + "zero_grad()\nloss.backward()\nopt.step()", None, ''),
+    (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters from before FSDP'),
+    (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
+    (GROUP + "DDP(m, device_ids=[7])", None, ''), (GROUP + "m = m.to('cu' 'da')", 'yellow', 'takes a GPU, and this rank sees none'),
+    (GROUP + "if torch.cuda.is_available():\n    m.cuda()", None, ''),
+    (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download one data set'),
+    (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'step() where some ranks alone come'),
+    (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
+    (LOOP % "if time.time() > end:\n        break", 'yellow', "a rank leaves the loop by its own 'time'"),
+    (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
+    (LOOP % "if step > 3:\n        break", None, ''),
+    (LOOP % "dist.all_reduce(loss)\n    if loss < 1:\n        break", None, ''),
+    (GROUP + "m = DDP(m)\nfor x in s:\n    try:\n        m(x).backward()\n    except RuntimeError:\n        pass", 'yellow',
+     'a rank whose step fails goes on'),
+    (GROUP + "m = DDP(nn.Linear(4, 4 + rank))", 'yellow', 'a size depends on the rank'),
+    (GROUP + "m = DDP(m)\nfor x in range(10 + dist.get_rank()):\n    m(x)", 'yellow', 'a size depends on the rank'),
+    (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
+    ("dist.init_process_group('glo')", 'yellow', "init_process_group('glo'): PyTorch has gloo"),
+    ("dist.init_process_group('cpu:gloo,cuda:nccl')", None, ''), (GROUP + GROUP, 'yellow', 'is called twice'),
+    ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'takes the GPUs of a node for the ranks'),
+    (GROUP + "dist.destroy_process_group()\ndist.barrier()", 'yellow', 'comes after destroy_process_group()'),
+    (GROUP + "dist.broadcast(x, src=4)", 'yellow', 'broadcast(src=4), and the job has 4 ranks'), (GROUP + "dist.broadcast(x, src=3)", None, ''),
+    (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'what one may still be writing'),
+    (GROUP + SAVED % 'a' + "dist.barrier()\ntorch.load('a')", None, ''),
+    (GROUP + SAVED % '/tmp/a' + "dist.barrier()\ntorch.load('/tmp/a')", 'yellow', 'which other nodes do not see'),
+    (GROUP + "class Net:\n    def loss(self): pass\nm = DDP(n)\nm.loss()", 'yellow', 'DistributedDataParallel has no loss()'),
+    (GROUP + "class Net:\n    def loss(self): pass\nm.loss()\nm = DDP(n)\nm.module.loss()", None, ''),
+    # --- options
+    (OPTION + "add_argument('--lr', type=float)", None, ''), (OPTION + "add_argument('--lr', type=int)", 'yellow', '--lr 0.1: it is not'),
+    (OPTION + "add_argument('--epochs')", 'yellow', 'is given --lr, which its options do not have'),
+    (OPTION + "add_argument('--lr', choices=['1', '2'])", 'yellow', '--lr 0.1: it is one of 1, 2'),
+    (OPTION + "add_argument('--lr')\nadd_argument('--data', required=True)", 'yellow', 'is not given --data, which is required'),
+    ("import sys\nx = sys.argv[4]", 'yellow', 'reads sys.argv[4], and is given 3 arguments'), ("import sys\nx = sys.argv[3]", None, ''),
+    # --- Python
+    ("torch.compile(m, backend='induktor')", 'yellow', "backend='induktor') is not known"), ("torch.compile(m, mode='fast')", 'yellow', 'mode='),
+    ("torch.compile(m, dynamic=False)", 'yellow', 'compiles anew for each shape'), ("torch.compile(m, mode='max-autotune')", None, ''),
+    ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot take item() into its graph'),
+    ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot take print() into its graph'),
+    ("def forward(x):\n    return x.item()\ntorch.compile(m)", None, ''),
+    ("assert load(net)", 'yellow', 'PYTHONOPTIMIZE=1 takes out assert'), ("assert len(x) == 2", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
-    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
-    program.check_calls(report, [ast.parse(text)], env, False)
+    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000', 'PYTHONOPTIMIZE': '1'}
+    rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), 'cuda' in text or 'device_ids' in text)
+    for finding in report.having():
+        if 'nothing defines it' in finding.text:
+            del report.findings[finding]
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
+
+
+@pytest.mark.parametrize('text, name', [
+    ("import os\nos.getpid()\ndef f(a, *b, c=1, **d):\n    global e\n    return [g for g in (a, b, c, d, e)]", None),
+    ("def f():\n    return wrold\nf()", 'wrold'), ("try:\n    unicode\nexcept NameError:\n    unicode = str", None),
+    ("from math import *\nsin(1)", None), ("with open('x') as f, f as (g, h):\n    h\nfor i, (j, k) in f:\n    k\nclass A:\n    pass\nA", None),
+    ("def never():\n    return nothing", None), ("try:\n    f = 1\nexcept OSError as err:\n    print(err)\nlambda x: x\n(y := 1)\ny", None),
+    ("import a.b\na.b.c\nfrom d import e as g\ng", None), ("print(__file__, __name__)", None),
+])
+def test_names_that_nothing_defines(text, name):
+    found = list(rules.undefined(parsed(text)))
+    assert [said for _, said, _ in found] == [f"'{name}' is used, and nothing defines it"] * bool(name)
 
 
 IMPORTS = {
@@ -832,6 +990,21 @@ IMPORTS = {
                'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
                True, "import torch takes a file beside the script: ImportError: cannot import name 'shuffle'"),
+    'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'}, {}, 'later',
+              "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
+    'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, {}, 'later', "cannot import name 'nothing'"),
+    'a library': ({'train.py': 'import ctypes\ndef main():\n    ctypes.CDLL("./no.so")\nmain()\n'}, {}, 'later',
+                  "line 3: CDLL('./no.so'): OSError: ./no.so: cannot open shared object file"),
+    'perhaps later': ({'train.py': 'def never():\n    import no_1\ndef main():\n    if x:\n        import no_2\n    try:\n'
+                                   '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, {}, None, ''),
+    'an attribute': ({'train.py': 'import json, shapes\nshapes.SIZE = 1\nx = json.dumsp(shapes.SIZE)\n', 'shapes.py': ''}, {}, 'later',
+                     "line 3: module json has no 'dumsp'"),
+    'an argument': ({'train.py': 'import shapes\nfrom shapes import net\nnet(1, depht=2)\n', 'shapes.py': 'def net(a, depth=1): pass\n'}, {},
+                    'later', "line 3: net() takes no argument 'depht'"),
+    'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
+                                     'def f(json):\n    json.nothing\n', 'shapes.py': 'def net(a, **more): pass\nlater = 1\n'}, {}, None, ''),
+    'crash later': ({'train.py': 'def main():\n    import shapes\nmain()\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {},
+                    False, 'import shapes ended the process with signal 11'),
     'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,
               'import shapes ended the process with signal 11'),
 }
@@ -848,9 +1021,36 @@ def test_what_a_script_imports_is_imported(tmp_path, name):
     done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), '-u', str(tmp_path / 'train.py'), '--x'], text=True,
                           stdout=subprocess.PIPE, env={**os.environ, **env}, check=True)
     found = json.loads(done.stdout)
-    text, certain = found.get('wrong') or ('', None)
+    late = found.get('late')
+    text, certain = found.get('wrong') or ((late[0], 'later') if late else ('', None))
     assert certain is sure and says in text, found
     assert not text or 'random.py' in found.get('shadows', ['random.py'])
+
+
+def test_packages_are_compared_by_what_was_loaded(tmp_path):
+    (tmp_path / 'work').mkdir()
+    (tmp_path / 'work/train.py').write_text('import augment, pytest, json\n')
+    found = []
+    for text in ('A = 1', 'A = 1', 'A = 2'):
+        place = tmp_path / f'libs{len(found)}/augment'
+        place.mkdir(parents=True)
+        (place / '__init__.py').write_text(text)
+        code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
+                'print(json.dumps(imports.Trial(sys.argv[2:]).result()["modules"]))')
+        done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(tmp_path / 'work/train.py')], text=True, check=True,
+                              stdout=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(place.parent)})
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1] != found[2] and found[0]['pytest'] == pytest.__version__
+
+
+@pytest.mark.parametrize('env, says', [
+    ({'PYTHONWARNINGS': 'error::UserWarning'}, 'ends the program'), ({'PYTHONWARNINGS': 'ignore'}, None),
+    ({'PYTHONINSPECT': '1'}, 'asks for commands'), ({'CUDA_LAUNCH_BLOCKING': '0'}, None),
+])
+def test_variables_that_change_what_a_program_does(env, says):
+    report = findings.Report(0)
+    look.look_at_user(Machine(env), report)
+    assert [says in said for said in of_level(report, 'yellow', 'value')] == [True] * bool(says)
 
 
 @pytest.mark.parametrize('code, says', [
@@ -892,12 +1092,13 @@ def test_a_linked_script_imports_from_where_it_lies(tmp_path):
 
 def test_what_the_imports_say_is_a_line():
     report = findings.Report(0)
-    program.check_imports(report, {'wrong': ['line 1: import a: ImportError: no', True], 'worker': 'OSError: too long'}, True)
+    program.check_imports(report, {'wrong': ['line 1: import a: ImportError: no', True], 'worker': 'OSError: too long'},
+                          {'workers': True})
     assert "the script's imports fail: line 1: import a" in of_level(report, 'red', 'script')[0]
     assert 'OSError: too long' in of_level(report, 'red', 'worker')[0]
     report = findings.Report(0)
-    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, False)
-    program.check_imports(report, {'wrong': ['from mpi4py import MPI ended the process with status 1', True]}, False, True)
+    program.check_imports(report, {'wrong': ['line 1', False], 'worker': 'x', 'changed': ['line 1: import a: argv']}, {})
+    program.check_imports(report, {'wrong': ['from mpi4py import MPI ended the process with status 1', True]}, {'mpi': True})
     assert len(of_level(report, 'yellow', 'script')) == 3 and of_level(report, 'yellow', 'worker')
 
 
@@ -909,9 +1110,9 @@ def test_what_the_imports_say_is_a_line():
 ])
 def test_remedy_fits_what_an_import_says(error, remedy):
     report = findings.Report(0)
-    program.check_imports(report, {'wrong': [f'line 1: import a: {error}', True]}, False)
-    (_, _, _, said, _), = report.sorted()
-    assert said.startswith(remedy)
+    program.check_imports(report, {'wrong': [f'line 1: import a: {error}', True]}, {})
+    program.check_imports(report, {'late': [f'line 9: import a: {error}']}, {})
+    assert [said.startswith(remedy) for _, _, _, said, _ in report.sorted()] == [True, True]
 
 
 # --- PyTorch's own variables

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -222,6 +223,34 @@ COMES = {'node': 'n2', 'rank': 4, 'ranks': 4, 'ready': True}
 RUBBISH = [b'', b'x', b'\xff\x00', b'7', b'[]', b'{"node": "n2"}', b'[' * 100000, b' ' * (messages.MOST + 1)]
 
 
+def test_two_nodes_with_one_rank_are_named(capsys):
+    said = store(nodes=2, come_1=messages.dump(COMES), come_2=messages.dump(COMES)).others(8, 12, time.monotonic() + 600)
+    assert said == {1: COMES, 2: {**COMES, 'twice': True}}
+    rank = check.Rank(check.Machine({'RANK': '0', 'WORLD_SIZE': '12', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
+    check.collect(rank, None, {})
+    assert not rank.report.having('red')
+    probe = types.SimpleNamespace(found={'seconds': {}}, ask=lambda *_, **__: {'reports': {}})
+    check.collect(rank, probe, {str(number): node for number, node in said.items()})
+    assert [finding.text for finding in rank.report.having('red', 'world-size')] == ['two nodes have rank 4, such as n2']
+
+
+def test_a_rank_that_a_node_has_twice_is_named(tmp_path):
+    env = environment(tmp_path, 3, MASTER_ADDR='n1')
+    files = gather.Files(env)
+    files.write('rank-3', {'pid': 1})
+    with pytest.raises(gather.PeerLost, match='has RANK=3 too'):
+        check.other_rank(check.Rank(check.Machine(env), None, None, []))
+
+
+def test_nodes_of_one_machine_meet_by_their_networks(tmp_path):
+    assert gather.places(environment(tmp_path))[0].endswith('-%d' % os.stat('/proc/self/ns/net').st_ino)
+
+
+def test_ranks_know_which_variables_differ():
+    known = gather.fingerprints({'A': '1', 'B': '2', 'C': '3'})
+    assert gather.differing({'A': '1', 'B': '3', 'D': 'x' * 999}, known) == {'B': '3', 'C': None, 'D': 'x' * gather.SHOWN}
+
+
 def test_who_comes_is_counted_by_its_ranks():
     one = store(nodes=1, come_1=messages.dump(COMES))
     assert one.others(4, 8, time.monotonic() + 600) == {1: COMES}
@@ -248,7 +277,7 @@ def test_what_rank_0_says_in_another_form_is_no_message(said):
 
 def test_a_node_that_dies_before_it_reports_is_waited_for_until_the_end():
     one = store(report_1=b'{}')
-    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': '{}'}
+    assert one.reports([1, 2], time.monotonic() + 0.1) == {'1': {}}
 
 
 def test_nobody_is_waited_for_in_vain_in_the_end(monkeypatch):

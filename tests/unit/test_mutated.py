@@ -18,7 +18,7 @@ import test_bench
 from slingtorch import lockfile, sites as SITES
 from slingtorch.commands import bench, status
 from slingtorch.sites import probe as site_probe
-from slingtorch.job import elf, findings, machine, program, records
+from slingtorch.job import elf, findings, machine, program, records, rules, syntax
 from testbed import ROOT
 
 COUNT = int(os.environ.get('MUTATIONS', '200'))
@@ -118,10 +118,10 @@ def site_file(data, path):
 def program_said(data):
     """What check finds in a program."""
     report = findings.Report(0)
-    for tree in filter(None, [program.parsed(data)]):
-        program.check_calls(report, [tree], {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, False)
-        list(program.imported(tree))
-    return report.sorted()
+    read = syntax.Program({'train.py': data}, {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2'}, ['--out', 'x'], 'train.py')
+    rules.check(report, read, False)
+    program.check_layout(report, read, ['one'])
+    return report.sorted(), read.outputs(), read.made(), read.read_paths(), read.variables(), list(read.late())
 
 
 def library(data, path):
@@ -136,7 +136,7 @@ def library(data, path):
 def bench_record(data, path):
     path.write_bytes(data)
     try:
-        record = records.read(str(path))
+        record = bench.read(str(path))
         bench.show(record)
     except records.BenchError as err:
         assert str(err)
@@ -179,7 +179,7 @@ READERS = {
     'hosts': (probe(machine.expand_hosts), [b'nid[001-004],nid010']),
     'cores': (probe(machine.cpus_of), [b'0-7,16-23', b'0']),
     'mounts': (probe(machine.read_mounts), [b'/dev/sda1 / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,size=1k 0 0\n']),
-    'program': (lambda data, path: (program.gpu_of_program([data]), program_said(data)),
+    'program': (lambda data, path: program_said(data),
                 [(ROOT / 'examples/training/ddp_training.py').read_bytes()]),
 }
 

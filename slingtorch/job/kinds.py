@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""Names of annotations, for mypy alone: typing itself would take 5 ms of each rank."""
+__all__ = ['Any', 'Callable', 'Iterable', 'Iterator', 'List', 'Machine', 'Mapping', 'MutableMapping', 'Optional',
+           'Program', 'Report']
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable, Iterator, List, Mapping, MutableMapping, Optional
+
+    from .findings import Report
+    from .machine import Machine
+    from .syntax import Program
+else:
+    globals().update(dict.fromkeys(__all__))

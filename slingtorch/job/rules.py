@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""
+What a program says of ranks, data and gradients that does not go with this job, or goes well on one rank alone: each
+rule yields (node, text, remedy). A text that begins with '!' is red: it cannot go well.
+"""
+import ast
+import builtins
+import os
+import re
+
+from .kinds import Any, Iterator, Program, Report
+from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, is_number, keywords, literal, main_block, named, owner
+
+# operations that need all ranks; those of FSDP that do
+COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
+               'broadcast_object_list', 'all_gather_into_tensor', 'reduce_scatter_tensor', 'monitored_barrier',
+               'new_group', 'reduce', 'scatter', 'gather', 'gather_object', 'scatter_object_list')
+OF_FSDP = ('state_dict', 'full_tensor', 'clip_grad_norm_', 'get_model_state_dict', 'get_state_dict', 'backward')
+DDP, FSDP = {'DistributedDataParallel', 'DDP'}, {'FullyShardedDataParallel', 'FSDP', 'fully_shard'}
+FRAMEWORKS = re.compile('accelerat|lightning|deepspeed|horovod|ignite|composer', re.I)
+# modules with parameters
+LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?|LSTM|GRU|RNN|Transformer\w*|'
+                    r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
+# calls whose result does not depend on the order of what they are given; what has no order that ranks share
+UNORDERED = ('sorted', 'len', 'sum', 'min', 'max', 'any', 'all', 'set', 'frozenset', 'bool', 'isinstance', 'print')
+# functions by which all ranks would write, or take away, one file
+ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
+        'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
+        'makedirs': 'make', 'symlink': 'make', 'symlink_to': 'make'}
+# what draws numbers, what makes all ranks draw the same, and at which calls torch.compile leaves its graph
+DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
+BREAKS = ('item', 'print', 'tolist', 'numpy', 'breakpoint', 'save', 'input')
+GROUPS = ('gloo', 'nccl', 'mpi', 'ucc', 'xccl', 'hccl', 'fake', 'undefined')
+BACKENDS = ('inductor', 'eager', 'aot_eager', 'cudagraphs', 'onnxrt', 'openxla', 'tvm', 'tensorrt', 'ipex', 'openvino')
+MODES = ('default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
+# what each rank has of its own
+OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brand'
+# seconds that all ranks should have for a collective
+TIMEOUT = 60
+LET_IT = "take it out: conda-python-distributed sets it"
+
+
+def compiles(node: 'Any') -> bool:
+    """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
+    if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
+        return 'eager' not in str(literal(keywords(node).get('backend'))) if owner(node) == 'torch' else not node.args
+    return any(named(one) == 'compile' and named(getattr(one, 'value', None)) == 'torch'
+               for one in getattr(node, 'decorator_list', ()))
+
+
+def group(program: 'Program') -> 'Iterator[tuple]':
+    """An init_process_group() that is always called: what it says itself of ranks and of where they meet."""
+    # one of several, or one that depends on something, need not be what this job calls
+    chosen = {id(part) for node in program.nodes if isinstance(node, (ast.If, ast.IfExp, ast.Try))
+              for part in ast.walk(node) if not main_block(node)}
+    begins, value = [node for node in program.calls if called(node) == 'init_process_group'], program.value
+    for node in begins if len(begins) == 1 else ():
+        words = keywords(node)
+        backend = value(words.get('backend', (node.args + [None])[0]))
+        if id(node) in chosen or not program.reached(node) or 'store' in words or backend == 'fake':
+            continue
+        size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out: it is RANK"
+        if isinstance(size, int) and size > 0 and size != program.world:
+            yield node, "!init_process_group(world_size=%d), and this job has %d ranks" % (size, program.world), \
+                "leave world_size and rank out: they come from WORLD_SIZE and RANK"
+        if backend == 'nccl' and not program.gpus:
+            yield node, "!init_process_group('nccl'), and this rank sees no GPU", \
+                "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no"
+        if isinstance(backend, str) and not set(re.findall(r'(?:^|,)(?:\w+:)?(\w+)', backend.lower())) <= set(GROUPS):
+            yield node, "init_process_group('%s'): PyTorch has %s" % (backend, ', '.join(GROUPS)), "correct it"
+        if re.search('device_count', program.words(words.get('world_size'))) and program.several:
+            yield node, "init_process_group() takes the GPUs of a node for the ranks of the job", \
+                "leave world_size out: it comes from WORLD_SIZE"
+        if type(rank) is int and rank >= 0 and program.world > 1:
+            yield node, "!init_process_group(rank=%d) in each of the %d ranks" % (rank, program.world), leave
+        if program.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
+            yield node, "init_process_group() takes the number on the node for the rank", leave
+        for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
+            time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
+            if isinstance(time, (int, float)) and time < least:
+                yield node, "all ranks have %g %s to come to a collective" % (time, word), \
+                    "give timeout more: one may write a checkpoint, or compile"
+        method = literal(words.get('init_method'))
+        host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', str(method))
+        if program.several and str(method).startswith('file:'):
+            yield node, "init_method='%s': a file on a file system that all nodes must share, whose locks work, and " \
+                "that no earlier job has left" % method, "leave it out"
+        elif program.several and host and host.group(1) != program.environ.get('MASTER_ADDR'):
+            own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
+            yield node, "%sinit_method='%s', which %s, and this job has MASTER_ADDR=%s" % (
+                '!' if own else '', method, 'is each node itself' if own else 'names a node',
+                program.environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR"
+
+
+def ranks(program: 'Program') -> 'Iterator[tuple]':
+    """Ranks mixed up, started again, or told otherwise than by the launcher."""
+    cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
+    for node in program.nodes:
+        value = getattr(node, 'value', None)    # type: Any
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1:
+            yield node, "spawn() starts processes, and the launcher has started %d ranks on this node: each of them " \
+                "starts as many again" % program.local, "one task per node (srun --ntasks-per-node=1), or no spawn()"
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
+            told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
+            if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
+                    text != program.environ.get(str(key)):
+                yield node, "sets %s='%s', and this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
+            if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
+                    one.startswith(text.lstrip('=')) for one in cards):
+                yield node, "sets %s='%s', and this node has no such interface" % (key, text), \
+                    "take it out, or name one of: " + ', '.join(cards)
+            if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
+                    literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
+                yield node, "takes the number on the node for the rank", "take RANK from the environment"
+        if literal(node) in ('spawn', 'forkserver') and program.trees and not any(
+                map(main_block, ast.walk(program.trees[0]))) and any(called(one) in (
+                    'set_start_method', 'get_context', 'DataLoader') for one, _ in program.around(node)):
+            yield node, "processes are started by %s, and the script has no if __name__ == '__main__': each of them " \
+                "runs all of it again" % literal(node), "put what is not a definition under this condition"
+    for call in program.calls if 'init_process_group' in program.names and program.several else ():
+        places = call.args[:1] if called(call) in ('set_device', 'set_device_index', 'cuda') else getattr(
+            keywords(call).get('device_ids'), 'elts', [])
+        words = ' '.join(map(program.words, places))
+        if re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', words) and not re.search(
+                'device_count|local|modulo', words, re.I):
+            yield call, "takes the GPU with the number of the rank, and a node has fewer GPUs than the job has ranks", \
+                "take LOCAL_RANK"
+
+
+def order(program: 'Program') -> 'Iterator[tuple]':
+    """What needs the process group comes after it, and by all ranks; what one rank is to do not by all."""
+    names, begins = program.names, [node for node in program.calls if called(node) == 'init_process_group']
+    others = any(map(FRAMEWORKS.search, program.imports))
+    if not begins and names & DDP and program.world > 1 and not others and not re.search(
+            r'(init|setup|start|launch)\w*(dist|ddp|group|process|parallel|env)', ' '.join(names), re.I):
+        yield next(node for node in program.calls if called(node) in DDP), \
+            "DistributedDataParallel, and nothing calls init_process_group()", "call it first"
+    for node in program.calls if begins else ():
+        name, dist = called(node), owner(node) in ('dist', 'distributed')
+        ends = [one for one in program.calls if called(one) == 'destroy_process_group' and not program.optional(one) and
+                program.function(one) is program.function(node) and one.lineno < node.lineno and one is not node]
+        if dist and name in COLLECTIVES and ends and node.lineno > max(one.lineno for one in begins):
+            yield node, "%s() comes after destroy_process_group()" % name, "end the process group last"
+        if name == 'init_process_group' and node is not begins[0] and not ends and program.function(
+                begins[0]) is program.function(node) and not any(map(program.optional, (node, begins[0]))):
+            yield node, "init_process_group() is called twice", "call it once"
+        for word in ('src', 'dst'):
+            other = literal(keywords(node).get(word)) if dist else None
+            if isinstance(other, int) and other >= program.world:
+                yield node, "%s(%s=%d), and the job has %d ranks" % (name, word, other, program.world), "name one"
+        needs = dist and name in COLLECTIVES + ('get_rank', 'get_world_size') or name in DDP | FSDP
+        if needs and len(begins) == 1 and program.function(begins[0]) is program.function(node) and \
+                node.lineno < begins[0].lineno and not program.optional(node):
+            yield node, "%s() comes before init_process_group()" % name, "call init_process_group() first"
+        if (name in COLLECTIVES and dist and 'group' not in keywords(node) or name in OF_FSDP and names & FSDP or
+                names & DDP and (name == 'backward' or name == 'step' and 'opt' in owner(node))) and \
+                program.one_branch(node):
+            yield node, "%s() where some ranks alone come: %s" % (
+                name, "the others' parameters stay as they are" if name == 'step' else "these wait for the others"), \
+                "have all ranks call it"
+        if name in ONCE and program.world > 1 and not program.for_one_rank(node):
+            yield from once(program, node, name, ONCE[name])
+        if literal(keywords(node).get('download')) is True and program.world > 1 and not program.for_one_rank(node):
+            yield node, "all ranks download one data set by %s()" % name, "have local rank 0 do it, then barrier()"
+
+
+def files(program: 'Program') -> 'Iterator[tuple]':
+    """What one rank writes is there for the others when they read it."""
+    for save in program.calls if 'init_process_group' in program.names and program.world > 1 else ():
+        if called(save) != 'save' or owner(save) != 'torch' or len(save.args) < 2 or not program.for_one_rank(save):
+            continue
+        for load in program.calls:
+            if called(load) == 'load' and owner(load) == 'torch' and load.args and ast.dump(load.args[0]) == ast.dump(
+                    save.args[1]) and not program.for_one_rank(load):
+                if re.match('/(tmp|dev/shm|var/tmp)/', program.directory(load.args[0])) and program.several:
+                    yield load, "all ranks read what one wrote in %s, which other nodes do not see" % program.directory(
+                        load.args[0]), "write to a file system that all nodes have"
+                between = [one for one in program.calls if save.lineno <= one.lineno <= load.lineno]
+                if program.function(load) is program.function(save) and load.lineno > save.lineno and not any(
+                        called(one) in COLLECTIVES for one in between):
+                    yield load, "all ranks read what one may still be writing", "dist.barrier() before"
+
+
+def steps(program: 'Program') -> 'Iterator[tuple]':
+    """All ranks do as many steps, with parameters of one size: else they wait for each other."""
+    names = {called(node) for node in program.calls}
+    if not names & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
+        return
+    told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
+    for node in program.nodes:
+        loop = next((one for one, _ in program.around(node) if isinstance(one, LOOPS)), None) if isinstance(
+            node, (ast.If, ast.Try)) else None
+        inside = set(map(called, ast.walk(loop))) if loop else set()
+        if inside & {'backward', *COLLECTIVES} and isinstance(node, ast.If) and isinstance(
+                node.body[-1], (ast.Break, ast.Continue, ast.Return)):
+            own = re.search('%s|%s' % (OWN, RANK.pattern), program.words(node.test, 0))
+            if own and own.group() not in told and not re.search('reduce|broadcast|gather', program.words(node.test)):
+                yield node, "a rank leaves the loop by its own '%s', and the others wait for it" % own.group(), \
+                    "have all ranks decide alike: all_reduce() it first"
+        if isinstance(node, ast.Try) and 'backward' in inside & set(map(called, ast.walk(node))) and any(
+                isinstance(one.body[-1], (ast.Pass, ast.Continue, ast.Break)) for one in node.handlers):
+            yield node, "a rank whose step fails goes on without it, and the others wait for it", "let the error end it"
+        sizes = node.args if called(node) == 'range' or LAYERS.match(called(node)) else [
+            node.lower, node.upper] if isinstance(node, ast.Slice) else []
+        for part in sizes:
+            if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Add, ast.Sub)) and any(
+                    re.search('rank$|get_rank', named(one) or called(one)) for one in (part.left, part.right)):
+                yield part, "a size depends on the rank: ranks do other steps, or have other parameters", \
+                    "give all ranks as much"
+
+
+def options(program: 'Program') -> 'Iterator[tuple]':
+    """What argparse and sys.argv are given."""
+    adds = [node for node in program.calls if called(node) == 'add_argument']
+    known = {literal(part): node for node in adds for part in node.args if isinstance(literal(part), str)}
+    given = {word.partition('=')[0]: None for word in program.given if word.startswith('-')}    # type: dict
+    given.update((option, value) for option, value in program.arguments if option)
+    strict = 'parse_args' in program.names and not {'parse_known_args', 'add_subparsers'} & program.names
+    for option in given if strict and known else ():
+        if not re.match(r'-\d|--?h(elp)?$', option) and not any(one.startswith(option) or len(one) == 2 and (
+                option[1] != '-' and option.startswith(one)) for one in known):
+            yield adds[0], "the program is given %s, which its options do not have" % option, "see --help"
+    for node in adds if strict else ():
+        words, own = keywords(node), [str(literal(part)) for part in node.args]
+        value = next((given[one] for one in own if one in given), None)
+        if literal(words.get('required')) is True and not any(one.startswith(tuple(given) or '\0') for one in own):
+            yield node, "the program is not given %s, which is required" % own[-1], "give it"
+        kind, choices = named(words.get('type')), [literal(one) for one in getattr(words.get('choices'), 'elts', ())]
+        if value and 'nargs' not in words and (kind in ('int', 'float') and not is_number(kind, value) or
+                                               choices and not kind and value not in choices):
+            yield node, "%s %s: %s" % (own[-1], value, "it is one of %s" % ', '.join(map(str, choices)) if choices else
+                                       "it is not a number (%s)" % kind), "correct it"
+    for node in program.nodes:
+        array = getattr(node, 'value', None)    # type: Any
+        ours = named(array) == 'argv' and named(getattr(array, 'value', None)) == 'sys'
+        place = literal(getattr(node, 'slice', None)) if ours else None
+        if isinstance(place, int) and place > len(program.given) and not program.optional(node):
+            yield node, "the program reads sys.argv[%d], and is given %d arguments" % (place, len(program.given)), \
+                "give it"
+
+
+def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
+    """What all ranks do with one file."""
+    paths = node.args[:2]
+    if name == 'save':
+        paths = node.args[1:2] * (owner(node) == 'torch')
+    elif what != 'write' and owner(node) not in ('os', 'shutil', ''):
+        paths = [node.func.value] if isinstance(node.func, ast.Attribute) else []     # of a Path
+    text = ' '.join(map(program.words, paths))
+    harmless = what == 'make' and (literal(keywords(node).get('exist_ok')) or program.optional(node))
+    if paths and not harmless and (what == 'write' or any(map(program.directory, paths))) and not re.search(
+            'rank|pid|host|uuid|LOCALID|temp|job|tmpdir', text, re.I):
+        yield node, "all ranks %s one %s by %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
+            name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
+
+
+def data(program: 'Program') -> 'Iterator[tuple]':
+    """Each rank trains on its own part of the same data, all of it."""
+    names, started = program.names, 'init_process_group' in program.names
+    loaders = [node for node in program.calls if called(node) == 'DataLoader']
+    for node in program.calls:
+        name, words = called(node), keywords(node)
+        if name == 'DistributedSampler':
+            size, rank = program.value(words.get('num_replicas')), words.get('rank')
+            if 'set_epoch' not in names and literal(words.get('shuffle')) is not False:
+                yield node, "DistributedSampler without set_epoch(): each epoch has the same order", \
+                    "call sampler.set_epoch(epoch) at the beginning of each"
+            if started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
+                yield node, "the seed of DistributedSampler is not the same on all ranks: their parts of the data " \
+                    "overlap", "leave seed out, or give all ranks one number"
+            if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) and \
+                    program.world > 1 or program.several and re.search(
+                        'local_?rank|LOCALID', program.words(rank), re.I):
+                yield node, "DistributedSampler is told other ranks than the %d of this job" % program.world, \
+                    "leave num_replicas and rank out"
+        if node in loaders:
+            workers = program.value(words.get('num_workers'))
+            if 'sampler' in words and literal(words.get('shuffle')) is True:
+                yield node, "DataLoader has a sampler and shuffle=True, which exclude each other", "leave shuffle out"
+            if isinstance(workers, int) and 0 < program.cores < workers:
+                yield node, "DataLoader starts %d workers, and a rank has %d cores" % (workers, program.cores), \
+                    "ask for more cores (--cpus-per-task), or take fewer workers"
+        if name in DRAWS and started and 'generator' not in words and not program.for_one_rank(node) and (
+                owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')):
+            seeds = [one for one in program.calls if re.search(SEEDS, called(one))]
+            own = any(RANK.search(' '.join(map(program.words, one.args))) for one in seeds)
+            if own and name == 'random_split' or not seeds:
+                yield node, "%s() draws other numbers on each rank: %s" % (
+                    name, "the seed depends on the rank" if own else "nothing sets a seed"), "give it a generator"
+        if name in LISTINGS and started and program.several and no_order(program, node):
+            yield node, "%s() has no order that all nodes share" % name, "sorted(...)"
+    if program.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
+            'sampler' in str(word) for node in loaders for word in keywords(node)):
+        yield loaders[0], "DistributedDataParallel, and a DataLoader without a sampler: all ranks train on the same " \
+            "data", "DataLoader(..., sampler=DistributedSampler(dataset))"
+    sets = [node for node in program.nodes if goes_through_set(program, node)] if started and program.world > 1 and \
+        not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', '')) else []
+    if sets:
+        yield getattr(sets[0], 'iter', sets[0]), "the order of a set of texts is another one in each rank", \
+            "sorted(...), or export PYTHONHASHSEED=0 before srun"
+
+
+def no_order(program: 'Program', node: 'ast.Call') -> bool:
+    """Whether the files that a call lists are kept, and nothing sorts them."""
+    around = list(program.around(node))
+    kept = next((one for one, _ in around if isinstance(one, ast.stmt)), node)     # type: Any
+    whose = {named(target) for target in getattr(kept, 'targets', ())} - {''}
+    asks = [one for one in program.calls if whose & {named(part) for part in ast.walk(one)}]
+    reads = sum(named(one) in whose and isinstance(one.ctx, ast.Load) for one in program.nodes
+                if isinstance(one, (ast.Name, ast.Attribute)))
+    return not any(called(one) in UNORDERED for one, _ in around) and not any(
+        'sort' in called(one) for one in asks) and reads > sum(called(one) in UNORDERED for one in asks)
+
+
+def is_set(program: 'Program', node: 'Any', deep: int = 3) -> bool:
+    """Whether an expression is a set of what may be texts."""
+    if isinstance(node, ast.Set):
+        return not all(isinstance(literal(part), (int, float)) for part in node.elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)):
+        return is_set(program, node.left, deep) or is_set(program, node.right, deep)
+    values = program.assigned(node) if deep and isinstance(node, (ast.Name, ast.Attribute)) else []
+    return isinstance(node, ast.SetComp) or called(node) in ('set', 'frozenset') and bool(node.args) and called(
+        node.args[0]) != 'range' or len(values) == 1 and is_set(program, values[0], deep - 1)
+
+
+def goes_through_set(program: 'Program', node: 'Any') -> bool:
+    """Whether it goes through a set of texts in an order that counts: not where it only prints, checks or adds up."""
+    through = node.iter if isinstance(node, (ast.For, ast.comprehension)) else node.args[0] if called(node) in (
+        'list', 'tuple', 'enumerate', 'zip', 'iter', 'map', 'tensor', 'array', 'join') and node.args else None
+    if through is None or not is_set(program, through):
+        return False
+    if isinstance(node, ast.For):
+        return any(isinstance(part, (ast.Assign, ast.AugAssign)) or called(part) in COLLECTIVES + (
+            'append', 'setdefault') for one in node.body for part in ast.walk(one))
+    around = list(program.around(node))[:3]
+    return not any(called(one) in UNORDERED or isinstance(one, ast.SetComp) for one, _ in around)
+
+
+def gradients(program: 'Program') -> 'Iterator[tuple]':
+    """Parameters that DistributedDataParallel or FSDP do not see, and steps that do not go through them."""
+    names, wraps = program.names, [node for node in program.calls if called(node) in DDP and program.world > 1]
+    if wraps and not any(literal(keywords(node).get(word)) for node in wraps
+                         for word in ('find_unused_parameters', 'static_graph')):
+        for part in program.nodes:
+            if isinstance(part, ast.ClassDef) and part.name in program.used and any(
+                    getattr(one, 'name', '') == 'forward' for one in part.body):
+                yield from unused_layers(program, part)
+    for node in wraps:
+        inner = named(node.args[0]) if node.args and isinstance(node.args[0], ast.Name) else ''
+        outer = {named(target) for target in getattr(program.above.get(id(node)), 'targets', ())} - {''}
+        for call in program.calls if outer else ():
+            bare = inner and inner not in outer and isinstance(call.func, ast.Name) and call.func.id == inner and \
+                program.function(call) is program.function(node) and call.lineno > node.lineno
+            if (bare or 'module' in (called(call), owner(call) * (called(call) == 'forward'))) and call.args and \
+                    not program.without_gradients(call):
+                yield call, "%s() goes past DistributedDataParallel: gradients are not averaged" % (
+                    inner if bare else 'module'), "call what DistributedDataParallel() returns"
+        if isinstance(keywords(node).get('device_ids'), ast.List) and not program.gpus and not program.optional(node):
+            yield node, "DistributedDataParallel(device_ids=...), and this rank sees no GPU", \
+                "ask for GPUs, or leave device_ids out"
+        own = {one.name for part in program.nodes if isinstance(part, ast.ClassDef) for one in part.body if isinstance(
+            one, FUNCTIONS)} - {'forward', 'train', 'eval', 'state_dict', 'load_state_dict', 'parameters', 'to', 'join'}
+        for part in program.nodes if outer and own else ():
+            if isinstance(part, ast.Attribute) and part.attr in own and isinstance(part.value, ast.Name) and \
+                    part.value.id in outer and part.lineno > node.lineno and \
+                    program.function(part) is program.function(node):
+                yield part, "DistributedDataParallel has no %s(), which the model in it has" % part.attr, \
+                    "write .module.%s()" % part.attr
+    steps = [node for node in program.calls if called(node) == 'step' and re.search('opt', owner(node), re.I)]
+    if steps and 'backward' in names and not {'zero_grad', 'DistributedOptimizer'} & names and 'grad' not in {
+            named(target) for node in program.nodes for target in getattr(node, 'targets', ())}:
+        yield steps[0], "no zero_grad(): gradients of all steps add up", "call zero_grad() in each step"
+    for node in [node for node in program.calls if called(node) in FSDP and node.args]:
+        early = [one for one in program.calls if called(one) == 'parameters'
+                 and one.lineno < node.lineno and program.function(one) is program.function(node)
+                 and owner(one) == named(node.args[0])
+                 and any(re.match('[A-Z]', called(above)) for above, _ in program.around(one))]
+        if early:
+            yield early[0], "the optimizer has the parameters from before %s" % called(node), \
+                "build it after the model is wrapped"
+
+
+def unused_layers(program: 'Program', node: 'ast.ClassDef') -> 'Iterator[tuple]':
+    """Layers of a class that nothing reads, or that take part by chance."""
+    classes = {one.name for one in program.nodes if isinstance(one, ast.ClassDef)}
+    layers = {target.attr: target for part in ast.walk(node) if isinstance(part, ast.Assign) and (
+        LAYERS.match(called(part.value)) or called(part.value) in classes) for target in part.targets
+              if isinstance(target, ast.Attribute) and named(target.value) == 'self'}
+    read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
+            if not isinstance(getattr(part, 'ctx', None), ast.Store)}
+    every = {'children', 'modules', 'named_children', 'named_modules', 'getattr'} & {called(p) for p in ast.walk(node)}
+    remedy = "DistributedDataParallel(find_unused_parameters=True)"
+    for name in sorted(set(layers) - read) if not every else ():
+        yield layers[name], "self.%s takes no part in forward(): DistributedDataParallel stops at the second step" % (
+            name), "take it out, or " + remedy
+    for part in ast.walk(node):
+        if isinstance(part, (ast.If, ast.IfExp)) and re.search(r'\brand|random', program.words(part.test)) and any(
+                named(one) in layers for one in ast.walk(part)):
+            yield part, "layers take part in forward() by chance: DistributedDataParallel stops at the next", remedy
+
+
+def python(program: 'Program') -> 'Iterator[tuple]':
+    """What torch.compile and this Python make of it, and GPUs that are not there."""
+    for node in filter(compiles, program.calls):
+        above, words = program.above.get(id(node)), keywords(node)
+        inside = [above] if isinstance(above, FUNCTIONS) else [one for one in program.nodes if isinstance(
+            one, FUNCTIONS) and one.name in ('forward', named((node.args + [None])[0]))]
+        breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS]
+        for word, known in (('backend', BACKENDS), ('mode', MODES)):
+            if isinstance(literal(words.get(word)), str) and literal(words[word]) not in known:
+                yield node, "torch.compile(%s='%s') is not known: it is one of %s" % (
+                    word, literal(words[word]), ', '.join(known)), "correct it"
+        if literal(words.get('dynamic')) is False:
+            yield node, "torch.compile(dynamic=False) compiles anew for each shape", "leave dynamic out"
+        if breaks and literal(words.get('fullgraph')):
+            yield breaks[0], "torch.compile(fullgraph=True) cannot take %s() into its graph" % called(breaks[0]), \
+                "take it out of forward(), or leave fullgraph out"
+    flag = program.environ.get('PYTHONOPTIMIZE', '')
+    nccl = re.search(rb'[\'"]nccl[\'"]', b''.join(program.files.values()))
+    for node in program.nodes if flag not in ('', '0') else ():
+        if isinstance(node, ast.Assert) and any(isinstance(part, ast.Call) and called(part) not in UNORDERED + (
+                'hasattr', 'callable') for part in ast.walk(node.test)):
+            yield node, "PYTHONOPTIMIZE=%s takes out assert, and what this one calls is not done" % flag, \
+                "unset PYTHONOPTIMIZE, or call it in a line of its own"
+    asks = program.gpus or nccl or {'is_available', 'device_count'} & program.names
+    for node in program.calls if not asks else ():
+        if (called(node) in ('cuda', 'set_device') and isinstance(node.func, ast.Attribute) or called(node) in (
+                'to', 'device') and any(str(literal(part)).startswith('cuda') for part in node.args)) and \
+                not program.optional(node):
+            yield node, "takes a GPU, and this rank sees none", "ask for GPUs (srun --gpus-per-task=1)"
+
+
+def undefined(program: 'Program') -> 'Iterator[tuple]':
+    """Names that nothing in a file defines."""
+    for tree in program.trees:
+        parts = list(ast.walk(tree))    # type: Any
+        known = {*dir(builtins), '__file__', '__path__', 'WindowsError'}   # type: Any
+        for part in parts:
+            known |= {getattr(part, 'arg', None), getattr(part, 'name', None), getattr(part, 'asname', None)}
+            known |= {part.id} if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load) else set(
+                getattr(part, 'names', ())) if isinstance(part, (ast.Global, ast.Nonlocal)) else set()
+            known |= {part.name.split('.')[0]} if isinstance(part, ast.alias) else set()
+        for part in parts if not known & {'*'} and not {'exec', 'globals', 'vars'} & set(map(called, parts)) else ():
+            if isinstance(part, ast.Name) and part.id not in known and not program.optional(part):
+                yield part, "'%s' is used, and nothing defines it" % part.id, "define or import it"
+
+
+def check(report: 'Report', program: 'Program', gpus: bool, cores: int = 0) -> None:
+    """All of them; of what is said of several lines the first one."""
+    said = set()    # type: set
+    program.gpus, program.cores = gpus, cores
+    for rule in (group, ranks, order, files, steps, options, data, gradients, python, undefined):
+        for node, text, remedy in rule(program):
+            if text not in said:
+                said.add(text)
+                report.add('red' if text[0] == '!' else 'yellow', 'program', '%s: %s' % (
+                    program.where(node), text.lstrip('!')), remedy)

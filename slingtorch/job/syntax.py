@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: GPL-2.0-only
+"""A program by its syntax trees: what decides about a call, what an expression's text is, what it reads and writes."""
+import ast
+import functools
+import os
+import re
+import warnings
+
+from .kinds import Any, Iterator, Mapping, Optional
+
+# what tells ranks apart; and what a condition says of one of them
+RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
+# options that name what a program writes
+OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
+# functions that write to their first text
+WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'FileHandler', 'SummaryWriter', 'to_csv',
+           'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
+FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
+LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
+# words that a program is started with at most; how deep names are followed
+ARGUMENTS, DEEP = 50, 9
+
+
+@functools.lru_cache(None)
+def parse(text: bytes) -> 'ast.Module':
+    """Its syntax tree, without a word on what Python only warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return ast.parse(text)
+
+
+def parsed(text: bytes) -> 'Optional[ast.Module]':
+    """Its syntax tree; None of one that is not Python."""
+    try:
+        return parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def imported(tree: 'ast.AST') -> 'Iterator[str]':
+    """Names of the modules that it imports anywhere: 'a.b', also where 'from a import b' may mean a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ''
+            yield base
+            yield from ('%s.%s' % (base, name.name) if base else name.name for name in node.names)
+
+
+def named(node: 'Any') -> str:
+    """The last word of a name: 'spawn' of mp.spawn; '' of another node."""
+    return str(getattr(node, 'attr', getattr(node, 'id', '')))
+
+
+def called(node: 'Any') -> str:
+    """The last word of what is called: 'spawn' of mp.spawn(...); '' of another node."""
+    return named(getattr(node, 'func', None))
+
+
+def owner(node: 'Any') -> str:
+    """What stands before the last word of what is called: 'mp' of mp.spawn(...)."""
+    return named(getattr(node.func, 'value', None))
+
+
+def keywords(call: 'Any') -> dict:
+    """{name: expression}"""
+    return {word.arg: word.value for word in call.keywords}
+
+
+def literal(node: 'Any') -> 'Any':
+    """The value of a constant, also of an index; None of something else."""
+    node = node.value if type(node).__name__ == 'Index' else node       # before Python 3.9
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def variable(node: 'Any') -> 'Optional[tuple]':
+    """(name of the variable of the environment that an expression reads, its default, whether there must be one)."""
+    name, default, must = None, None, False     # type: Any, Any, bool
+    if isinstance(node, ast.Subscript) and named(node.value) == 'environ' and isinstance(node.ctx, ast.Load):
+        name, must = literal(node.slice), True
+    elif called(node) == 'getenv' or called(node) == 'get' and owner(node) == 'environ':
+        name, default = (list(map(literal, node.args[:1])) + [None])[0], (node.args + [None, None])[1]
+    return (name, default, must) if isinstance(name, str) else None
+
+
+def main_block(node: 'ast.AST') -> bool:
+    """Whether it is: if __name__ == '__main__'."""
+    return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
+
+
+def arguments_of(words: list) -> list:
+    """[(option or '', value)] of a program, as far as options are written in one of the usual ways."""
+    found, option = [], ''
+    for word in words[:ARGUMENTS]:
+        key, equals, value = word.partition('=')
+        if equals and re.match(r'-{0,2}[\w.-]+$', key):
+            found.append((key, value))
+        elif not word.startswith('-'):
+            found.append((option, word))
+        option = word if word.startswith('-') and not equals else ''
+    return found
+
+
+def is_number(kind: str, text: str) -> bool:
+    """Whether int() or float() takes it."""
+    try:
+        return bool((int if kind == 'int' else float)(text)) or True
+    except ValueError:
+        return False
+
+
+class Program:
+    """
+    Syntax trees, asked for what decides about a call, and for the text of an expression.
+
+    :param files: {path: its text}, the script first
+    :param given: words that it is started with
+    :ivar wrong: {path: why it is not Python}
+    :ivar values: {name: all expressions that are assigned to it}, {(path, name): those of this file}
+    :ivar used: names that are read anywhere
+    :ivar imports: names of modules
+    :ivar defined: (path, name) of classes and functions
+    """
+
+    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '') -> None:
+        self.files, self.environ, self.given, self.script = files, environ, given, script
+        self.arguments = arguments_of(given)
+        self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
+        self.several, self.gpus, self.cores = self.world > self.local, False, 0
+        self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
+        self.options, self.wrong = {}, {}   # type: dict, dict
+        self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
+        self.defined = set()    # type: set
+        for path, text in files.items():
+            try:
+                tree = parse(text)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+                self.wrong[path] = err
+                continue
+            self.trees.append(tree)
+            self.imports.update(imported(tree))
+            for node in ast.walk(tree):
+                self.nodes.append(node)
+                self.place[id(node)] = path
+                for child in ast.iter_child_nodes(node):
+                    self.above[id(child)] = node
+                self.learn(node, path)
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.names = {called(node) for node in self.calls}
+        for call in self.calls:
+            if called(call) == 'add_argument':
+                self.learn_option(call)
+
+    def learn(self, node: 'Any', path: str) -> None:
+        """What a node assigns or reads."""
+        value, targets = getattr(node, 'value', None), []  # type: Any, Any
+        if isinstance(node, ast.Assign):
+            # a table holds what is asked for among others
+            targets = node.targets if not isinstance(value, (ast.Dict, ast.DictComp)) else ()
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and value:
+            targets = [node.target]
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            targets, value = [node.target], ast.Tuple([node.iter, node.iter], ast.Load())
+        elif isinstance(node, ast.arg):
+            targets, value = [ast.Name(node.arg, ast.Store())], node
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+            self.used.add(named(node))
+        if isinstance(node, FUNCTIONS + (ast.ClassDef,)):
+            self.defined.add((path, node.name))
+        for target in targets:
+            for key in (named(target), (path, named(target))):
+                self.values.setdefault(key, []).append(value)
+
+    def learn_option(self, call: 'ast.Call') -> None:
+        """What args.NAME of an option is: as it is given, or its default."""
+        names, words = [literal(part) for part in call.args if isinstance(literal(part), str)], keywords(call)
+        dest = literal(words.get('dest')) or next((name.lstrip('-').replace('-', '_') for name in names
+                                                  if name.startswith('--')), names[0].lstrip('-') if names else '')
+        given = [value for option, value in self.arguments if option and option in names]
+        self.options[dest] = ast.Constant(given[-1]) if given else words.get('default')
+
+    def where(self, node: 'Any') -> str:
+        """Line, and file if it is not the script."""
+        path = self.place.get(id(node), '')
+        return ('%s, ' % path if self.files and path != next(iter(self.files)) else '') + 'line %d' % node.lineno
+
+    def around(self, node: 'ast.AST') -> 'Iterator[tuple]':
+        """(what it is in, the part of that in which it is), from the inside."""
+        while id(node) in self.above:
+            yield self.above[id(node)], node
+            node = self.above[id(node)]
+
+    def function(self, node: 'ast.AST') -> 'ast.AST':
+        """The function that it stands in, else the module."""
+        top = node
+        for top, _ in self.around(node):
+            if isinstance(top, FUNCTIONS):
+                break
+        return top
+
+    def assigned(self, node: 'Any') -> list:
+        """What is assigned to a name, in its file or else anywhere."""
+        name = named(node)
+        return self.values.get((self.place.get(id(node)), name)) or self.values.get(name, [])
+
+    def value(self, node: 'Any') -> 'Any':
+        """Of a constant, or of a name that has one value alone; else None."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            values = self.assigned(node)
+            known = {literal(value) for value in values if isinstance(value, ast.Constant)}
+            return next(iter(known)) if len(known) == 1 and len(values) == sum(
+                isinstance(value, ast.Constant) for value in values) else None
+        return literal(node)
+
+    def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
+        """
+        The names and texts of an expression, and of what is assigned to these names; 'modulo' for this operation.
+        """
+        found = []
+        for part in ast.walk(node) if node else ():
+            name = getattr(part, 'id', getattr(part, 'attr', getattr(part, 'arg', getattr(part, 'value', ''))))
+            found.append(name if isinstance(name, str) else '')
+            # but '%' of a text
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant):
+                found.append('modulo')
+            if isinstance(part, (ast.Name, ast.Attribute)) and deep:
+                found += [self.words(value, deep - 1) for value in self.assigned(part)]
+        return ' '.join(filter(None, found))
+
+    # --- the text of an expression
+
+    def text(self, node: 'Any', deep: int = DEEP) -> tuple:
+        """(what the text or the path of an expression begins with, as far as it is known, whether that is all of it)"""
+        read = variable(node)
+        if not deep or node is None:
+            return '', False
+        if read:
+            value = self.environ.get(read[0])
+            return (value, True) if value is not None else self.text(read[1], deep - 1)
+        if isinstance(node, ast.Constant):
+            return (node.value, True) if isinstance(node.value, str) else ('', False)
+        if isinstance(node, ast.JoinedStr):
+            return self.joined(node.values, deep)
+        if isinstance(node, ast.FormattedValue):
+            return self.text(node.value, deep - 1) if not node.format_spec else ('', False)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+            return self.joined([node.left, node.right], deep, isinstance(node.op, ast.Div))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) or called(node) == 'format':
+            before = self.text(getattr(node, 'left', getattr(getattr(node, 'func', None), 'value', None)), deep - 1)[0]
+            return re.split('[%{]', before)[0], False
+        if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
+            return self.argument(node.slice)
+        if isinstance(node, ast.Attribute) and node.attr == 'parent':
+            found, whole = self.text(node.value, deep - 1)
+            return os.path.dirname(found) if whole else '', whole
+        if isinstance(node, ast.Name) and node.id == '__file__':
+            path = self.place.get(id(node), '')
+            return os.path.join(os.path.dirname(os.path.realpath(self.script)), path) if path else '', bool(path)
+        if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
+                'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
+            return self.text(self.options[node.attr], deep - 1)
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            values = self.assigned(node)
+            return self.text(values[0], deep - 1) if len(values) == 1 else ('', False)
+        return self.text_of_call(node, deep) if isinstance(node, ast.Call) else ('', False)
+
+    def text_of_call(self, node: 'ast.Call', deep: int) -> tuple:
+        """text() of what a function returns that has to do with paths."""
+        name, before = called(node), getattr(node.func, 'value', None)
+        if name in ('join', 'Path', 'PurePath', 'joinpath'):
+            return self.joined([before] * (name == 'joinpath') + node.args, deep, True)
+        if name in ('getcwd', 'cwd') and not node.args:
+            return '.', True
+        if name in ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath', 'expanduser', 'dirname',
+                    'expandvars'):
+            found, whole = self.text(node.args[0] if node.args else before, deep - 1)
+            change = getattr(os.path, name if name in ('expanduser', 'expandvars', 'dirname') else 'join')
+            return (change(found) or '.' * bool(found), True) if whole else (found, False)
+        return '', False
+
+    def joined(self, parts: list, deep: int, as_path: bool = False) -> tuple:
+        """text() of several, one after the other."""
+        found = ''
+        for part in parts:
+            more, whole = self.text(part, deep - 1)
+            found = os.path.join(found, more) if as_path else found + more
+            if not whole:
+                return found, False
+        return found, True
+
+    def argument(self, index: 'Any') -> tuple:
+        """text() of sys.argv[...]: a number, or behind an option."""
+        number = literal(index)
+        options = [literal(part) for part in ast.walk(index) if literal(part)]
+        for option, value in self.arguments:
+            if option in options:
+                return value, True
+        there = isinstance(number, int) and 0 < number <= len(self.given)
+        return (self.given[number - 1], True) if there else ('', False)
+
+    def directory(self, node: 'Any') -> str:
+        """A path as far as it is known: '/scratch' of f'/scratch/{name}.pt'."""
+        found, whole = self.text(node)
+        return found if whole else found.rpartition('/')[0]
+
+    # --- what decides about a call
+
+    def reached(self, call: 'ast.AST') -> bool:
+        """Whether it stands in no function, or in one that something names, or in a method of a class that is."""
+        around = [node for node, _ in self.around(call) if isinstance(node, FUNCTIONS + (ast.ClassDef,))]
+        return all(node.name in self.used or isinstance(above, ast.ClassDef) and (
+            node.name.startswith('__') or re.search('forward|_step$|_dataloader$', node.name))
+            for node, above in zip(around, around[1:] + [None]))
+
+    def optional(self, node: 'ast.AST') -> bool:
+        """Whether it may not be done at all: in a try, or where something else than the rank or an option decides."""
+        for above, part in self.around(node):
+            if isinstance(above, ast.Try) and part not in above.finalbody and part not in above.orelse:
+                return True
+            if isinstance(above, (ast.If, ast.IfExp, ast.BoolOp, ast.While)) and not main_block(above):
+                words = self.words(getattr(above, 'test', above), 1)
+                given = {option.lstrip('-').replace('-', '_') for option, _ in self.arguments if option}
+                if not RANK.search(words) and not given & set(words.split()):
+                    return True
+        return not self.reached(node)
+
+    def without_gradients(self, node: 'ast.AST') -> bool:
+        """Whether it is of no training: within no_grad() or in a function for something else."""
+        return any(isinstance(above, ast.With) and re.search(r'no_grad|inference_mode', self.words(ast.Tuple(
+            [item.context_expr for item in above.items], ast.Load()), 0)) or isinstance(above, FUNCTIONS) and (
+                re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
+                any(re.search('no_grad|inference', self.words(one, 0)) for one in above.decorator_list))
+            for above, _ in self.around(node))
+
+    def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
+        """Whether a condition or a decorator that has to do with ranks decides about a call, as far as is seen here."""
+        for node, part in self.around(call):
+            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and RANK.search(
+                    self.words(getattr(node, 'test', node))) and part is not getattr(node, 'test', None):
+                return True
+            if isinstance(node, FUNCTIONS):
+                if any(RANK.search(self.words(one)) for one in node.decorator_list) or any(
+                        isinstance(one, ast.If) and RANK.search(self.words(one.test)) and
+                        isinstance(one.body[-1], (ast.Return, ast.Raise)) for one in node.body):
+                    return True
+                callers = [other for other in self.calls if called(other) == node.name]
+                return not callers or not deep or all(self.for_one_rank(other, deep - 1) for other in callers)
+        return False
+
+    def zero(self, node: 'ast.AST') -> bool:
+        """Whether it is a condition that holds for rank 0 alone, or for all others."""
+        test = getattr(node, 'test', None) if isinstance(node, ast.If) else None     # type: Any
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+            return bool(RANK.search(self.words(test.left, 0))) and literal(test.comparators[0]) == 0
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test = test.operand
+        name = called(test) or named(test)
+        return bool(re.match(r'_?((local_|global_)?rank$|is_(main|master|chief|rank)|main_process)', name, re.I))
+
+    def one_branch(self, call: 'ast.Call') -> bool:
+        """
+        Whether rank 0 alone does it, or all others, and no other branch of the function does the same; or some ranks
+        have left the function before.
+        """
+        around, top = list(self.around(call)), self.function(call)
+        for node in ast.walk(top):
+            if self.zero(node) and isinstance(node, ast.If) and self.function(node) is top and (
+                    isinstance(node.body[-1], ast.Return) or called(getattr(node.body[-1], 'value', None)) in (
+                        'exit', '_exit')) and node.lineno < call.lineno and node not in [one for one, _ in around]:
+                return True
+        if not any(self.zero(node) and part is not getattr(node, 'test', None) for node, part in around):
+            return False
+        return sum(isinstance(node, ast.Call) and called(node) == called(call) and any(
+            self.zero(one) for one, _ in self.around(node)) for node in ast.walk(top)) == 1
+
+    def takes_local(self) -> bool:
+        """Whether it takes the GPU with the number of its local rank, without a look at how many it sees."""
+        for node in self.nodes:
+            place = None    # type: Any
+            if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
+                place = next(iter(node.args), None)
+            elif isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List):
+                place = node.value
+            elif isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format':  # 'cuda:%d', f'{acc}:{rank}'
+                texts = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
+                place = node if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
+                    re.match('cuda:|acc|dev', text) for text in texts) else None
+            words = self.words(place)
+            if re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words):
+                return True
+        return False
+
+    # --- files
+
+    def outputs(self) -> dict:
+        """{path that it writes to: what says so}: arguments, defaults of its options, and calls that write."""
+        found = {}
+        for option, value in self.arguments:
+            if OUTPUT.match(option) and ('/' in value or os.path.isdir(value)) and '://' not in value:
+                found[value] = option
+        for node in self.calls:
+            name, path, words = called(node), '', keywords(node)    # type: str, str, Any
+            if name == 'open' and re.search('[wax+]', str(literal((node.args + [None, None])[1]) or literal(
+                    words.get('mode')) or '')):
+                path = self.directory(node.args[0])
+            elif name in WRITERS or name == 'save' and owner(node) in ('torch', 'np', 'numpy'):
+                path = next(filter(None, map(self.directory, node.args + list(words.values()))), '')
+            elif name in ('write_text', 'write_bytes') and isinstance(node.func, ast.Attribute):
+                path = self.directory(node.func.value)
+            elif name == 'add_argument':
+                names = {literal(part) for part in node.args} - {None}
+                if any(OUTPUT.match(str(one)) for one in names) and not names & set(dict(self.arguments)):
+                    path = self.directory(words.get('default'))
+                    path = path if '/' in path else ''
+            if path and '://' not in path and not path.startswith(('/dev/', '/proc/')):
+                found.setdefault(path, self.where(node))
+        return found
+
+    def made(self) -> dict:
+        """{directory that it makes: the call}; '' for one that is not known."""
+        makes = [node for node in self.calls if re.match('(make|mk)_?dirs?$', called(node))]
+        return {self.directory(node.args[0] if node.args and owner(node) in ('os', '') else getattr(
+            node.func, 'value', None)): node for node in makes}
+
+    def read_paths(self) -> dict:
+        """{path of which it reads: the call, or None for one that only stands in its text}"""
+        found = {}  # type: dict
+        for node in self.nodes:
+            value = literal(node)
+            if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
+                found.setdefault(value, None)
+            for part in getattr(node, 'args', ()) if isinstance(node, ast.Call) and called(node) not in (
+                    'print', 'add_argument', 'join', 'Path') else ():
+                if isinstance(part, (ast.Constant, ast.Starred, ast.Lambda, ast.GeneratorExp)):
+                    continue
+                path, whole = self.text(part)
+                if whole and '/' in path:
+                    found.setdefault(path, None)
+        for node in self.calls:
+            mode = literal((node.args + [None, None])[1]) or literal(keywords(node).get('mode')) or 'r'
+            if called(node) in ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap') and \
+                    owner(node) in ('', 'torch', 'np', 'numpy', 'os', 'pd', 'io') and node.args and not re.search(
+                        '[wax+]', str(mode)):
+                path, whole = self.text(node.args[0])
+                if whole and path:
+                    found[path] = node
+            elif called(node) in ('read_text', 'read_bytes', 'iterdir') or called(node) in LISTINGS and node.args:
+                path, whole = self.text(node.args[0] if owner(node) == 'glob' else getattr(node.func, 'value', None))
+                path = re.split(r'[^/]*[*?\[]', path)[0]
+                if whole and path:
+                    found[path] = node
+        return {path: node for path, node in found.items() if not path.startswith(('/dev/', '/proc/', '/sys/'))
+                and '://' not in path and '\0' not in path and '\n' not in path}
+
+    def late(self) -> 'Iterator[tuple]':
+        """What it loads in functions, or in a condition that has to do with ranks: (node, code, text)."""
+        for node in self.nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                within = any(isinstance(above, FUNCTIONS + (ast.If,)) for above, _ in self.around(node))
+                if within and not getattr(node, 'level', 0) and not self.optional(node):
+                    text = ', '.join(name.name for name in node.names)
+                    text = 'from %s import %s' % (node.module, text) if isinstance(node, ast.ImportFrom) else \
+                        'import ' + text
+                    yield node, text, text
+            elif called(node) in ('CDLL', 'PyDLL', 'LoadLibrary', 'load_library') and node.args:
+                path, whole = self.text(node.args[0])
+                if whole and path and not self.optional(node):
+                    yield node, 'import ctypes\nctypes.CDLL(%r)' % path, '%s(%r)' % (called(node), path)
+
+    def variables(self) -> dict:
+        """{variable of the environment that it reads: [(node, whether it ends the program where it is not set)]}"""
+        found, sets, asked = {}, set(), set()  # type: dict, set, set
+        for node in self.nodes:
+            read = variable(node)
+            if read:
+                above = self.above.get(id(node))
+                found.setdefault(read[0], []).append((node, read[2] or not read[1] and called(above) in (
+                    'int', 'float', 'join', 'Path', 'open')))
+            elif isinstance(node, ast.Subscript) and named(node.value) == 'environ':
+                sets.add(literal(node.slice))
+            elif called(node) in ('setdefault', 'putenv') and node.args:
+                sets.add(literal(node.args[0]))
+            elif called(node) == 'update' and owner(node) == 'environ':
+                sets |= set(keywords(node)) | {literal(key) for part in node.args for key in getattr(part, 'keys', ())}
+            elif isinstance(node, ast.Compare):
+                asked.update(map(literal, ast.walk(node)))
+        return {name: [(node, must and name not in sets | asked and 'load_dotenv' not in self.names and
+                        not self.optional(node)) for node, must in reads] for name, reads in found.items()}
