@@ -337,7 +337,7 @@ def test_the_site_of_the_job_is_judged_by_itself(capsys, files, site):
 
 
 @pytest.mark.parametrize('old,new,says', [
-    ('128 MiB', '128M', 'write it as 128 MiB'), ('= 85', '= fast', 'a number, in GB/s'), ('0.05', '5 %', 'a share'),
+    ('128 MiB', '128M', 'write it as 128 MiB'), ('= 85', '= fast', 'a number, in GB/s'), ('0.05', '5 %', 'a fraction'),
     ('nodes = 2', 'nodes = two', 'must be numbers'), ('source = a report\n', '', "'source' is missing"),
     ('two_nodes]', ']', r'write \[reference LABEL\]'),
 ])
@@ -361,7 +361,7 @@ def test_a_plot(capsys, files, tmp_path):
     pytest.importorskip('matplotlib', reason='remedy: ./run-tests, which installs it')
     path = tmp_path / 'bench.png'
     status, out, _ = said(capsys, files(), '--plot', str(path))
-    assert status == 0 and 'drawn: %s' % path in out
+    assert status == 0 and 'plotted: %s' % path in out
     width, height = struct.unpack('>II', path.read_bytes()[16:24])
     assert path.read_bytes().startswith(b'\x89PNG') and 1200 < width < 2000 and 600 < height < 1200
 

@@ -1064,7 +1064,7 @@ def test_one_direction_is_enough_to_be_slow():
 
 @pytest.mark.parametrize('args, says', [
     (['1'], 'how many nodes are spare'), (['x', 'srun', 'a'], 'how many nodes are spare'),
-    (['2', 'srun', 'a'], 'leave none of the 2'), (['1', 'srun', '-N2', 'a'], '-N2: how many nodes'),
+    (['2', 'srun', 'a'], 'leave none of the job'), (['1', 'srun', '-N2', 'a'], '-N2: with-spares chooses the nodes'),
 ])
 def test_spares_that_cannot_be(args, says):
     env = {'SLURM_JOB_NUM_NODES': '2', 'PATH': '/nowhere'}
