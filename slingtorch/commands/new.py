@@ -128,11 +128,11 @@ def read_project(uv: str, path: str, extras: List[str], settings: Dict[str, str]
     elif 'build-system' in toml:
         wanted.projects.append((wanted.directory, '[%s]' % ','.join(extras) if extras else ''))
     else:
-        optional = project.get('optional-dependencies', {})
-        unknown = [extra for extra in extras if extra not in optional]
-        if unknown or 'project' not in toml:
-            raise RuntimeError("%s has no %s" % (path, "extra '%s'" % unknown[0] if unknown else '[project]'))
-        wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
+        try:
+            optional = toml['project'].get('optional-dependencies', {})
+            wanted.lines += sum([optional[extra] for extra in extras], project.get('dependencies', []))
+        except KeyError as err:
+            raise RuntimeError("%s does not have %s" % (path, err))
     return wanted, ' and '.join('(%s)' % marker for marker in markers if marker)
 
 
@@ -185,10 +185,7 @@ def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
 
 def build_wheels(uv: str, pip: str, wanted: Wanted, python: str, directory: str, settings: Dict[str, str],
                  say: Callable[[str], None]) -> None:
-    """Build wheels of the projects of `wanted` in a directory, and require these versions instead.
-
-    :param pip: the Python whose pip builds requirements (extras is None)
-    """
+    """Build wheels of the projects of `wanted` (of requirements with the pip of `pip`), and require these versions."""
     for number, (project, extras) in enumerate(wanted.projects):
         say("building a wheel of %s" % project)
         room = os.path.join(directory, str(number))
@@ -295,9 +292,9 @@ def run(args: argparse.Namespace, root: str, site: Any, groups: List[str], say: 
             check_for_torch(stream.read(), on, wanted.links + settings.get('find-links', '').split())
         shown = [('site_dependencies', on['site_dependencies']), ('python_versions', [version]),
                  ('wheel_platform', platforms), ('index_urls', recipe['index_urls'] or on['more_urls'])]
-        shown += [('python_command', args.python)] if args.python else []
-        # if the site stages jobs automatically
-        shown += [('environment_image', True)] if 'SLINGTORCH_STAGE_NODES' in site.env_values(groups) else []
+        # an image if the site stages jobs automatically
+        shown += [('python_command', args.python),
+                  ('environment_image', 'SLINGTORCH_STAGE_NODES' in site.env_values(groups))]
         parameters = ''.join('%s = %r\n' % (key, value) for key, value in shown if value)
         parameters += 'python_packages = [\n%s]\n' % ''.join('    %r,\n' % line for line in lines)
         with open(os.path.join(room, stem + '.eb'), 'w') as stream:

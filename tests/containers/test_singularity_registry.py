@@ -166,7 +166,7 @@ def test_pull_from_a_registry(site, docker, runtime):
     site.env['PATH'] = site.env['PATH'].replace(str(runtime), str(only))
     assert not shutil.which('singularity', path=site.env['PATH'])
     out = site.eb(image_address=docker)
-    assert 'share/docker-defs is not made' not in out and '[SUCCESS]' in out
+    assert 'share/docker-defs is not created' not in out and '[SUCCESS]' in out
     assert list((site.root / 'share/docker-defs').iterdir())
     assert f'pulling {docker}' in out
     facts = site.facts()

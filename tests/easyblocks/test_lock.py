@@ -207,7 +207,7 @@ def test_one_command_without_a_lock_file(tiny, eb_env):
     done = eb_env('--fetch', tiny.easyconfig, env=tiny.pip_env)
     made = store / tiny.lock_file.name
     assert done.stdout.count('pinned') == 1
-    assert f'pinned alpha==1.0 and 1 more, for Python {PYTHON}, in {made}. The same' in said(done)
+    assert f'pinned alpha==1.0 and 1 more, for Python {PYTHON}, in {made}. The next' in said(done)
     assert 'no checksum' not in said(done) and not tiny.lock_file.exists()
     assert f'# python: {PYTHON}\n' in made.read_text() and '# wanted: alpha==1.0\n' in made.read_text()
     assert sorted(path.name for path in (store / 'wheels').iterdir()) == sorted(wheel.name for wheel in tiny.wheels)
@@ -412,7 +412,7 @@ NOT_LOCKED = [
     (("moduleclass = 'ai'", "wheel_platform = 'linux'"), "wheel_platform is 'linux', but must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['--pre']"), "index_urls has '--pre', which is not an address"),
     (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, but must have the form manylinux_2"),
-    (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Keep it in ~/.netrc'),
+    (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Put it into ~/.netrc'),
     (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option, not a package'),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', and must be the name"),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of the lock file'),

@@ -246,7 +246,7 @@ def test_files_that_are_damaged(project, source, text):
 @pytest.mark.parametrize('name', ['../mine', 'a/b', '.hidden', ''])
 def test_a_name_that_is_a_path(project, name):
     project.write('requirements.txt', 'alpha\n')
-    assert 'is not a name for a module' in project.refused('requirements.txt', name=name)
+    assert 'is not a valid module name' in project.refused('requirements.txt', name=name)
 
 
 def test_on_something_else(project):

@@ -147,7 +147,7 @@ def test_fetch_then_install_without_network(tiny, eb_env, tmp_path):
 def test_dry_run_and_module_only(tiny, eb_env):
     tiny.write(options="environment_image = 'yes'")
     done = eb_env('-x', tiny.easyconfig, env=tiny.pip_env, check=False)
-    assert "environment_image is 'yes': it must be True or False" in output(done) and 'Traceback' not in output(done)
+    assert "environment_image is 'yes', but must be True or False" in output(done) and 'Traceback' not in output(done)
     tiny.write()
     dry = output(eb_env('-x', tiny.easyconfig, env=tiny.pip_env))
     assert 'runscripts will be copied to' in dry
@@ -234,8 +234,8 @@ def test_wheel_changed_after_download_is_refused(tiny, eb_env):
 
 
 @pytest.mark.parametrize('lock, words', [
-    ('alpha==1.0\n', ['not complete', 'alpha']),
-    ('{alpha}', ['not complete', 'beta']),
+    ('alpha==1.0\n', ['incomplete', 'alpha']),
+    ('{alpha}', ['incomplete', 'beta']),
     ('{alpha}{beta}gamma==1.0 --hash=sha256:' + '0' * 64 + '\n', ['No matching distribution found for gamma==1.0', 'PIP_INDEX_URL']),
 ])
 def test_incomplete_lock_file(tiny, eb_env, lock, words):
@@ -257,7 +257,7 @@ def test_incomplete_lock_file_in_the_words_of_uv(tiny, eb_env, lock, words):
     tiny.write(lock=lock.format(alpha=alpha, sha256=wheels.sha256(tiny.wheels[0])))
     done = eb_env(tiny.easyconfig, env={**tiny.have(eb_env), 'SLINGTORCH_UV': UV}, check=False)
     assert done.returncode != 0 and words in output(done) and 'The output of uv is' in output(done)
-    assert 'The lock file is not complete' in output(done)
+    assert 'The lock file is incomplete' in output(done)
 
 
 OLD_PYTHON = """#!/bin/sh
@@ -385,7 +385,7 @@ def test_no_package_index_answers(tiny, eb_env):
     said = ' '.join(done.stderr.split())
     assert done.returncode != 0
     assert (f'No answer from http://127.0.0.1:9/simple ([Errno 111] Connection refused), {firewall} (timed out). '
-            'pip says: ERROR: ') in said
+            'The output of pip is: ERROR: ') in said
     assert said.count(firewall) == 1 and "without network, run 'eb --fetch' elsewhere" in said
     assert 'secret' not in output(done) and 'Retrying' not in output(done)
 
@@ -447,7 +447,7 @@ def test_what_may_not_be_read_is_named(tiny, eb_env, tmp_path, what):
     finally:
         path.chmod(0o755)
     said = ' '.join(done.stderr.split())
-    assert done.returncode != 0 and str(path) in said.partition('says: ')[2]
+    assert done.returncode != 0 and str(path) in said.partition('The output of ')[2]
     assert 'Permission denied' in said and 'ask its owner for access' in said and 'Traceback' not in said
     assert 'No matching distribution' not in said
 

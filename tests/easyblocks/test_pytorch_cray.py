@@ -343,7 +343,7 @@ def test_no_mpi_linked(process):
     process.built('mpi', False)
     process.link('libtorch_cpu.so', 'gcc', '', process.flags)
     wrong = process.wrong()
-    assert 'torch.distributed has no MPI: CMake did not find it' in wrong
+    assert 'torch.distributed has no MPI: CMake did not find MPI' in wrong
     assert 'torch.__config__ does not contain USE_MPI=ON' in wrong
     assert 'No library of PyTorch is linked with MPI' in wrong and 'but with none' in wrong
 

@@ -247,7 +247,7 @@ def test_not_a_sif(site, content):
 
 def test_wrong_checksum(site):
     out = site.fails(checksums=['1' * 64])
-    assert f'The image {site.image} is not the one of the easyconfig' in out
+    assert f'The checksum of the image {site.image} differs from that in the easyconfig' in out
     assert smallimage.sha256(site.image) in out and '1' * 64 in out
     assert 'get it again' in out
     assert not site.module.exists() and not site.parts() and not (site.root / NAME).exists()
@@ -439,7 +439,7 @@ def test_preset_venv_without_runtime(site):
     ({'container_python': None, 'preset_venv': 'x'}, 'an environment needs Python'),
     ({'preset_venv': 'a b/../c'}, "preset_venv is 'a b/../c', but must be a name"),
     ({'wrappers': 'python'}, "wrappers is 'python', but must be a list of strings: wrappers = ['...']"),
-    ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'not a name of a variable'),
+    ({'container_environment': {'A"]); os.execute("id': 'x'}}, 'not the name of a variable'),
     ({'container_environment': {'a b': 'x'}}, "container_environment has 'a b'"),
     ({'container_environment': {'COLOUR': 'a\nb'}}, 'has a control character'),
     ({'sanity_check_packages': ['torch']}, "sanity_check_packages is ['torch'], but must be a dictionary"),

@@ -166,7 +166,7 @@ def test_horovod_that_was_not_built_as_asked_for(gpu):
     """Its own check has status 0 for all of these."""
     assert gpu.first.returncode != 0 and not gpu.first_module
     for words in ('Horovod should have Gloo, MPI \\(Available Controllers\\), but has Gloo; .*should have Gloo, MPI, NCCL ',
-                  'was to have PyTorch \\(Available Frameworks\\), and has PyTorch, TensorFlow',
+                  'should have PyTorch \\(Available Frameworks\\), but has PyTorch, TensorFlow',
                   'not linked with a shared NCCL'):
         assert re.search(words, said(gpu.first)), said(gpu.first)
 

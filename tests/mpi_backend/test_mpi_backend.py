@@ -122,7 +122,7 @@ def loaded(tmp_path_factory, lmod, installed_pytorch):
     eb.env['MODULEPATH'] = str(installed_pytorch.modulepath)
     done = eb(EASYCONFIG, '--try-amend=mpicxx=mpicxx.mpich', env=COMPILED_ONCE)
     # the sanity check has started two ranks
-    assert re.search(r'an all_reduce on 2 ranks is right \(/\S+/mpiexec', done.stdout)
+    assert re.search(r'an all_reduce on 2 ranks gives the right result \(/\S+/mpiexec', done.stdout)
     assert re.search(r'PyTorch 2\.13\.0\+cpu, MPI /\S+/libmpich\.so\.\S+, GPU', done.stdout)
     module = EASYCONFIG[:-len('.eb')].replace('-', '/', 1)
     return lmod.load(module, modulepath=[eb.modulepath, installed_pytorch.modulepath])

@@ -76,7 +76,7 @@ def test_build_without_the_bundle_ends_before_eb(submit, eb_env):
 def test_build(submit, eb_env, tmp_path):
     """Installed in a job, and found by the next one."""
     files = stagedenv.write_easyconfig(tmp_path, image=False)
-    words = {'slingtorch-env/bin': BIN, 'PyTorch-2.15.0-cuda-13.2.eb\n# for': f'{files.easyconfig}\n# for'}
+    words = {'slingtorch-env/bin': BIN, 'PyTorch-2.15.0-cuda-13.2.eb\n# For': f'{files.easyconfig}\n# For'}
     job = submit(JOBS / 'venv_build.job', words, **{**eb_env.env, **files.pip_env})
     assert 'COMPLETED: Installation ended successfully' in job.output and job.returncode == 0, job.output
     (tmp_path / 'train.py').write_text('import sys; print(sys.prefix)')

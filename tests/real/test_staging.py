@@ -248,8 +248,8 @@ def test_a_directory_of_somebody_else_is_not_used(alone, image_env, prepare, wor
 
 
 @pytest.mark.parametrize('env, words', [
-    ({'SLINGTORCH_ENVIRONMENT_IMAGE': None}, "installed with 'environment_image = True'"),
-    ({'WITH_CONDA': 'source /x/activate'}, 'activates another environment'),
+    ({'SLINGTORCH_ENVIRONMENT_IMAGE': None}, "with 'environment_image = True'"),
+    ({'WITH_CONDA': 'source /x/activate'}, 'activates an environment other than the staged one'),
     ({'VIRTUAL_ENV': '/home/me/env'}, 'the environment /home/me/env is active, but the staged image does not have its packages'),
     ({'SLINGTORCH_STAGE_DIR': 'relative'}, 'is not absolute'),
     ({'SLINGTORCH_STAGE_DIR': '/tmp/a:b'}, 'has a colon or a control character'),
