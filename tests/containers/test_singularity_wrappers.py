@@ -143,7 +143,7 @@ NO_FUSE = ['unshare', '--mount', 'bash', '-c',
 
 
 @pytest.mark.parametrize('wrap, message', [
-    (NO_USER_NAMESPACES, 'the runtime may not create user namespaces on this machine.  An administrator can allow them'),
+    (NO_USER_NAMESPACES, 'the runtime may not create user namespaces on this machine. An administrator can allow them'),
     (NO_FUSE, 'it needs squashfuse and read and write permission for /dev/fuse'),
 ], ids=['user-namespaces', 'fuse'])
 def test_host_that_cannot_run_containers(tmp_path, lmod, runtime, wrap, message):

@@ -414,7 +414,7 @@ NOT_LOCKED = [
     (("moduleclass = 'ai'", "wheel_platform = None"), "wheel_platform is None, but must have the form manylinux_2"),
     (("moduleclass = 'ai'", "index_urls = ['https://me:secret@packages.example/whl']"), 'Put it into ~/.netrc'),
     (("['alpha==1.0']", "['--extra-index-url=https://x/', 'alpha==1.0']"), 'is an option, not a package'),
-    (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', and must be the name"),
+    (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['../other.lock']"), "is '../other.lock', but must be the name"),
     (("['%(name)s-%(version)s%(versionsuffix)s.lock']", "['PyTorch-0.1-tiny.eb']"), 'must be the name of the lock file'),
     (("toolchain = SYSTEM", 'toolchain = SYS'), 'cannot be read as an easyconfig'),
     (("name = 'PyTorch'", "name = ''"), 'cannot be read as an easyconfig'),
@@ -461,7 +461,7 @@ def test_without_the_lock_file_of_a_checksum_eb_says_how_to_make_it(tiny, eb_env
 
 
 @pytest.mark.parametrize('change, words', [
-    ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, and this is Python {PYTHON}. Load a module'),
+    ((f'# python: {PYTHON}', '# python: 3.99'), f'is for Python 3.99, but this is Python {PYTHON}. Load a module'),
     (('2_28_', '2_99_'), f'is for manylinux_2_99_x86_64, but this machine is {MACHINE} with glibc 2.'),
     (('# wanted: alpha==1.0', '# wanted: alpha==1.0\n# wanted: numpy'), 'other than those that the easyconfig now requires (numpy)'),
 ])
