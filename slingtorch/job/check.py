@@ -473,7 +473,11 @@ class Rank:
                                         (limits.look_at_compiler, (self.report, self.environ, details)),
                                         (limits.look_at_outputs, (self.report, details)),
                                         (program.look_at_arguments, (self.report, self.words))):
-                if not limits.in_time(function, *arguments):
+                # its thread may go on
+                report = Report(self.rank)
+                if limits.in_time(function, *[report if one is self.report else one for one in arguments]):
+                    self.report.merge(report)
+                else:
                     self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
                                     "HF_HOME, /dev/shm, the script or its arguments" % limits.WAIT,
                                     "see df on this node")

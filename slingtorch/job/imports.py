@@ -13,12 +13,12 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import resource
 import select
 import signal
 import sys
 import time
-import types
 
 from . import __main__, program, syntax
 from .kinds import Any, Iterator
@@ -62,6 +62,9 @@ class Trial:
             if not more:
                 break
         os.close(self.answers)
+        if late:    # locks of a compilation (torch.utils.file_baton) are for the training, too
+            os.killpg(self.pid, signal.SIGINT)
+            time.sleep(2)
         os.killpg(self.pid, signal.SIGKILL)
         status = os.waitpid(self.pid, 0)[1]
         last = {}
@@ -121,20 +124,30 @@ def changes(before: dict, real: dict) -> list:
             and not (name.startswith('RLIMIT') and (now is None or now > (before[name] or now)))]     # raised
 
 
+def changes_path(node: 'Any') -> bool:
+    """Whether a statement changes sys.path or os.environ, also under one condition: if PATH not in sys.path."""
+    if isinstance(node, ast.If):
+        return not node.orelse and all(map(changes_path, node.body))
+    # what is changed: the target, or that whose method is called
+    called = getattr(getattr(node, 'value', None), 'func', None) if isinstance(node, ast.Expr) else None
+    changed = getattr(node, 'targets', None) or [getattr(node, 'target', None) or getattr(called, 'value', None)]
+    return isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and any(
+        isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+        and (part.value.id, part.attr) in (('sys', 'path'), ('os', 'environ'))
+        for one in changed if one for part in ast.walk(one))
+
+
 def statements(text: bytes) -> 'Iterator[tuple]':
-    """What a script does first of all that decides about its imports: (statement, whether it is an import)."""
+    """
+    What a script does first of all that decides about its imports: (statement, whether it is an import, whether all
+    that may change sys.path or sys.modules before it is among these).
+    """
+    sure = True
     for node in syntax.parse(text).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node, True
-            continue
-        # what is changed: the target, or that whose method is called
-        called = getattr(getattr(node, 'value', None), 'func', None) if isinstance(node, ast.Expr) else None
-        changed = getattr(node, 'targets', None) or [getattr(node, 'target', None) or getattr(called, 'value', None)]
-        if any(isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
-               and (part.value.id, part.attr) in (('sys', 'path'), ('os', 'environ'))
-               for one in changed if one and isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign))
-               for part in ast.walk(one)):
-            yield node, False
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or changes_path(node):
+            yield node, isinstance(node, (ast.Import, ast.ImportFrom)), sure
+        elif not isinstance(node, syntax.FUNCTIONS + (ast.ClassDef,)):
+            sure = sure and not any(isinstance(part, (ast.Call, ast.For, ast.While)) for part in ast.walk(node))
 
 
 def line_of(text: bytes, number: int) -> str:
@@ -195,13 +208,16 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
     try:
         if kind == 'module':
             spec = importlib.util.find_spec(name)
+            if spec and spec.submodule_search_locations:
+                name += '.__main__'
+                spec = importlib.util.find_spec(name)
             path = spec.origin if spec and spec.origin and spec.origin.endswith('.py') else ''
         if kind and path and os.path.isfile(path):
             with open(path, 'rb') as stream:
                 text = stream.read(program.MOST)
         space = {'__name__': '__slingtorch__', '__file__': path,
                  '__package__': name.rpartition('.')[0] if kind == 'module' else None}
-        for node, imports in statements(text):
+        for node, imports, known in statements(text):
             code = compile(ast.Module([node], []), path, 'exec')
             before = of_process()
             try:
@@ -213,7 +229,10 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
                     continue
                 ends = isinstance(err, SystemExit)
                 say(wrong=['line %d: %s%s: %s' % (node.lineno, found['doing'], ' ends the program' * ends, first(err)),
-                           sure and (ends or isinstance(err, (ImportError, SyntaxError)))], doing='')
+                           # PyTorch is here before it: other libraries may fail only then
+                           sure and known and (ends or isinstance(err, SyntaxError) or isinstance(err, ImportError) and
+                                               bool(re.search('No module named|cannot import name', str(err))))],
+                    doing='')
                 return
             if imports:
                 changed += ['line %d: %s: %s' % (node.lineno, found['doing'], text) for text in changes(before, real)]
@@ -226,11 +245,11 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
-        batches = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, num_workers=1,
+        batches = torch.utils.data.DataLoader(torch.arange(4, device='cpu'), batch_size=2, num_workers=1,
                                               timeout=LIMIT // 2)     # type: Any
         say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
     except Exception as err:
-        say(worker=first(err))
+        say(worker=first(err) * ('timed out' not in str(err)))      # this node is busy
     try:
         loaded = program.load(words, {**os.environ, **{name: value for name, value in real.items() if value}})
     except OSError:
@@ -243,8 +262,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
 
 def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
     """
-    What the program loads later, in functions that are called: modules, and libraries by ctypes; and names of modules,
-    and of arguments of functions, that are not there.
+    What the program loads later, in functions that are called: modules, and libraries by ctypes.
 
     :param space: what the script's imports have brought
     """
@@ -264,48 +282,7 @@ def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
                 node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
             wrong.append("%s: init_process_group('%s'), and this PyTorch was built without it" % (
                 loaded.where(node), name))
-    first_file = next(iter(loaded.files))
-    for node in loaded.nodes:
-        text = lacking(loaded, node, space) if loaded.place.get(id(node)) == first_file else ''
-        if text and not loaded.optional(node):
-            wrong.append('%s: %s' % (loaded.where(node), text))
     say(late=list(dict.fromkeys(wrong))[:8])
-
-
-def found_at(loaded: 'syntax.Program', node: 'Any', space: dict) -> 'Any':
-    """The module, class or function that a name is, as the imports brought it; None if that is not known."""
-    if isinstance(node, ast.Attribute):
-        before = found_at(loaded, node.value, space)
-        return getattr(before, node.attr, None) if isinstance(before, types.ModuleType) else None
-    key = loaded.place.get(id(node)), getattr(node, 'id', '')
-    return space.get(key[1]) if key not in loaded.values and key not in loaded.defined else None
-
-
-def lacking(loaded: 'syntax.Program', node: 'Any', space: dict) -> str:
-    """What a module, or a function, has not, and the program takes for granted; ''."""
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-        module = found_at(loaded, node.value, space)
-        if isinstance(module, types.ModuleType) and not hasattr(module, node.attr) and not loaded.values.get(
-                node.attr) and not importable('%s.%s' % (module.__name__, node.attr)):
-            return "module %s has no '%s'" % (module.__name__, node.attr)
-    if isinstance(node, ast.Call):
-        import inspect      # PyTorch has imported it
-        function = found_at(loaded, node.func, space)
-        with contextlib.suppress(TypeError, ValueError):    # of some there is no signature
-            known = inspect.signature(function).parameters if callable(function) else {}
-            if known and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
-                for word in node.keywords:
-                    if word.arg and word.arg not in known:
-                        return "%s() takes no argument '%s'" % (syntax.called(node), word.arg)
-    return ''
-
-
-def importable(name: str) -> bool:
-    """Whether there is such a module."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):
-        return False
 
 
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:

@@ -17,7 +17,7 @@ from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, 
 # bytes of a program, and of the beginning and the end of a file that is compared
 MOST, ENDS = 16 << 20, 64 << 10
 # own modules that are looked at, arguments, and entries of a directory
-FILES, LISTED = 200, 20000
+FILES, LISTED = 60, 20000
 # how it is said that a module or a library is not there
 MISSING = 'No module named|cannot open shared object|built without'
 # options that name what a program reads
@@ -153,7 +153,10 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         return
     for path, content in program.files.items():
         report.fact('file %s' % (name if path == first else path), hashlib.sha256(content).hexdigest()[:12])
-    for path, wrong in program.wrong.items():
+    # the trial says it of modules; an archive (zipapp, PEX) is no text
+    for path, wrong in program.wrong.items() if b'\0' not in program.files[first] else ():
+        if path != first:
+            continue
         report.add('red', 'script', "%s is not Python that %s understands: line %s: %s" % (
             path, 'this release (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
             getattr(wrong, 'msg', wrong)), "python -m py_compile %s shows the place" % path)

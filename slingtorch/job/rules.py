@@ -7,9 +7,10 @@ import ast
 import builtins
 import os
 import re
+import types
 
 from .kinds import Any, Iterator, Program, Report
-from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, is_number, keywords, literal, main_block, named, owner
+from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, main_block, named, owner
 
 # operations that need all ranks; those of FSDP that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
@@ -31,10 +32,8 @@ ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rena
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 BREAKS = ('item', 'print', 'tolist', 'numpy', 'breakpoint', 'save', 'input')
 GROUPS = ('gloo', 'nccl', 'mpi', 'ucc', 'xccl', 'hccl', 'fake', 'undefined')
-BACKENDS = ('inductor', 'eager', 'aot_eager', 'cudagraphs', 'onnxrt', 'openxla', 'tvm', 'tensorrt', 'ipex', 'openvino')
-MODES = ('default', 'reduce-overhead', 'max-autotune', 'max-autotune-no-cudagraphs')
 # what each rank has of its own
-OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brand'
+OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brandom\b|\brand\b'
 # seconds that all ranks should have for a collective
 TIMEOUT = 60
 LET_IT = "take it out: conda-python-distributed sets it"
@@ -59,12 +58,13 @@ def group(program: 'Program') -> 'Iterator[tuple]':
         backend = value(words.get('backend', (node.args + [None])[0]))
         if id(node) in chosen or not program.reached(node) or 'store' in words or backend == 'fake':
             continue
+        sure = '!' * program.certain(node)
         size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out: it is RANK"
         if isinstance(size, int) and size > 0 and size != program.world:
-            yield node, "!init_process_group(world_size=%d), and this job has %d ranks" % (size, program.world), \
+            yield node, sure + "init_process_group(world_size=%d), and this job has %d ranks" % (size, program.world), \
                 "leave world_size and rank out: they come from WORLD_SIZE and RANK"
         if backend == 'nccl' and not program.gpus:
-            yield node, "!init_process_group('nccl'), and this rank sees no GPU", \
+            yield node, sure + "init_process_group('nccl'), and this rank sees no GPU", \
                 "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no"
         if isinstance(backend, str) and not set(re.findall(r'(?:^|,)(?:\w+:)?(\w+)', backend.lower())) <= set(GROUPS):
             yield node, "init_process_group('%s'): PyTorch has %s" % (backend, ', '.join(GROUPS)), "correct it"
@@ -72,7 +72,7 @@ def group(program: 'Program') -> 'Iterator[tuple]':
             yield node, "init_process_group() takes the GPUs of a node for the ranks of the job", \
                 "leave world_size out: it comes from WORLD_SIZE"
         if type(rank) is int and rank >= 0 and program.world > 1:
-            yield node, "!init_process_group(rank=%d) in each of the %d ranks" % (rank, program.world), leave
+            yield node, sure + "init_process_group(rank=%d) in each of the %d ranks" % (rank, program.world), leave
         if program.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
             yield node, "init_process_group() takes the number on the node for the rank", leave
         for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
@@ -88,7 +88,7 @@ def group(program: 'Program') -> 'Iterator[tuple]':
         elif program.several and host and host.group(1) != program.environ.get('MASTER_ADDR'):
             own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
             yield node, "%sinit_method='%s', which %s, and this job has MASTER_ADDR=%s" % (
-                '!' if own else '', method, 'is each node itself' if own else 'names a node',
+                sure if own else '', method, 'is each node itself' if own else 'names a node',
                 program.environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR"
 
 
@@ -97,14 +97,16 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
     cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
-        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1:
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and \
+                not program.optional(node):
             yield node, "spawn() starts processes, and the launcher has started %d ranks on this node: each of them " \
                 "starts as many again" % program.local, "one task per node (srun --ntasks-per-node=1), or no spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
             key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
             told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
             if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
-                    text != program.environ.get(str(key)):
+                    text != program.environ.get(str(key)) and not program.optional(node) and not any(
+                        isinstance(one, ast.If) for one, _ in program.around(node)):
                 yield node, "sets %s='%s', and this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
             if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
                     one.startswith(text.lstrip('=')) for one in cards):
@@ -210,39 +212,11 @@ def steps(program: 'Program') -> 'Iterator[tuple]':
                     "give all ranks as much"
 
 
-def options(program: 'Program') -> 'Iterator[tuple]':
-    """What argparse and sys.argv are given."""
-    adds = [node for node in program.calls if called(node) == 'add_argument']
-    known = {literal(part): node for node in adds for part in node.args if isinstance(literal(part), str)}
-    given = {word.partition('=')[0]: None for word in program.given if word.startswith('-')}    # type: dict
-    given.update((option, value) for option, value in program.arguments if option)
-    strict = 'parse_args' in program.names and not {'parse_known_args', 'add_subparsers'} & program.names
-    for option in given if strict and known else ():
-        if not re.match(r'-\d|--?h(elp)?$', option) and not any(one.startswith(option) or len(one) == 2 and (
-                option[1] != '-' and option.startswith(one)) for one in known):
-            yield adds[0], "the program is given %s, which its options do not have" % option, "see --help"
-    for node in adds if strict else ():
-        words, own = keywords(node), [str(literal(part)) for part in node.args]
-        value = next((given[one] for one in own if one in given), None)
-        if literal(words.get('required')) is True and not any(one.startswith(tuple(given) or '\0') for one in own):
-            yield node, "the program is not given %s, which is required" % own[-1], "give it"
-        kind, choices = named(words.get('type')), [literal(one) for one in getattr(words.get('choices'), 'elts', ())]
-        if value and 'nargs' not in words and (kind in ('int', 'float') and not is_number(kind, value) or
-                                               choices and not kind and value not in choices):
-            yield node, "%s %s: %s" % (own[-1], value, "it is one of %s" % ', '.join(map(str, choices)) if choices else
-                                       "it is not a number (%s)" % kind), "correct it"
-    for node in program.nodes:
-        array = getattr(node, 'value', None)    # type: Any
-        ours = named(array) == 'argv' and named(getattr(array, 'value', None)) == 'sys'
-        place = literal(getattr(node, 'slice', None)) if ours else None
-        if isinstance(place, int) and place > len(program.given) and not program.optional(node):
-            yield node, "the program reads sys.argv[%d], and is given %d arguments" % (place, len(program.given)), \
-                "give it"
-
-
 def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
     """What all ranks do with one file."""
     paths = node.args[:2]
+    if name in ('replace', 'move', 'remove') and owner(node) not in ('os', 'shutil'):
+        return      # of a text, or of a list
     if name == 'save':
         paths = node.args[1:2] * (owner(node) == 'torch')
     elif what != 'write' and owner(node) not in ('os', 'shutil', ''):
@@ -291,7 +265,8 @@ def data(program: 'Program') -> 'Iterator[tuple]':
         if name in LISTINGS and started and program.several and no_order(program, node):
             yield node, "%s() has no order that all nodes share" % name, "sorted(...)"
     if program.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
-            'sampler' in str(word) for node in loaders for word in keywords(node)):
+            word is None or 'sampler' in str(word) for node in loaders for word in keywords(node)) and not any(
+                len(node.args) > 3 for node in loaders) and not any(map(FRAMEWORKS.search, program.imports)):
         yield loaders[0], "DistributedDataParallel, and a DataLoader without a sampler: all ranks train on the same " \
             "data", "DataLoader(..., sampler=DistributedSampler(dataset))"
     sets = [node for node in program.nodes if goes_through_set(program, node)] if started and program.world > 1 and \
@@ -339,13 +314,15 @@ def goes_through_set(program: 'Program', node: 'Any') -> bool:
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
     """Parameters that DistributedDataParallel or FSDP do not see, and steps that do not go through them."""
-    names, wraps = program.names, [node for node in program.calls if called(node) in DDP and program.world > 1]
+    wraps = [node for node in program.calls if called(node) in DDP and program.world > 1]
     if wraps and not any(literal(keywords(node).get(word)) for node in wraps
                          for word in ('find_unused_parameters', 'static_graph')):
-        for part in program.nodes:
-            if isinstance(part, ast.ClassDef) and part.name in program.used and any(
-                    getattr(one, 'name', '') == 'forward' for one in part.body):
-                yield from unused_layers(program, part)
+        classes = {part.name: part for part in program.nodes if isinstance(part, ast.ClassDef)}
+        read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
+                if not isinstance(getattr(part, 'ctx', None), ast.Store)}
+        for name in program.used & set(classes):
+            if any(getattr(one, 'name', '') == 'forward' for one in classes[name].body):
+                yield from unused_layers(program, classes[name], classes, read)
     for node in wraps:
         inner = named(node.args[0]) if node.args and isinstance(node.args[0], ast.Name) else ''
         outer = {named(target) for target in getattr(program.above.get(id(node)), 'targets', ())} - {''}
@@ -367,10 +344,6 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
                     program.function(part) is program.function(node):
                 yield part, "DistributedDataParallel has no %s(), which the model in it has" % part.attr, \
                     "write .module.%s()" % part.attr
-    steps = [node for node in program.calls if called(node) == 'step' and re.search('opt', owner(node), re.I)]
-    if steps and 'backward' in names and not {'zero_grad', 'DistributedOptimizer'} & names and 'grad' not in {
-            named(target) for node in program.nodes for target in getattr(node, 'targets', ())}:
-        yield steps[0], "no zero_grad(): gradients of all steps add up", "call zero_grad() in each step"
     for node in [node for node in program.calls if called(node) in FSDP and node.args]:
         early = [one for one in program.calls if called(one) == 'parameters'
                  and one.lineno < node.lineno and program.function(one) is program.function(node)
@@ -381,14 +354,11 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
                 "build it after the model is wrapped"
 
 
-def unused_layers(program: 'Program', node: 'ast.ClassDef') -> 'Iterator[tuple]':
-    """Layers of a class that nothing reads, or that take part by chance."""
-    classes = {one.name for one in program.nodes if isinstance(one, ast.ClassDef)}
+def unused_layers(program: 'Program', node: 'ast.ClassDef', classes: dict, read: set) -> 'Iterator[tuple]':
+    """Layers of a class that nothing reads, or that forward() uses at random."""
     layers = {target.attr: target for part in ast.walk(node) if isinstance(part, ast.Assign) and (
         LAYERS.match(called(part.value)) or called(part.value) in classes) for target in part.targets
               if isinstance(target, ast.Attribute) and named(target.value) == 'self'}
-    read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
-            if not isinstance(getattr(part, 'ctx', None), ast.Store)}
     every = {'children', 'modules', 'named_children', 'named_modules', 'getattr'} & {called(p) for p in ast.walk(node)}
     remedy = "DistributedDataParallel(find_unused_parameters=True)"
     for name in sorted(set(layers) - read) if not every else ():
@@ -407,12 +377,6 @@ def python(program: 'Program') -> 'Iterator[tuple]':
         inside = [above] if isinstance(above, FUNCTIONS) else [one for one in program.nodes if isinstance(
             one, FUNCTIONS) and one.name in ('forward', named((node.args + [None])[0]))]
         breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS]
-        for word, known in (('backend', BACKENDS), ('mode', MODES)):
-            if isinstance(literal(words.get(word)), str) and literal(words[word]) not in known:
-                yield node, "torch.compile(%s='%s') is not known: it is one of %s" % (
-                    word, literal(words[word]), ', '.join(known)), "correct it"
-        if literal(words.get('dynamic')) is False:
-            yield node, "torch.compile(dynamic=False) compiles anew for each shape", "leave dynamic out"
         if breaks and literal(words.get('fullgraph')):
             yield breaks[0], "torch.compile(fullgraph=True) cannot take %s() into its graph" % called(breaks[0]), \
                 "take it out of forward(), or leave fullgraph out"
@@ -435,14 +399,18 @@ def undefined(program: 'Program') -> 'Iterator[tuple]':
     """Names that nothing in a file defines."""
     for tree in program.trees:
         parts = list(ast.walk(tree))    # type: Any
-        known = {*dir(builtins), '__file__', '__path__', 'WindowsError'}   # type: Any
+        known = {*dir(builtins), *vars(types.ModuleType('')), '__file__', '__path__', '__qualname__', '__module__',
+                 '__annotations__', '__builtins__', 'WindowsError', 'get_ipython', 'profile'}   # type: Any
+        notes = {id(one) for part in parts for note in (getattr(part, 'annotation', None), getattr(
+            part, 'returns', None)) if note for one in ast.walk(note)}      # nobody need evaluate them
         for part in parts:
-            known |= {getattr(part, 'arg', None), getattr(part, 'name', None), getattr(part, 'asname', None)}
+            known |= {getattr(part, name, None) for name in ('arg', 'name', 'asname', 'rest')}
             known |= {part.id} if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load) else set(
                 getattr(part, 'names', ())) if isinstance(part, (ast.Global, ast.Nonlocal)) else set()
             known |= {part.name.split('.')[0]} if isinstance(part, ast.alias) else set()
         for part in parts if not known & {'*'} and not {'exec', 'globals', 'vars'} & set(map(called, parts)) else ():
-            if isinstance(part, ast.Name) and part.id not in known and not program.optional(part):
+            if isinstance(part, ast.Name) and part.id not in known and id(part) not in notes and not program.optional(
+                    part):
                 yield part, "'%s' is used, and nothing defines it" % part.id, "define or import it"
 
 
@@ -450,7 +418,7 @@ def check(report: 'Report', program: 'Program', gpus: bool, cores: int = 0) -> N
     """All of them; of what is said of several lines the first one."""
     said = set()    # type: set
     program.gpus, program.cores = gpus, cores
-    for rule in (group, ranks, order, files, steps, options, data, gradients, python, undefined):
+    for rule in (group, ranks, order, files, steps, data, gradients, python, undefined):
         for node, text, remedy in rule(program):
             if text not in said:
                 said.add(text)

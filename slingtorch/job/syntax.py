@@ -19,6 +19,8 @@ FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
 LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
 # words that a program is started with at most; how deep names are followed
 ARGUMENTS, DEEP = 50, 9
+# how much of a large program is read: half a second
+NODES = 50000
 
 
 @functools.lru_cache(None)
@@ -133,6 +135,8 @@ class Program:
         self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
         self.defined = set()    # type: set
         for path, text in files.items():
+            if len(self.nodes) > NODES:     # what the script imports first is what decides
+                break
             try:
                 tree = parse(text)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
@@ -159,7 +163,8 @@ class Program:
             # a table holds what is asked for among others
             targets = node.targets if not isinstance(value, (ast.Dict, ast.DictComp)) else ()
         elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and value:
-            targets = [node.target]
+            # of a dataclass it is a default
+            targets = [node.target] * (not isinstance(self.above.get(id(node)), ast.ClassDef))
         elif isinstance(node, (ast.For, ast.comprehension)):
             targets, value = [node.target], ast.Tuple([node.iter, node.iter], ast.Load())
         elif isinstance(node, ast.arg):
@@ -313,6 +318,19 @@ class Program:
             node.name.startswith('__') or re.search('forward|_step$|_dataloader$', node.name))
             for node, above in zip(around, around[1:] + [None]))
 
+    def certain(self, call: 'ast.AST', deep: int = 4) -> bool:
+        """Whether the script itself comes to a call in any case."""
+        top, around = self.function(call), [node for node, _ in self.around(call)]
+        if self.place.get(id(call)) != next(iter(self.files)) or any(
+                isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.Try) + LOOPS) and not main_block(node)
+                for node in around):
+            return False
+        if not isinstance(top, FUNCTIONS):
+            return True
+        callers = [other for other in self.calls if called(other) == top.name]
+        return deep > 0 and len(callers) == 1 and self.certain(callers[0], deep - 1) and not any(
+            isinstance(node, ast.Return) and node.lineno < getattr(call, 'lineno', 0) for node in ast.walk(top))
+
     def optional(self, node: 'ast.AST') -> bool:
         """Whether it may not be done at all: in a try, or where something else than the rank or an option decides."""
         for above, part in self.around(node):
@@ -440,8 +458,8 @@ class Program:
         for node in self.calls:
             mode = literal((node.args + [None, None])[1]) or literal(keywords(node).get('mode')) or 'r'
             if called(node) in ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap') and \
-                    owner(node) in ('', 'torch', 'np', 'numpy', 'os', 'pd', 'io') and node.args and not re.search(
-                        '[wax+]', str(mode)):
+                    (isinstance(node.func, ast.Name) or owner(node) in ('torch', 'np', 'numpy', 'os', 'pd', 'io')) and \
+                    node.args and not re.search('[wax+]', str(mode)):
                 path, whole = self.text(node.args[0])
                 if whole and path:
                     found[path] = node

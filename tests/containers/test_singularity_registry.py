@@ -184,7 +184,7 @@ def test_tag_without_digest(site, docker, registry):
     registry.requests.clear()
     out = site.fails(image_address=tag)
     assert f"skopeo inspect --format '{{{{.Digest}}}}' {tag} " in out and not registry.requests
-    asked = re.search(r'Then: eb Small-1.0.eb (--try-amend=\S+@sha256:)\.\.\.', out)[1]
+    asked = re.search(r'Then run: eb Small-1.0.eb (--try-amend=\S+@sha256:)\.\.\.', out)[1]
     site.eb(asked + docker[-64:], image_address=tag)
     assert site.facts()['origin'] == f'{tag}@sha256:{docker[-64:]}'
 

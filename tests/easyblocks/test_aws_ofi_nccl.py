@@ -192,7 +192,7 @@ def test_failed_rebuild_leaves_the_plugin(bench):
     bench.run(easyconfig)
     module, library = bench.eb.modulepath / 'aws-ofi-nccl/1.6.0.lua', bench.root() / 'lib/libnccl-net.so'
     before = module.read_text(), library.read_bytes()
-    assert 'put back' in bench.error(bench.easyconfig(lib='nothing.so'), '--rebuild')
+    assert 'is restored' in bench.error(bench.easyconfig(lib='nothing.so'), '--rebuild')
     assert (module.read_text(), library.read_bytes()) == before
     assert os.listdir(bench.root().parent) == ['1.6.0'] and os.listdir(module.parent) == ['1.6.0.lua']
 
@@ -244,7 +244,7 @@ def test_release_line(block, version, apis, cxx, lib):
 
 
 def test_release_too_old(block):
-    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is too old .* builds 1.6.0 or newer'):
+    with pytest.raises(block.EasyBuildError, match='aws-ofi-nccl 1.5.0 is too old: .* builds 1.6.0 or newer'):
         plugin(block, '1.5.0').release()
 
 

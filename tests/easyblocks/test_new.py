@@ -222,7 +222,7 @@ def test_requirements_that_cannot_be_had(project, lines, says):
 
 def test_a_python_that_the_cluster_lacks(project):
     project.write('pyproject.toml', PROJECT.replace('>=3.8', '>=3.90'))
-    assert "is for (python_full_version >= '3.90'), and this is Python" in project.refused('pyproject.toml')
+    assert "is for (python_full_version >= '3.90'), but this is Python" in project.refused('pyproject.toml')
     assert "There is no working Python 'python3.90'" in project.refused('pyproject.toml', '--python', 'python3.90')
     project.on.write_text(project.on.read_text().replace(f"'{PYTHON}', ", ''))
     said = project.refused('pyproject.toml', '--python', sys.executable)

@@ -225,7 +225,7 @@ def test_cudnn_and_mkl_of_the_environment(site, plain):
 
 def test_no_blas(site):
     said = site.fails(drop=['blas'])
-    assert 'No BLAS to build PyTorch with: none of imkl, FlexiBLAS, BLIS, OpenBLAS is among the dependencies' in said
+    assert 'no BLAS to build PyTorch with: none of imkl, FlexiBLAS, BLIS, OpenBLAS is among the dependencies' in said
 
 
 def test_no_cuda_architectures(site):

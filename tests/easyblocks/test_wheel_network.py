@@ -88,7 +88,7 @@ def test_other_cuda(site):
     site.make_plugin(cuda='13')
     site.module('cuda13', 'CUDA', '13.0.1')
     printed = site.install(modules=('cuda13/13.0.1', 'plugin/1.19.2'), check=False)
-    assert 'is for CUDA 12.9, and the module among the dependencies is for CUDA 13.0.1' in printed
+    assert 'is for CUDA 12.9, but the module among the dependencies is for CUDA 13.0.1' in printed
     assert f'is for CUDA 12.9, but the plugin {site.plugin} is for CUDA 13:' in printed
 
 

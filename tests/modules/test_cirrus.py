@@ -143,7 +143,7 @@ def test_horovod_that_cannot_be_right_is_not_built(gpu, tmp_path):
          'needs CUDA, but there is no directory .*/nvhpc/cuda/11.8. Correct cuda_home'),
         ("'gpu_operations': 'NCCL'", "'gpu_operations': None",
          "is for CUDA, but Horovod's gpu_operations is None: set it to 'NCCL'"),
-        ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations is 'DDL' and must be 'NCCL' or None"),
+        ("'gpu_operations': 'NCCL'", "'gpu_operations': 'DDL'", "gpu_operations is 'DDL', but must be 'NCCL' or None"),
         ("cuda_compute_capabilities = ['7.0']", '', 'List of CUDA compute capabilities must be specified'),
         (CMAKE, OTHER % '3.10', 'Horovod needs CMake 3.13 or newer, below 5, but there is CMake 3.10'),
         (CMAKE, OTHER % '5.1', 'Horovod needs CMake 3.13 or newer, below 5, but there is CMake 5.1'),

@@ -25,7 +25,7 @@ def test_from_login_node_to_training(slurm, lmod, installed_pytorch, tmp_path):
     path.write_text(path.read_text().replace('gpu = any', 'gpu = cuda  ').replace('node = any', 'node = 4'))
     # two tasks by mistake: the first one does it
     node = slurm.srun('-N2', '--ntasks-per-node=1', 'slingtorch', 'site', 'new', '--complete', 'here', env=env).stdout
-    assert node.count('Added to') == 1 and 'network = ' in node and 'This is nid00000' in node
+    assert node.count('Added to') == 1 and 'network = ' in node and 'This compute node is nid00000' in node
     text = path.read_text()
     assert 'gpu = cuda' in text and 'gpus_per_node = 4' in text and 'network = any' not in text
 
