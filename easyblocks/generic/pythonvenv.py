@@ -48,7 +48,7 @@ PIP_PROBLEMS = [
      "Free some space there or in the directory for temporary files, or choose another directory with --prefix, "
      "--sourcepath or --tmpdir; then run the same command again"),
     ('Permission denied',
-     "You may not read or write the file named last: ask its owner for access (chmod a+rX), or use other directories "
+     "You have no permission for the file named last: ask its owner for access (chmod a+rX), or use other directories "
      "with --sourcepath"),
     # pip 26.3 (pip/_internal/exceptions/network.py); pip 23 keeps the partial file and then reports the hash (seen)
     ('not enough bytes were received|incomplete-download|IncompleteRead|Connection broken',

@@ -120,7 +120,7 @@ class Probe(messages.Child):
             if what == 'import torch':
                 found['level'] = 'yellow'       # on a cold file system it takes minutes
         else:
-            found['error'] = "%s ended the process with status %s" % (what, status)    # limits.cause_of() reads it
+            found['error'] = "%s ended the process with status %s" % (what, status)
         return found
 
 
@@ -196,8 +196,8 @@ def check_master(environ: dict, report: Report, name: str) -> None:
                 report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
                 return
     report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0"
-               % (address, found[0][4][0], name), "unset MASTER_ADDR and RANK in the job script: conda-python-"
-               "distributed sets them")
+               % (address, found[0][4][0], name),
+               "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them")
 
 
 def check_port(machine: Machine, report: Report) -> None:

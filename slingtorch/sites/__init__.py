@@ -43,7 +43,7 @@ ENCODING = 'utf-8-sig'
 FORBIDDEN = (
     ('NCCL_NET', "on one node NCCL would needlessly use the network, or not start: set SLINGTORCH_MULTINODE_NCCL_NET "
                  "instead, and the runscript sets NCCL_NET in jobs of several nodes"),
-    ('NCCL_ALGO', "NVIDIA documents it for debugging; the tuner chooses"),
+    ('NCCL_ALGO', "NVIDIA documents it only for debugging; NCCL's tuner chooses the algorithm"),
     ('NCCL_DEBUG* FI_LOG_*', "it floods the logs of large jobs: set it in a job script for debugging"),
     ('FI_PROVIDER', "it breaks other users of libfabric in the same shell; the plugin finds its provider by itself"),
     ('MIOPEN_*', "its directories differ per job and node: the runscript creates them"),
