@@ -110,14 +110,14 @@ def places(environ: dict) -> list:
 
 
 def make_private(path: str) -> None:
-    """Make a directory, and its parent. :raises OSError: one belongs to another user, or is writable for others"""
+    """Make a directory, and its parent. :raises OSError: one belongs to another user, or is writable by others"""
     above = os.path.dirname(path)
     for directory in (above, path) if os.path.basename(above).startswith('slingtorch-') else (path,):
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
         state = os.lstat(directory)
         if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise PermissionError("%s is not a directory of yours alone: have its owner remove it" % directory)
+            raise PermissionError("only you may be able to write to %s: have its owner remove it" % directory)
 
 
 def held(descriptor: int) -> bool:

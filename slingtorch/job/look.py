@@ -113,7 +113,7 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
             # permissions mean nothing to root, so one rank of each node tries to write
             wrong = "is not writable" + ('' if there == real else ": it does not exist, and %s is not writable" % there)
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            wrong = "is writable for others (mode %o), who could put code there" % (state.st_mode & 0o7777)
+            wrong = "is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
         if wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
         where, kind = machine.mount_of(real)

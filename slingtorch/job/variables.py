@@ -332,5 +332,5 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
             known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')
             near = sorted(other for other in known if one_edit(name, other)) if name not in known else []
             if near:
-                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Perhaps "
-                           "it should be %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)
+                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Perhaps it"
+                           " should be %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)

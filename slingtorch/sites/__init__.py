@@ -491,7 +491,7 @@ def check_private(path: str) -> None:
         raise SiteError("Others may write to the directory %s with your sites. Check its contents, then restrict it: "
                         "chmod go-w '%s'" % (path, path))
     if not os.access(path, os.R_OK | os.X_OK):
-        raise SiteError("You may not read the directory %s with your sites: chmod u+rwx '%s'" % (path, path))
+        raise SiteError("no permission to read the directory %s with your sites: chmod u+rwx '%s'" % (path, path))
 
 
 def bundle_sites() -> str:

@@ -124,7 +124,7 @@ def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
-    with pytest.raises(OSError, match='nothing can be written in /proc/a/b or /proc/c/d .*: free space there'):
+    with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
         gather.Files({}).write('rank-1', {})
 
 
@@ -163,7 +163,7 @@ def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tm
 
 
 def test_a_second_first_rank_is_refused(first, tmp_path):
-    with pytest.raises(gather.PeerLost, match='local rank 0 of this node too: unset LOCAL_RANK'):
+    with pytest.raises(gather.PeerLost, match='also local rank 0 of this node: unset LOCAL_RANK'):
         gather.LocalRanks(environment(tmp_path), 4, 'digest')
 
 
@@ -306,7 +306,7 @@ def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_say
 def test_a_program_that_answers_at_the_port_is_said():
     with socket.create_server(('127.0.0.1', 0)) as server:
         said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
-    assert "something answers there, in another way than PyTorch's store" in said
+    assert "something answers there, but not as PyTorch's store does" in said
 
 
 def test_a_name_without_an_address_is_said():
@@ -321,7 +321,7 @@ def test_ipv6_alone():
 def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
     monkeypatch.setattr(network, 'port_range', lambda: '12000 60999')
     said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
-    assert 'ip_local_port_range is 12000 60999, by which conda-python-distributed chooses MASTER_PORT' in said
+    assert 'derives MASTER_PORT from ip_local_port_range, which is 12000 60999 here' in said
 
 
 # --- messages

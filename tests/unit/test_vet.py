@@ -41,7 +41,7 @@ def test_a_sound_backend():
 @pytest.mark.parametrize('planted, says', [
     (speeds(slow=[2]), 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
     (speeds(slow=[2], one_direction=True), 'gloo slow: best pair 1.00 GB/s'),
-    (speeds(failing=[2]), 'gloo fails: no pair of it worked (no route)'),
+    (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
 ])
 def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
     wrong, _, untested = vet.judge_backend(NAMES, states(), {0: planted})
@@ -59,7 +59,7 @@ def test_one_slow_gpu_is_named():
     ([{'error': 'RuntimeError: no such interface'}], 'fails: gloo does not start: RuntimeError: no such interface'),
     ([NO_TORCH], 'fails: gloo does not start: no torch'),
     ([{'error': 'no answer in time', 'absent': True}], 'fails: gloo does not start: no answer in time'),
-    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch takes nccl, that of the others gloo'),
+    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch uses nccl, the others use gloo'),
 ])
 def test_a_backend_that_does_not_start_on_one_node(said, says):
     wrong, figures, untested = vet.judge_backend(NAMES, states(n3=said), {0: {
@@ -70,10 +70,10 @@ def test_a_backend_that_does_not_start_on_one_node(said, says):
 def test_what_starts_nowhere():
     everywhere = {number: [NO_TORCH] for number in range(6)}
     assert vet.judge_backend(NAMES, everywhere, {}) == ({}, {}, ['backend: not tested, no torch'])
-    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, and no number 1', 'absent': True}]
+    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, but none with number 1', 'absent': True}]
                   for number in range(6)}
     assert vet.judge_backend(NAMES, everywhere, {0: speeds()})[2] == [
-        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, and no number 1']
+        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, but none with number 1']
     # it was tried, and is certain
     broken = {number: [{'error': 'ImportError: libmkl.so', 'absent': False}] for number in range(6)}
     assert set(vet.judge_backend(NAMES, broken, {})[0]) == set(range(6))
@@ -352,7 +352,7 @@ def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys
         'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
     assert vet.run(Machine(ALONE), sys.stdout) == 0
     out = capsys.readouterr().out
-    assert "3 of a node's 4 GPUs: not tested, this rank sees 1." in out and 'Untested: ' in out
+    assert "3 of a node's 4 GPUs: not tested, since this rank sees only 1." in out and 'Untested: ' in out
 
 
 @pytest.mark.parametrize('count', ['0', '-1'])
