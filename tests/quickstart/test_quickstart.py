@@ -199,7 +199,7 @@ def test_nothing_there_and_no_right_to_install_it(bare):
 
 
 def test_nothing_there_and_it_cannot_be_installed(bare):
-    assert 'install them, or what this distribution calls them' in bare(id='echo 0')
+    assert "install them, under this distribution's names" in bare(id='echo 0')
     said = bare(id='echo 0', apt_get='echo "E: no $1 today"; [ "$1" = update ]')
     assert 'E: no update today\nE: no install today' in said and 'failed; see its output above' in said
     # it was installed, and is not found

@@ -293,7 +293,7 @@ def test_twenty_nodes(job):
 @pytest.mark.parametrize('name, value, finding, says', [
     ('FI_CXI_RDV_PROTO', 'alt_read', 'variable', 'FI_CXI_RDZV_PROTO'),
     ('NCCL_NET_GDR_LEVEL', 'PBH', 'value', "NCCL_NET_GDR_LEVEL='PBH' is not one of"),
-    ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not from 16 to 16384'),
+    ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not between 16 and 16384'),
     ('NCCL_IB_TIMEOUT', 'ten', 'value', 'not a whole number'),
 ])
 def test_variables_that_nobody_refuses_are_named_and_stop_nothing(job, name, value, finding, says):

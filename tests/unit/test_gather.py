@@ -145,7 +145,7 @@ def test_a_directory_of_others_is_not_used(tmp_path):
     open_ = tmp_path / 'open'
     open_.mkdir()
     open_.chmod(0o777)
-    with pytest.raises(PermissionError, match='only you can write'):
+    with pytest.raises(PermissionError, match='only you may be able to write'):
         gather.make_private(str(open_))
 
 
@@ -238,7 +238,7 @@ def test_a_rank_that_a_node_has_twice_is_named(tmp_path):
     env = environment(tmp_path, 3, MASTER_ADDR='n1')
     files = gather.Files(env)
     files.write('rank-3', {'pid': 1})
-    with pytest.raises(gather.PeerLost, match='has RANK=3 too'):
+    with pytest.raises(gather.PeerLost, match='also has RANK=3'):
         check.other_rank(check.Rank(check.Machine(env), None, None, []))
 
 
@@ -399,7 +399,7 @@ def test_a_node_that_does_not_meet_rank_0s_tells_it_why_in_a_file(tmp_path, monk
     check.check_answers(whole, env, [], 'n1', network.segments(), said)
     check.check_same(whole)
     texts = [finding.text for finding in whole.having('red')]
-    assert 'n2 says: import torch failed: ImportError: libmkl -> load it' in texts[0]
+    assert 'n2 reports: import torch failed: ImportError: libmkl -> load it' in texts[0]
     assert 'MASTER_PORT differs: 1 on ranks 0-3; 2 on rank 4' in texts[1]
 
 

@@ -83,7 +83,7 @@ HSN = {'hsn%d' % number: 25.0 for number in range(4)}
 
 
 @pytest.mark.parametrize('figure, kind, lanes, reference, says', [
-    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: 49.00 GB/s over nccl']),
+    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
     (20, 'nccl', 1, 0, []),         # one GPU has one card
     (3, 'gloo', 1, 0, []), (0.4, 'gloo', 1, 0, ['line rate: 2 of 2 nodes']),
     (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: 80.00 GB/s over nccl at least, less than the site\'s reference']),
@@ -359,4 +359,4 @@ def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys
 def test_no_round_is_no_verdict(count, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--rounds', count])
-    assert 'not a number from 1 on' in capsys.readouterr().err
+    assert 'not a positive number' in capsys.readouterr().err
