@@ -209,8 +209,8 @@ def test_nothing_there_and_it_cannot_be_installed(bare):
 def test_python_that_pytorch_is_not_for(bare):
     """Also for one that is named, whatever its wrapper prints; nothing is installed then."""
     old = 'echo "Welcome {"; echo 3.9'
-    assert 'for Python 3.11 to 3.14, and python3 is 3.9' in bare(python3=old)
-    assert 'for Python 3.11 to 3.14, and python3 is 3.9\n' in bare('--python=python3', python3_12='echo 3.12')
+    assert 'needs Python 3.11 to 3.14, and python3 is 3.9' in bare(python3=old)
+    assert 'needs Python 3.11 to 3.14, and python3 is 3.9\n' in bare('--python=python3', python3_12='echo 3.12')
     assert 'and true does not start as Python' in bare('--python', 'true')
     # Debian keeps venv in a package
     said = bare(python3='case $3 in *version_info*) echo 3.12 ;; *) exit 1; esac', id='echo 1000', apt_get='')

@@ -251,7 +251,7 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
 
 @pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(gather.Usage, match='not a name of a finding.* no-answer, plugin'):
+    with pytest.raises(gather.Usage, match='no finding has the name.* no-answer, plugin'):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
@@ -346,7 +346,7 @@ def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(
     assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
 
 
-@pytest.mark.parametrize('newest, says', [('2.30.7', ' (known to release 2.30.7)'), ('', '')])
+@pytest.mark.parametrize('newest, says', [('2.30.7', ' (up to release 2.30.7)'), ('', '')])
 def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     families = variables.read_table()
     variables.family_of('NCCL_X', families).newest = newest
@@ -458,10 +458,10 @@ def test_what_goes_with_an_mpi_is_no_mpi(name):
     ('NCCL_IB_TC', 'x ', 'is not a whole number'),
     ('NCCL_IB_TC', '', None),                           # ncclLoadParam: as if not set
     ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is empty"),
-    ('FI_CXI_RDZV_THRESHOLD', '', 'is set to nothing: libfabric reads 0'),
+    ('FI_CXI_RDZV_THRESHOLD', '', 'is empty: libfabric reads 0'),
     ('FI_CXI_ODP', '', "FI_CXI_ODP='' is empty"),
-    ('MPICH_RANK_REORDER_METHOD', '', 'is set to nothing: MPICH reads 0'),
-    ('OFI_NCCL_CQ_SIZE', '', 'is set to nothing: a newer plugin does not start'),
+    ('MPICH_RANK_REORDER_METHOD', '', 'is empty: MPICH reads 0'),
+    ('OFI_NCCL_CQ_SIZE', '', 'is empty: a newer plugin does not start'),
     ('OFI_NCCL_CQ_SIZE', '256 ', "OFI_NCCL_CQ_SIZE='256 ' begins or ends with a space"), ('RCCL_IB_QPS_PER_P2P', '', None),
 ])
 def test_blanks_small_letters_and_nothing(job, name, value, says):
@@ -797,7 +797,7 @@ def test_cache_that_others_can_write(job, tmp_path):
     (tmp_path / 'cache').mkdir()
     (tmp_path / 'cache').chmod(0o777)
     entries = named(job.run()[2], 'cache', 'yellow')
-    assert len(entries) == 2 and all('written by others (mode 777)' in text for text, _ in entries)
+    assert len(entries) == 2 and all('writable by others (mode 777)' in text for text, _ in entries)
 
 
 def test_cache_on_a_parallel_file_system(tmp_path):
@@ -806,7 +806,7 @@ def test_cache_on_a_parallel_file_system(tmp_path):
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
     look.look_at_caches(Machine(env, mounts=str(tmp_path / 'mounts')), report)
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
-    assert 'lustre' in report.sorted()[0][2] and 'locks do not serve a database' in report.sorted()[0][2]
+    assert 'lustre' in report.sorted()[0][2] and 'locks do not work for a database' in report.sorted()[0][2]
 
 
 def torch_of(directory, version, cuda="'12.4'"):
@@ -847,8 +847,8 @@ NCCL = 'const char *a[] = {"NCCL_DEBUG", %s};' % ', '.join('"ncclNetPlugin_v%d"'
 
 
 @pytest.mark.parametrize('symbols, runtime, need, level, says', [
-    ((4, 5), '12', True, 'red', 'has the interface v4 to v5, and %s loads v6 to v10 only'),
-    ((4, 5), '12', False, 'yellow', 'has the interface v4 to v5, and %s loads v6 to v10 only'),
+    ((4, 5), '12', True, 'red', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
+    ((4, 5), '12', False, 'yellow', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
     ((9, 10), '11', True, 'yellow', 'needs libcudart.so.11, but torch is for libcudart 12'),
     ((9, 10), '12', True, 'good', 'has an interface that %s loads'),
     ((), '12', True, 'red', 'is not a network plugin: it has no ncclNetPlugin_v*'),
@@ -905,9 +905,9 @@ def test_plugin_missing_where_there_is_slingshot(job, tmp_path):
     with_gpus(job)
     job.files['sys/class/net/hsn0/operstate'] = 'up'
     job.env.update(NCCL_SOCKET_IFNAME='hsn')
-    assert 'NCCL takes TCP' in only(job.run()[2], 'plugin', 'yellow')[0]
+    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin', 'yellow')[0]
     job.torch, job.answer = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0')), {'plugin_missing': True}
-    assert 'NCCL takes TCP' in only(job.run()[2], 'plugin')[0]
+    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin')[0]
     job.answer.update(plugin_missing=False, plugin_error='libfabric.so.1 is missing')
     assert 'libfabric.so.1 is missing' in only(job.run()[2], 'plugin')[0]
     job.answer.update(network='AWS Libfabric')      # NCCL's own word
@@ -996,7 +996,7 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     result = probe.result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
-    assert (f'[PYTHONPATH brings {tmp_path}/torch.py]' in result['error']) == ('failed' in says)
+    assert (f'[{tmp_path}/torch.py is from PYTHONPATH]' in result['error']) == ('failed' in says)
 
 
 @pytest.mark.parametrize('names, code, missing, error', [

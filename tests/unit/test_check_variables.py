@@ -93,7 +93,7 @@ def test_wrong_as_upstream_says(name, value, says):
     ('NCCL_TOMORROW', None), ('FI_EFA_TOMORROW', None), ('MIOPEN_RNNFWD_exp', None),
 ])
 def test_a_name_that_no_library_was_asked_for(name, meant):
-    assert [entry[1].partition('. Meant is perhaps ')[2] for entry in found(name, '1')] == ([meant] if meant else [])
+    assert [entry[1].partition('. Perhaps it should be ')[2] for entry in found(name, '1')] == ([meant] if meant else [])
 
 
 def test_all_that_cray_mpich_displays_is_known_with_its_values():

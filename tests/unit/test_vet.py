@@ -86,7 +86,7 @@ HSN = {'hsn%d' % number: 25.0 for number in range(4)}
     (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
     (20, 'nccl', 1, 0, []),         # one GPU has one card
     (3, 'gloo', 1, 0, []), (0.4, 'gloo', 1, 0, ['line rate: 2 of 2 nodes']),
-    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: 80.00 GB/s over nccl at least, less than the site\'s reference']),
+    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: lowest 80.00 GB/s over nccl, less than the site\'s reference']),
     (86, 'nccl', 8, 85, []),
 ])
 def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
