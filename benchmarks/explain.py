@@ -3,31 +3,31 @@
 """How often `slingtorch explain` names the true cause, on public reports with a known one (docs/explain.md).
 
     benchmarks/explain.py --half measure
-    benchmarks/explain.py --half write --list           # each case of the half that rules may be written from
-    benchmarks/explain.py --cases DIR                   # all the cases of a directory, with a hash of it
+    benchmarks/explain.py --half write --list           # each case in the half from which rules may be written
+    benchmarks/explain.py --cases DIR                   # all cases in a directory, and a hash of them
     benchmarks/explain.py --program /path/to/checkout   # another version's answers, judged by this program
 
-A case is a text file NAME.txt in UTF-8, of a head of four lines, a line of three dashes, and the log:
+A case is a text file NAME.txt in UTF-8: a head of four lines, a line of three dashes, and the log.
 
-    source: the thread or file it is from, and its date (an address)
+    source: the address of the thread or file, and its date
     system: slingshot, rocm or other
-    cause: the confirmed cause, in a sentence; 'sound' for a log of a job that worked
-    remedy: a regular expression, without regard to capitals; empty for a sound log
+    cause: the confirmed cause, in a sentence; 'sound' for the log of a job that worked
+    remedy: a case-insensitive regular expression; empty for a sound log
     ---
-    the log, as whole as it can be had, unchanged
+    the log, unchanged and as complete as possible
 
-`remedy` matches what names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|quota`, not
-`disk`. It never matches words that stand in the log as they are unless they name the cause.
-Whoever collects cases does not look at the rules; whoever writes rules looks at the half `write` alone.
+`remedy` matches text that names the confirmed cause or the remedy that worked, and nothing vaguer: `no space|quota`,
+not `disk`. It does not match words that are copied from the log, unless they name the cause.
+Whoever collects cases does not look at the rules; whoever writes rules looks only at the half `write`.
 
-Judged is what a hurried reader takes from an answer: the first 40 words of its cause and its first remedy.
+An answer is judged by what a hurried reader sees: the first 40 words of its cause and first remedy.
 
-right        the first answer that is called a cause, perhaps, or quoted as an unknown one, matches
-partly       a later one matches
+right        the first answer (a cause, "perhaps", or a quoted unknown error) matches
+partly       a later answer matches
 nothing      there is no answer, or the first is "perhaps" or a quotation, and none matches
-wrong        the first answer is called a cause, and none matches
-false alarm  a sound log with an answer that is called a cause
-perhaps      a sound log with an answer that is called perhaps
+wrong        the first answer is a cause, and none matches
+false alarm  a sound log gets a cause as an answer
+perhaps      a sound log gets "perhaps" as an answer
 """
 import argparse
 import collections
@@ -41,23 +41,23 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 OWN = HERE / 'explain_cases'
-WORDS = 40      # of an answer
-SEED = '27'     # the number of the issue; never changed, so a case stays in its half
+WORDS = 40      # words of an answer that count
+SEED = '27'     # never changed, so that each case stays in its half
 VERDICTS = ('right', 'partly', 'nothing', 'wrong', 'sound', 'perhaps', 'false alarm')
 SYSTEMS = ('slingshot', 'rocm', 'other')
 
 
 class CaseError(Exception):
-    """A file that is not a case; the text names it and what it lacks."""
+    """A file is not a valid case; the text names the file and what it lacks."""
 
 
 def half_of(name):
-    """'write' or 'measure', from the name of a case and the seed alone: other cases do not move it."""
+    """'write' or 'measure', only from the case's name and the seed: adding cases does not move it."""
     return ('write', 'measure')[hashlib.sha256(f'{SEED}/{name}'.encode()).digest()[0] % 2]
 
 
 def read_case(path):
-    """{'name', 'half', 'source', 'system', 'cause', 'remedy', 'log'} of a file."""
+    """Read a file: {'name', 'half', 'source', 'system', 'cause', 'remedy', 'log'}."""
     head, dashes, log = path.read_text(encoding='utf-8').partition('\n---\n')
     parser = configparser.ConfigParser(interpolation=None, delimiters=':')
     try:
@@ -74,7 +74,7 @@ def read_case(path):
 
 
 def explained(log, program):
-    """The findings of `slingtorch explain --json`, in its order."""
+    """The findings of `slingtorch explain --json`, in their order."""
     done = subprocess.run(
         [sys.executable, '-m', 'slingtorch', 'explain', '--json', '-'],
         cwd=program, input=log, stdout=subprocess.PIPE, encoding='utf-8', check=False,
@@ -85,12 +85,12 @@ def explained(log, program):
 
 
 def beginning(finding):
-    """The words of an answer that are judged: its cause and its first remedy."""
+    """The words of an answer that count: the beginning of its cause and first remedy."""
     return ' '.join((finding['cause'] + ' ' + finding['remedy']).split()[:WORDS])
 
 
 def judged(case, findings):
-    """One of VERDICTS."""
+    """The verdict on a case, one of VERDICTS."""
     named = [finding for finding in findings if finding['level'] in ('cause', 'perhaps', 'unknown')]
     levels = {finding['level'] for finding in named}
     if case['cause'] == 'sound':
@@ -102,7 +102,7 @@ def judged(case, findings):
 
 
 def digest(paths):
-    """A hash of files, of their names and contents."""
+    """A hash of the files' names and contents."""
     total = hashlib.sha256()
     for path in paths:
         total.update(f'{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n'.encode())
@@ -114,7 +114,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', type=pathlib.Path, default=OWN, metavar='DIRECTORY')
     parser.add_argument('--half', choices=('write', 'measure', 'all'),
-                        help="measure for this program's own cases, all for those of another directory")
+                        help="default: 'measure' for this program's own cases, 'all' for those in another directory")
     parser.add_argument('--program', type=pathlib.Path, default=HERE.parent, metavar='CHECKOUT')
     parser.add_argument('--list', action='store_true', help='each case with its verdict and the first answer')
     args = parser.parse_args()

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-only
-"""all_reduce of slingmpi against plain MPI, gloo and PyTorch's own MPI backend, by turns in one run.
+"""Compares slingmpi's all_reduce with plain MPI, gloo and PyTorch's own MPI backend, alternating in one run.
 
     MPICXX=mpicxx mpiexec -n 2 python benchmarks/mpi_backend.py --json slingmpi.json
 
-us per all_reduce of 32-bit floats in place, by the slowest rank, as the fastest tenth of the rounds has it: what else
-runs on the machine interrupts the others. The columns are:
+Times are in us per in-place all_reduce of 32-bit floats, on the slowest rank, at the 10th percentile of the rounds,
+because other processes on the machine disturb the slower ones. Columns:
 
-    plain MPI      MPI_Allreduce in a loop of C++, on the same memory
-    MPI_I          MPI_Iallreduce and MPI_Test in such a loop: ranks may mix async_op=True and False in one operation,
-                   and MPI does not let the blocking call meet the other
-    slingmpi C++   the process group in a loop of C++: what libraries in C++ pay, DistributedDataParallel among them
-    none C++       the same where nothing is done (PyTorch's backend "fake"): what PyTorch itself takes
+    plain MPI      MPI_Allreduce in a C++ loop, on the same memory
+    MPI_I          MPI_Iallreduce and MPI_Test in a C++ loop, as slingmpi must use them: ranks may mix async_op=True and
+                   False in one operation, and MPI does not match the blocking call with the non-blocking one
+    slingmpi C++   the process group in a C++ loop: the cost for C++ libraries such as DistributedDataParallel
+    none C++       the same with PyTorch's backend "fake", which does nothing: the cost of PyTorch itself
     slingmpi       torch.distributed.all_reduce
-    none           the same where nothing is done: what Python and PyTorch take
-    gloo, mpi      torch.distributed.all_reduce; mpi where this PyTorch has it, or --module registers another backend
+    none           the same with the backend "fake": the cost of Python and PyTorch
+    gloo, mpi      torch.distributed.all_reduce; mpi only if this PyTorch has it; --module registers another backend
 
-and then plain MPI's time divided by slingmpi's, each with what is possible: by MPI_I and nothing done together.
+The last columns are plain MPI's time divided by slingmpi's, and the best possible ratio (MPI_I plus "none").
 
-Started by the mpiexec of the MPI that slingmpi was built with, which MPICXX names; ninja must be there.
+Start it with the mpiexec of the MPI that slingmpi was built with. MPICXX is that MPI's compiler; it needs ninja.
 """
 import argparse
 import importlib
@@ -29,11 +29,11 @@ import sys
 import time
 
 SIZES = [4 ** power for power in range(5, 13)]      # 1 KiB to 16 MiB
-SECONDS = 0.003     # of one kind in one round: short, so that some are not interrupted
+SECONDS = 0.003     # for one column in one round: short, so that some rounds are not interrupted
 
 
 def columns(names):
-    """{name in the table: function of tensor and repetitions that gives seconds for one}."""
+    """{column of the table: function (tensor, repetitions) that returns the seconds of one repetition}."""
     import torch
     import torch.distributed as dist
     from torch.utils import cpp_extension
@@ -41,7 +41,7 @@ def columns(names):
     version = [int(part) for part in torch.__version__.split('.')[:2]]
 
     def load():
-        # the first rank compiles, the others find it
+        # the first rank compiles it for all
         return cpp_extension.load('mpi_backend_benchmark', [str(pathlib.Path(__file__).with_suffix('.cpp'))],
                                   extra_cflags=['-O2', f'-DBENCHMARK_TORCH={version[0] * 100 + version[1]}'])
     loop = load() if dist.get_rank() == 0 else None
@@ -116,9 +116,10 @@ def print_row(row, names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--json', metavar='FILE')
-    parser.add_argument('--rounds', type=int, default=100, help="by turns (default: 100)")
-    parser.add_argument('--backends', default='gloo', help="others, by comma (default: gloo, and mpi where it is)")
-    parser.add_argument('--module', help="registers a backend when it is imported")
+    parser.add_argument('--rounds', type=int, default=100, help="number of rounds (default: 100)")
+    parser.add_argument('--backends', default='gloo', help="other backends, separated by commas (default: gloo); mpi "
+                        "is added if PyTorch has it")
+    parser.add_argument('--module', help="module that registers a backend when it is imported")
     args = parser.parse_args()
     import torch
     import torch.distributed as dist

@@ -109,7 +109,7 @@ class EB_slingmpi(KeepsPrevious, PythonPackage):
         self.set_ulimit()
 
     def set_pylibdirs(self):
-        """Run a Python only once: the container mounts the build directory, which is gone in the module step."""
+        """Ask each Python only once: the container mounts the build directory, which is gone in the module step."""
         if self.python_asked != self.python_cmd:
             super().set_pylibdirs()
             self.python_asked = self.python_cmd

@@ -134,7 +134,8 @@ def add_parser(commands: 'argparse._SubParsersAction', site_text: Callable[[], s
                                              "values, the loaded PyTorch module, network variables, and the files "
                                              "that you name (docs/explain.md).")
     parser.add_argument('paths', nargs='*', metavar='PATH',
-                        help="a log, a job script or check's JSON; each is shown before you confirm it")
+                        help="a log, a job script or the JSON of --check. You see each file before you agree to "
+                             "include it")
     parser.add_argument('--output', metavar='FILE', default=DEFAULT_NAME,
                         help="file to write, which must not exist (default: %(default)s)")
     parser.set_defaults(function=lambda args: run(args, site_text))

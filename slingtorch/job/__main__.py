@@ -10,28 +10,28 @@ import sys
 
 def name_shadows(kind: type, error: BaseException, trace: object) -> None:
     """
-    sys.excepthook: PYTHONPATH may bring a module with the name of one of Python's own, which is then said in one line
-    instead of a traceback.
+    For sys.excepthook: if PYTHONPATH has a module with the name of one of Python's own, report it in one line instead
+    of a traceback.
     """
     own = os.path.dirname(os.__file__)
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, '__file__', None) or ''
         if '.' not in name and path and os.path.dirname(path) in os.environ.get('PYTHONPATH', '').split(':') and (
                 os.path.exists(os.path.join(own, name + '.py')) or os.path.isdir(os.path.join(own, name))):
-            sys.stderr.write("slingtorch: PYTHONPATH: 'import %s' takes %s, and not Python's own module %s (%s: %s). "
-                             "Rename it, or take its directory out of PYTHONPATH\n" % (
+            sys.stderr.write("slingtorch: PYTHONPATH: 'import %s' loads %s instead of Python's own module %s (%s: %s). "
+                             "Rename this file, or remove its directory from PYTHONPATH\n" % (
                                  name, path, name, kind.__name__, error))
             return
     sys.__excepthook__(kind, error, trace)  # type: ignore
 
 
 def put_first(directory: str) -> None:
-    """Imports look here first, no longer in the directory of this program: a training has its own there."""
+    """Make imports look here first instead of in this program's directory, as for a training."""
     sys.path[0] = directory
 
 
 def main(command: str, *arguments: str) -> int:
-    """Run the program; its exit status."""
+    """Run the program; returns its exit status."""
     sys.excepthook = name_shadows
     package = __package__
     if not package:
@@ -39,7 +39,7 @@ def main(command: str, *arguments: str) -> int:
         directory, package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
         put_first(directory)
         importlib.import_module(package)
-        put_first(os.devnull)   # nothing that the imports of a training program do not have
+        put_first(os.devnull)   # search only where a training's imports do
     return importlib.import_module('%s.%s' % (package, command)).main(list(arguments))
 
 

@@ -4,11 +4,11 @@ Bandwidth of PyTorch's collective operations in this job, by message size, with 
 
     srun -N2 --ntasks-per-node=4 conda-python-distributed --bench --json bench.json
 
-Every rank runs it; rank 0 prints the table and writes the file, which 'slingtorch bench' reads, judges and draws
-(docs/check.md). Algorithm and bus bandwidth are those of nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so that
-figures of both can be compared. Time is that of the slowest rank, the median of all repetitions.
+Every rank runs it. Rank 0 prints the table and writes the file, which 'slingtorch bench' reads, judges and plots
+(docs/check.md). Algorithm and bus bandwidth are defined as in nccl-tests (NVIDIA/nccl-tests doc/PERFORMANCE.md), so
+that results can be compared. The time is the median, over all repetitions, of the slowest rank's time.
 
-It needs PyTorch and nothing else: also in a container. Python 3.8 or newer.
+It needs only PyTorch, also in a container, and Python 3.8 or newer.
 """
 import argparse
 import atexit
@@ -29,21 +29,21 @@ from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_wr
                       show_time, summary, table_head, table_row, write, wrong_values)
 
 ITEM = 4
-"""Bytes of a float32, in which everything is sent."""
+"""Bytes of a float32, the type of all data sent."""
 
 PERIOD, STRIDE = 1021, 17
-"""Element i of rank r is (i + 17 r) mod 1021: sums of 16,000 ranks are exact in a float32, and since 1021 is prime, no
-block of a power of two looks like another one."""
+"""Element i of rank r is (i + 17 r) mod 1021: sums over 16,000 ranks are exact in a float32. Since 1021 is prime, no
+two blocks with the size of a power of two look alike."""
 
 WARM_UP, MIN_REPEATS, MAX_REPEATS = 3, 3, 1000
 LONGEST = 5
-"""Seconds of an operation after which no larger size follows."""
+"""If an operation takes more seconds than this, no larger size follows."""
 MEMORY_SHARE = 0.8
-"""How much of the free memory is used; and libraries are taken to need as much again as the messages (gloo does)."""
+"""Share of the free memory to use; libraries are assumed to need the size of the messages once more (gloo does)."""
 
 VARIABLES = ('NCCL_', 'RCCL_', 'FI_', 'OFI_NCCL_', 'MPICH_', 'GLOO_', 'HSA_', 'TORCH_NCCL_', 'OMPI_MCA_', 'UCX_',
              'OMP_NUM_THREADS', 'SLINGTORCH_')
-"""What of the environment is kept in the file: the network's settings, and nobody's secrets."""
+"""Prefixes of the variables that the file keeps: network settings, no secrets."""
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -53,8 +53,8 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def elements(operation: str, size: int, ranks: int) -> tuple:
-    """Elements of one rank's buffers (send, receive) for a size as nccl-tests defines it, that of the whole array, of
-    which some operations give each rank a part; receive is 0 if both are one."""
+    """Elements of a rank's buffers (send, receive) for a size as nccl-tests defines it: the size of the whole array, of
+    which each rank has a part in some operations. receive is 0 if one buffer serves for both."""
     count = size // ITEM
     part = max(1, count // ranks)
     return {'all_reduce': (count, 0), 'broadcast': (count, 0), 'send_receive': (count, count),
@@ -63,8 +63,8 @@ def elements(operation: str, size: int, ranks: int) -> tuple:
 
 
 def expected(operation: str, count: int, ranks: int, rank: int) -> list:
-    """What a rank must have received, as [(first element, elements, rank it is from or None for the sum of all,
-    position there)]; `count` is the number of elements received."""
+    """What a rank must receive: [(first element, number of elements, sender or None for the sum over all ranks,
+    position in the sender's data)]; `count` is the number of elements received."""
     of_one = {'all_reduce': (None, 0), 'reduce_scatter': (None, rank * count), 'broadcast': (0, 0),
               'send_receive': ((rank - 1) % ranks, 0)}
     if operation in of_one:
@@ -82,13 +82,13 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list:
 
 
 def largest_size(operation: str, ranks: int, free: float) -> int:
-    """The largest size for which `free` bytes of memory, one rank's share, are enough."""
+    """The largest size that fits into `free` bytes of memory, one rank's share."""
     size = 2 ** 40
     return int(MEMORY_SHARE * free * size / (2 * ITEM * sum(elements(operation, size, ranks))))
 
 
 class TorchBackend:
-    """A backend of torch.distributed: the operations on tensors of its device."""
+    """The operations of a torch.distributed backend, on tensors of its device."""
 
     def __init__(self, kind: str, job: 'Job') -> None:
         import torch
@@ -97,16 +97,16 @@ class TorchBackend:
         self.device = job.gpu() if kind in ('nccl', 'mpi-gpu') else 'cpu'
         name = kind.replace('-gpu', '')
         options = {'timeout': datetime.timedelta(seconds=job.timeout)}  # type: dict
-        if name != 'mpi':  # which knows its ranks from MPI
+        if name != 'mpi':  # MPI knows its ranks itself
             options.update(store=dist.PrefixStore(kind, job.store()), rank=job.rank, world_size=job.ranks)
         dist.init_process_group(name, **options)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def operation(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
-        """A function that does it once."""
+        """A function that runs the operation once."""
         dist, size = self.dist, self.size
         following, previous = (self.rank + 1) % size, (self.rank - 1) % size
-        # 2.13 renamed them, and warns of the older names
+        # PyTorch 2.13 renamed them, and warns about the old names
         gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
         scatter = getattr(dist, 'reduce_scatter_single', None) or dist.reduce_scatter_tensor
 
@@ -126,7 +126,7 @@ class TorchBackend:
         }[name]
 
     def operation_on_lists(self, name: str, send: 'Any', receive: 'Any') -> 'Any':
-        """The same on a list of tensors, for a backend that has no other form of it; None if there is none."""
+        """The same on a list of tensors, for a backend without the other form; None if this form does not exist."""
         return {
             'all_gather': lambda: self.dist.all_gather(list(receive.chunk(self.size)), send),
             'reduce_scatter': lambda: self.dist.reduce_scatter(receive, list(send.chunk(self.size))),
@@ -137,13 +137,13 @@ class TorchBackend:
         self.dist.barrier()
 
     def maximum(self, values: list) -> list:
-        """The largest of all ranks, for each value."""
+        """For each value, the maximum over all ranks."""
         tensor = self.torch.tensor(values, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(tensor, op=self.dist.ReduceOp.MAX)
         return tensor.tolist()
 
     def gather(self, thing: 'Any') -> list:
-        """List of what each rank has."""
+        """A list of each rank's object."""
         things = [None] * self.size
         self.dist.all_gather_object(things, thing)
         return things
@@ -153,7 +153,7 @@ class TorchBackend:
 
 
 class Data:
-    """The pattern in tensors of one device, made and compared in blocks: no second copy of a message is needed."""
+    """The pattern on one device, written and compared in blocks, so that no second copy of a message is needed."""
 
     def __init__(self, torch: 'Any', device: 'Any', ranks: int) -> None:
         self.torch = torch
@@ -163,7 +163,7 @@ class Data:
         self.block = PERIOD * 1027
 
     def blocks(self, tensor: 'Any', first: int, count: int, source: 'Optional[int]', position: int) -> 'Iterator':
-        """Pairs (part of the tensor, what it is to hold); for `source` and `position` see expected()."""
+        """Pairs (part of the tensor, values that it must have); for `source` and `position`, see expected()."""
         tile = self.tiles[source is not None]
         for start in range(0, count, self.block):
             length = min(self.block, count - start)
@@ -171,12 +171,12 @@ class Data:
             yield tensor[first + start:first + start + length], tile[phase:phase + length]
 
     def fill(self, tensor: 'Any', rank: int) -> None:
-        """What a rank sends."""
+        """Write what a rank sends."""
         for part, values in self.blocks(tensor, 0, tensor.numel(), rank, 0):
             part.copy_(values)
 
     def wrong(self, tensor: 'Any', segments: list) -> tuple:
-        """Number of wrong values, and where the first one is."""
+        """The number of wrong values, and the place of the first one."""
         number, where = 0, None
         for first, count, source, position in segments:
             for part, values in self.blocks(tensor, first, count, source, position):
@@ -184,20 +184,20 @@ class Data:
                 found = int(differ.sum())
                 if found and not number:
                     at = int(differ.nonzero()[0])
-                    where = 'value %d is %g and must be %g' % (
+                    where = 'value %d is %g but must be %g' % (
                         (part.data_ptr() - tensor.data_ptr()) // ITEM + at, float(part[at]), float(values[at]))
                 number += found
         return number, where
 
 
 class Job:
-    """This rank's place in the job, as the runscript says it."""
+    """This rank's place in the job, from the runscript's variables."""
 
     def __init__(self, options: 'Any') -> None:
         missing = [name for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')
                    if not os.environ.get(name, '').isdigit()]
         if missing:
-            raise BenchError("%s not set: start it through the runscript, as in 'srun -N2 --ntasks-per-node=4 "
+            raise BenchError("%s not set: start it with the runscript, as in 'srun -N2 --ntasks-per-node=4 "
                              "$RUNSCRIPTS/conda-python-distributed --bench'" % ', '.join(missing))
         self.rank, self.ranks, self.local_rank, self.local_ranks = (
             int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
@@ -207,20 +207,20 @@ class Job:
         self._store = None
 
     def store(self) -> 'Any':
-        """PyTorch's store at MASTER_ADDR and MASTER_PORT, one for all backends."""
+        """PyTorch's store at MASTER_ADDR and MASTER_PORT, the same for all backends."""
         import torch.distributed as dist
         if self._store is None:
             self._store, _, _ = next(dist.rendezvous('env://', timeout=datetime.timedelta(seconds=self.timeout)))
         return self._store
 
     def gpu(self) -> 'Any':
-        """This rank's GPU, made the current one."""
+        """Select this rank's GPU; returns it."""
         import torch
         seen = torch.cuda.device_count()
         if seen == 0:
             raise BenchError("%s sees no GPU: ask the scheduler for GPUs (Slurm: --gpus-per-node)" % self.name)
         if seen > 1 and self.local_rank >= seen:
-            raise BenchError("%s is local rank %d, and sees %d GPUs: start one rank for each GPU"
+            raise BenchError("%s is local rank %d, but sees only %d GPUs: start one rank per GPU"
                              % (self.name, self.local_rank, seen))
         device = torch.device('cuda', self.local_rank if seen > 1 else 0)
         torch.cuda.set_device(device)
@@ -228,7 +228,7 @@ class Job:
 
 
 def at_hand() -> dict:
-    """{kind: None, or why it cannot be measured}"""
+    """{kind: None, or why bench cannot measure it}"""
     import torch
     import torch.distributed as dist
     if not dist.is_available():
@@ -239,47 +239,47 @@ def at_hand() -> dict:
         'gloo': None if dist.is_gloo_available() else "this PyTorch was built without gloo",
         'mpi': None if dist.is_mpi_available() else "this PyTorch was built without MPI",
     }
-    # MPI that cannot read a GPU's memory ends in a segmentation fault: only on request where nothing says it can
+    # an MPI that cannot access GPU memory crashes, so mpi-gpu runs only on request if nothing shows that it can
     aware = None if os.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' else \
-        "MPICH_GPU_SUPPORT_ENABLED is not 1; name it with --backends if this MPI takes GPU memory"
+        "MPICH_GPU_SUPPORT_ENABLED is not 1; if this MPI supports GPU memory, name the backend with --backends"
     found['mpi-gpu'] = found['mpi'] or gpu or aware
     return found
 
 
 class Measurement:
-    """One kind of communication in this job: measures operations, and says what could not be measured."""
+    """One kind of communication in this job: measures operations, and reports what it cannot measure."""
 
     def __init__(self, kind: str, job: Job, options: 'Any') -> None:
         import torch
         self.kind, self.job, self.options, self.torch = kind, job, options, torch
         self.comm = TorchBackend(kind, job)
         if self.comm.size != job.ranks:
-            raise BenchError("MPI sees %d rank(s), the job has %d: start the ranks with a launcher of this MPI "
-                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave it out: --backends nccl,gloo"
+            raise BenchError("MPI sees %d rank(s), but the job has %d: start the ranks with a launcher of this MPI "
+                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave MPI out: --backends nccl,gloo"
                              % (self.comm.size, job.ranks))
         self.data = Data(torch, self.comm.device, job.ranks)
         self.comm.maximum([0.0])  # connects
         self.network = self.find_network()
 
     def find_network(self) -> str:
-        """What carries the data, and what says so; of several nodes that differ all."""
-        said = 'not known'
+        """The network that carries the data, and the source; all networks if nodes differ."""
+        said = 'unknown'
         if self.kind == 'nccl':
             log = Machine().read(os.environ.get('NCCL_DEBUG_FILE') or '/nowhere')
             network, provider, lines = nccl.network(log)
             said = ', '.join(filter(None, [network, provider and 'provider ' + provider])) or said
             said += ' (%s)' % '; '.join(lines) if lines else '' if log else \
-                ' (NCCL_DEBUG or NCCL_DEBUG_FILE is yours: see what NCCL says there)'
+                " (you set NCCL_DEBUG or NCCL_DEBUG_FILE: see NCCL's own output)"
         elif self.kind == 'gloo':
             said = os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')
         return ' / '.join(sorted(set(self.comm.gather(said))))
 
     def free(self) -> tuple:
-        """The least free memory of all ranks' shares, and what says so on that node."""
+        """The smallest share of free memory of all ranks, and where the figure is from."""
         if self.comm.device == 'cpu':
             free, limit, source = Machine().free_memory()
             if free is None:
-                raise BenchError("%s: /proc/meminfo does not say how much memory is free; give --max" % self.job.name)
+                raise BenchError("%s: /proc/meminfo does not give the free memory; set --max" % self.job.name)
             share = free / self.job.local_ranks
             why = '%s %s, for %d rank(s)' % (show_size(free), 'left of the %s that the job may use here (%s)' % (
                 show_size(limit), source) if limit else 'free on this node', self.job.local_ranks)
@@ -289,7 +289,7 @@ class Measurement:
         return min(self.comm.gather((share, why + ' on ' + self.job.node)))
 
     def seconds(self, function: 'Callable', repeats: int) -> list:
-        """Seconds of each repetition, each of its slowest rank."""
+        """For each repetition, the seconds that its slowest rank took."""
         times = []
         if self.comm.device == 'cpu':
             barrier, clock = self.comm.barrier, time.perf_counter
@@ -299,7 +299,7 @@ class Measurement:
                 function()
                 times.append(clock() - start)
         else:
-            # as in nccl-tests, operations follow one another on the GPU; events have their times
+            # as in nccl-tests, operations follow one another on the GPU, and events time them
             events = [[self.torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
             self.torch.cuda.synchronize()
             for before, after in events:
@@ -311,7 +311,7 @@ class Measurement:
         return self.comm.maximum(times)
 
     def check(self, function: 'Callable', operation: str, send: 'Any', receive: 'Any') -> tuple:
-        """Do it once with the pattern: number of wrong values on all ranks, and where the first one is."""
+        """Run once with the pattern; returns the number of wrong values on all ranks, and the place of the first."""
         rank, ranks = self.job.rank, self.job.ranks
         self.data.fill(send, rank)
         if receive is not send:
@@ -322,7 +322,7 @@ class Measurement:
         return sum(count for count, _ in found), next((text for count, text in found if count), None)
 
     def buffers(self, operation: str, size: int) -> 'Optional[tuple]':
-        """(send, receive), the same tensor where the operation works in place; None if a rank has no memory for it."""
+        """(send, receive), one tensor if the operation works in place; None if a rank has too little memory."""
         send, receive = elements(operation, size, self.job.ranks)
         try:
             made = [self.torch.empty(count, dtype=self.torch.float32, device=self.comm.device)
@@ -332,7 +332,7 @@ class Measurement:
         return None if self.comm.maximum([not made])[0] else (made[0], made[-1])
 
     def choose_form(self, operation: str, send: 'Any', receive: 'Any') -> 'Callable':
-        """The function of an operation in a form that the backend has; a BenchError if it has none."""
+        """The operation's function in a form that the backend supports. :raises BenchError: it supports none"""
         problem = None
         for form in (self.comm.operation, self.comm.operation_on_lists):
             function = form(operation, send, receive)
@@ -347,20 +347,20 @@ class Measurement:
         raise BenchError("not supported by this backend: %s" % problem)
 
     def operation(self, operation: str, say: 'Callable') -> 'Any':
-        """Measure all sizes of an operation: yields rows for the file."""
+        """Measure all sizes of an operation; yields rows for the file."""
         if operation == 'send_receive' and self.job.ranks == 1:
-            say('one rank has nobody to send to')
+            say('a single rank has no partner')
             return
         free, why = self.free()
         largest = largest_size(operation, self.job.ranks, free)
         wanted = sizes_between(self.options.min, self.options.max, self.options.factor)
         sizes = [size for size in wanted if size <= largest]
         if len(sizes) < len(wanted):
-            say('up to %s and not %s: %s' % (show_size(sizes[-1]) if sizes else 'no size', show_size(wanted[-1]), why))
+            say('up to %s, not %s: %s' % (show_size(sizes[-1]) if sizes else 'no size', show_size(wanted[-1]), why))
         for size in sizes:
             tensors = self.buffers(operation, size)
             if tensors is None:
-                say('no memory for %s on some rank' % show_size(size))
+                say('a rank has too little memory for %s' % show_size(size))
                 return
             try:
                 function = self.choose_form(operation, *tensors)
@@ -372,7 +372,7 @@ class Measurement:
             repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(self.options.seconds / max(estimate, 1e-6))))
             self.seconds(function, min(20, repeats // 5))
             gc.disable()
-            # sums grow beyond every bound meanwhile: to add infinities takes no longer
+            # meanwhile, sums grow to infinity, which does not change the time
             times = self.seconds(function, repeats)
             gc.enable()
             again, where_again = self.check(function, operation, *tensors)
@@ -386,12 +386,12 @@ class Measurement:
             }
             del tensors, function
             if estimate > LONGEST and size != sizes[-1]:
-                say('no size above %s, one of which took %s' % (show_size(size), show_time(estimate)))
+                say('no size above %s, which took %s' % (show_size(size), show_time(estimate)))
                 return
 
 
 def versions(torch: 'Any', kinds: list) -> dict:
-    """What of the software decides about the figures."""
+    """Versions of the software that affects the results."""
     found = {'torch': str(torch.__version__), 'python': '%d.%d.%d' % sys.version_info[:3]}
     for name in ('cuda', 'hip'):
         if getattr(torch.version, name, None):
@@ -405,18 +405,18 @@ def versions(torch: 'Any', kinds: list) -> dict:
 
 
 def comma_list(known: 'Iterable[str]') -> 'Callable[[str], list]':
-    """A type of argparse: names of a list with commas between."""
+    """A type for argparse: a list of known names, separated by commas."""
     def names(text):
         found = [name.strip() for name in text.split(',') if name.strip()]
         for name in found:
             if name not in known:
-                raise argparse.ArgumentTypeError("there is no '%s': it is a list of %s" % (name, ', '.join(known)))
+                raise argparse.ArgumentTypeError("'%s' is unknown: choose from %s" % (name, ', '.join(known)))
         return found
     return names
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options, the same for all ranks."""
+    """The command line's parser, the same for all ranks."""
     parser = argparse.ArgumentParser(
         prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
@@ -428,18 +428,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
     parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
                         help="default: 16G, or what fits into the free memory")
-    parser.add_argument('--factor', type=int, default=2, help="from one size to the next (default: 2)")
+    parser.add_argument('--factor', type=int, default=2, help="factor from one size to the next (default: 2)")
     parser.add_argument('--seconds', type=float, default=0.3,
                         help="time for each size, in 3 to 1000 repetitions (default: 0.3)")
     parser.add_argument('--timeout', type=int, default=300, metavar='SECONDS',
-                        help="a rank counts as dead after this time (default: 300)")
+                        help="time after which a silent rank counts as dead (default: 300)")
     parser.add_argument('--json', metavar='FILE', type=file_to_write,
                         help="write the results for 'slingtorch bench'")
     return parser
 
 
 def ask_nccl() -> 'Optional[str]':
-    """Have NCCL say which network it uses, in a private file: what it prints is parsed, not shown. Its directory."""
+    """Let NCCL log which network it uses to a private file, which bench parses; returns the file's directory."""
     if os.environ.get('NCCL_DEBUG_FILE') or os.environ.get('NCCL_DEBUG', '').upper() in ('INFO', 'TRACE'):
         return None
     directory = tempfile.mkdtemp(prefix='slingtorch-bench-')
@@ -449,21 +449,21 @@ def ask_nccl() -> 'Optional[str]':
 
 
 def new_record(job: Job, torch: 'Any', kinds: list, why_not: dict) -> dict:
-    """The record before anything was measured."""
+    """The record before the first measurement."""
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
         'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
         'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions(torch, kinds),
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         'line_rates': Machine().line_rates(), 'networks': {}, 'results': [],
-        # on GPUs only where it could be measured on CPUs
+        # mentions mpi-gpu only if mpi on CPUs can be measured
         'notes': ['not measured: %s: %s' % (kind, why) for kind, why in why_not.items()
                   if why and not (kind == 'mpi-gpu' and why_not['mpi'])],
     }
 
 
 def run(options: 'Any', job: Job) -> dict:
-    """Measure everything; the record."""
+    """Measure everything; returns the record."""
     try:
         import torch
     except ImportError as err:
@@ -496,7 +496,7 @@ def run(options: 'Any', job: Job) -> dict:
         if job.rank == 0 and options.json:
             write(record, options.json)
 
-    save()  # a directory that cannot be written is known at once
+    save()  # fails at once if the directory is not writable
     say(*head(record))
     for kind in kinds:
         try:
@@ -521,11 +521,11 @@ def run(options: 'Any', job: Job) -> dict:
 
 
 def main(argv: list) -> int:
-    """One rank."""
+    """Run bench in one rank; returns the exit status."""
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.factor < 2 or options.min < ITEM or options.max < options.min:
-        parser.error("--factor must be 2 or more, --min 4 or more, --max not below --min")
+        parser.error("--factor must be at least 2, --min at least 4, and --max at least --min")
     what, directory = "rank %s" % os.environ.get('RANK', '?'), None
     try:
         job = Job(options)
@@ -535,14 +535,14 @@ def main(argv: list) -> int:
     except BenchError as err:
         text = str(err)
     except Exception as err:  # pylint: disable=broad-except
-        # of many lines (a stack of C++) the first says what it was
+        # only the first line: others may be a C++ stack
         text = "%s: %s" % (type(err).__name__, (str(err).splitlines() or [''])[0][:500])
         if re.search('onnection|imeout|timed out|peer|ncclRemoteError|nccl', str(err)):
-            text += ". A rank or its node has gone, or the network is blocked: the first error of the job says which " \
+            text += ". A rank or its node is gone, or the network is blocked: the job's first error tells which " \
                     "(srun and mpiexec name the rank that ended first)"
     print("bench: %s: %s" % (what, text), file=sys.stderr, flush=True)
     sys.stdout.flush()
     if directory:
         shutil.rmtree(directory, ignore_errors=True)
-    # a process group whose peer is gone hangs when it is taken down
+    # destroying a process group hangs if a peer is gone
     os._exit(1)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Does this job use the network it paid for? In every rank, before the training: docs/check.md.
+Does this job use the network it paid for? Every rank runs this before the training: docs/check.md.
 
     python job check [--json FILE] [--stderr]
 
 Reads what conda-python-distributed sets: RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT.
-Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong use.
-    SLINGTORCH_CHECK_SECONDS   how long a rank waits for others, and for PyTorch (120)
-    SLINGTORCH_CHECK_JSON      as --json
-    SLINGTORCH_CHECK_IGNORE    names of findings that set no exit status, also NAME:SUBJECT; 1: all
+Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something red or no answer, 2 wrong usage.
+    SLINGTORCH_CHECK_SECONDS   how many seconds a rank waits for others, and for PyTorch (default: 120)
+    SLINGTORCH_CHECK_JSON      like --json
+    SLINGTORCH_CHECK_IGNORE    findings that do not change the exit status: NAME or NAME:SUBJECT; 1: all
 """
 import argparse
 import contextlib
@@ -31,39 +31,39 @@ from .kinds import Any, Callable, Iterable, Optional
 from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
 from .probe import COMES, SLACK, patience
 
-# facts that must be the same on all ranks: level and name of the finding, what to do
+# {fact that must be the same on all ranks: (level and name of the finding, remedy)}
 SAME = {
     **dict.fromkeys(('torch', 'torch is in', 'CUDA of torch', 'ROCm of torch'),
                     ('yellow', 'versions', "start all ranks from one environment")),
     **dict.fromkeys(('maps libnccl', 'maps librccl', 'maps MPI'),
-                    ('yellow', 'versions', "see LD_LIBRARY_PATH and LD_PRELOAD of these ranks")),
+                    ('yellow', 'versions', "check LD_LIBRARY_PATH and LD_PRELOAD of these ranks")),
     'plugin': ('yellow', 'versions', "load the same modules on all nodes"),
-    'driver': ('yellow', 'versions', "have the centre look at these nodes"),
+    'driver': ('yellow', 'versions', "ask the centre to check these nodes"),
     # a node has several names
     'MASTER_ADDR': ('yellow', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'MASTER_PORT': ('red', 'master', "unset it in the job script: conda-python-distributed sets it"),
     'WORLD_SIZE': ('red', 'world-size', "unset it in the job script: conda-python-distributed sets it"),
-    **{'ulimit -' + option: ('yellow', 'limit', "see where this limit is set") for option in limits.SHELL},
+    **{'ulimit -' + option: ('yellow', 'limit', "find where this limit is set") for option in limits.SHELL},
 }
-# A rank is slow if it needed so many times the median, and so many seconds more.
+# A rank is slow if it took more than this many times the median, and this many seconds more.
 SLOW_TIMES, SLOW_SECONDS = 4, 3
-# A node is busy whose import of PyTorch takes more seconds; so many more its other ranks may take.
+# A node is busy if importing PyTorch takes more seconds than this; its other ranks then get as many seconds more.
 BUSY = 4
-# seconds for a rank of a node that writes nothing
+# seconds to wait for a rank of the node that has written nothing
 SILENT = 12
-# for rank 0's node, which waits for others as long as this one did, and looks at what they wrote then
+# seconds for rank 0's node, which waits for others as long as this one did before it reads their files
 UNREAD = 8
-# seconds for the name of an address, from which on it is said
+# from this number of seconds on, check reports how long an address takes to resolve to a name
 SLOW_NAME = 1
-# what to do about a step that is not known to have failed
-LATE = "a slow file system, or a network that does not answer; SLINGTORCH_CHECK_SECONDS=N waits longer"
-# what to do about an error that nobody knows
+# remedy for a step that did not end and perhaps did not fail
+LATE = "a slow file system, or a network that does not answer; set SLINGTORCH_CHECK_SECONDS=N to wait longer"
+# remedy for an unknown error
 LOOK_THERE = {
-    'import': "python -c 'import torch' on one of these nodes shows all of it",
-    **dict.fromkeys(('rendezvous', 'collective'), "see whether the nodes reach each other at all ports, and which "
-                    "interface they take (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md"),
+    'import': "run python -c 'import torch' on one of these nodes to see the whole error",
+    **dict.fromkeys(('rendezvous', 'collective'), "check whether the nodes reach each other at all ports, and which "
+                    "interface they use (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md"),
 }
-# Clocks that differ by more confuse logs, make and tickets; those of a cluster differ by milliseconds.
+# A larger difference of clocks confuses logs, make and Kerberos; within a cluster, clocks differ by milliseconds.
 CLOCK_SECONDS = 1
 
 
@@ -72,7 +72,7 @@ CLOCK_SECONDS = 1
 
 class Probe(messages.Child):
     """
-    The process of probe.py.
+    The process that runs probe.py.
 
     :param order: its first line (probe.py)
     """
@@ -84,15 +84,15 @@ class Probe(messages.Child):
 
     @property
     def found(self) -> dict:
-        """What it said last."""
+        """Its last message."""
         return self.said[-1] if self.said else {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}
 
     def wait(self, key: str, end: float, value: object = None) -> bool:
-        """Whether it says this, or that this has this value, before the time `end`."""
+        """Whether its message has a true `key`, or one with this value, before the time `end`."""
         return self.until(lambda: bool(self.found.get(key)) if value is None else self.found.get(key) == value, end)
 
     def ask(self, seconds: float, **order: object) -> dict:
-        """Have it do something in so many seconds: what it says then. :raises PeerLost: it cannot"""
+        """Send it an order with a time limit; its message afterwards. :raises PeerLost: it cannot do it"""
         self.turn += 1
         self.tell(dict(order, seconds=seconds, turn=self.turn))
         if not self.wait('answer', time.monotonic() + seconds + 3 * SLACK, self.turn):
@@ -102,7 +102,7 @@ class Probe(messages.Child):
         return self.found
 
     def result(self, end: float) -> dict:
-        """Its dictionary, with what it found until the time `end`; 'error' in it says what went wrong."""
+        """Its message with all that it found until the time `end`; the key 'error' has what went wrong."""
         over = self.wait('over', end)
         found = self.found
         if over:
@@ -112,7 +112,7 @@ class Probe(messages.Child):
         killed, status = not self.ended, self.status()
         found = self.found
         if killed and found['seconds'] and found['phase'] == 'import':
-            return found    # it waited for others
+            return found    # it was waiting for others
         what = {'import': 'import torch', 'rendezvous': 'the rendezvous'}.get(found['phase'], 'an all_reduce')
         if killed:
             found['error'] = "%s did not end within %d s" % (what, time.monotonic() - self.begin)
@@ -125,7 +125,7 @@ class Probe(messages.Child):
 
 
 def fi_info_names(report: Report, environ: dict) -> 'Optional[set]':
-    """Names of the variables that `fi_info -e` prints, if one is set that the table does not know; else None."""
+    """The variables that `fi_info -e` prints, if one is set that the table does not know; else None."""
     families = variables.read_table()
     unknown = [fact[4:] for fact in report.facts if fact.startswith('env FI_')]
     family = variables.family_of('FI_', families)
@@ -145,28 +145,28 @@ def fi_info(environ: dict, *options: str) -> 'Optional[str]':
 
 
 def check_providers(report: Report, machine: Machine) -> None:
-    """Which providers libfabric has, on a node with Slingshot. NCCL's log says which one it took, but needs GPUs."""
+    """Which providers libfabric has on a node with Slingshot. NCCL's log names the one it uses, but needs GPUs."""
     if not machine.slingshot():
         return
     text = fi_info(machine.environ)
     if text is None:
-        report.add('untested', 'provider', "which providers libfabric has: there is no fi_info in PATH")
+        report.add('untested', 'provider', "which providers libfabric has: fi_info is not in PATH")
         return
     providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
     found = "libfabric has %s" % (', '.join(providers) or 'no provider')
     if 'cxi' in providers:
         report.add('good', 'provider', found)
     else:
-        # fi_info's libfabric need not be that of the program
-        report.add('yellow', 'provider', found + ", and not cxi, on a node with Slingshot",
-                   "load the system's libfabric; in a container bind it, with libcxi")
+        # the program may use another libfabric than fi_info
+        report.add('yellow', 'provider', found + ", but not cxi, on a node with Slingshot",
+                   "load the system's libfabric; in a container, bind it and libcxi")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # rank 0
 
 def holder(port: int) -> str:
-    """Who listens on a port, for a message; '' if it is somebody else's process."""
+    """The process that listens on a port, for a message; '' if it belongs to another user."""
     inodes = set()
     for table in ('/proc/net/tcp', '/proc/net/tcp6'):
         with contextlib.suppress(OSError), open(table) as stream:
@@ -187,33 +187,33 @@ def check_master(environ: dict, report: Report, name: str) -> None:
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return      # look_at_master has said it
+        return      # look_at_master() reports it
     for family, _, _, _, place in found:
-        # from an address of its own the kernel reaches itself
+        # to reach one of the node's own addresses, the kernel sends from that address
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as query:
             query.connect((place[0], 9) + place[2:])
             if query.getsockname()[0] == place[0]:
                 report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
                 return
-    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0, which is %s: or two nodes have RANK=0"
-               % (address, found[0][4][0], name), "unset MASTER_ADDR and RANK in the job script: it is another job's, "
-               "or ranks are there twice")
+    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0"
+               % (address, found[0][4][0], name),
+               "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them")
 
 
 def check_port(machine: Machine, report: Report) -> None:
-    """Whether the kernel may give MASTER_PORT to another connection before the store has it (ip_local_port_range)."""
+    """Whether the kernel may give MASTER_PORT to a connection before the store opens it (ip_local_port_range)."""
     port, limits, kept = int(machine.environ['MASTER_PORT']), *(
         machine.read('proc/sys/net/ipv4/' + name) for name in (look.PORTS, 'ip_local_reserved_ports'))
     taken = [int(word) for word in limits.split() if word.isdigit()]
     if len(taken) == 2 and taken[0] <= port <= taken[1] and str(port) not in numbers_in(kept) and \
             machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
-        report.add('yellow', 'port', "MASTER_PORT=%d is one of %d-%d, from which the kernel takes ports for "
-                   "connections (ip_local_port_range): one of them may have it when the training starts" % (
-                       port, *taken), "unset MASTER_PORT in the job script, or name one outside")
+        report.add('yellow', 'port', "MASTER_PORT=%d is in the range %d-%d, from which the kernel takes ports for "
+                   "connections (ip_local_port_range): a connection may have it when the training starts" % (
+                       port, *taken), "unset MASTER_PORT in the job script, or choose a port outside this range")
 
 
 def check_same(report: Report) -> None:
-    """Facts that must be the same on all ranks."""
+    """Report facts that differ between ranks but must not."""
     for fact, values in sorted(report.facts.items()):
         level, name, remedy = SAME.get(fact, ('yellow', 'variable', "export it before srun, for all ranks"))
         if fact not in SAME and not fact.startswith('env '):
@@ -232,8 +232,8 @@ def check_same(report: Report) -> None:
             if fact == 'torch' and 'none' in values:
                 level = 'red'
             if fact == 'MASTER_PORT' and len(report.facts.get(look.PORTS, {})) > 1:
-                parts.append("so does ip_local_port_range, by which conda-python-distributed chooses it")
-                remedy = "export MASTER_PORT in the job script; have the centre give all nodes one range"
+                parts.append("so does ip_local_port_range, from which conda-python-distributed derives it")
+                remedy = "export MASTER_PORT in the job script; ask the centre to use the same range on all nodes"
             report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
@@ -242,9 +242,9 @@ def check_same(report: Report) -> None:
 
 
 def check_times(report: Report) -> None:
-    """Ranks that needed much longer than the others."""
+    """Report ranks that took much longer than the others."""
     for fact, values in sorted(report.facts.items()):
-        # in the rendezvous and in a collective all wait for the slowest
+        # in the rendezvous and in a collective, all ranks wait for the slowest one
         if not re.match('seconds (import|starting)', fact):
             continue
         times = [float(value) for value, mask in values.items() for _ in range(bin(mask).count('1'))]
@@ -252,18 +252,18 @@ def check_times(report: Report) -> None:
         for value, mask in values.items():
             if float(value) > max(SLOW_TIMES * median, median + SLOW_SECONDS):
                 where = [name for name, own in sorted(report.facts.get('node', {}).items()) if own & mask]
-                report.add('yellow', 'slow', "%s took about %s s, the median is %s s: %s" % (
+                report.add('yellow', 'slow', "%s took about %s s, while the median is %s s: %s" % (
                     fact[8:], value, median, ', '.join(where[:10] + ['...'] * (len(where) > 10))),
-                           "look at these nodes, or start without them (srun --exclude)", mask)
+                           "check these nodes, or start without them (srun --exclude)", mask)
 
 
 def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple, aside: list) -> None:
     """
-    Ranks and nodes of which nothing came.
+    Report ranks and nodes that did not answer.
 
-    :param nodes: what the other nodes said of themselves when they came, None of one that was not understood
+    :param nodes: first messages of the other nodes, None for one in an unknown form
     :param sent: network.segments() at the beginning
-    :param aside: Reports of nodes that say why they do not come
+    :param aside: Reports of nodes that cannot reach rank 0's node
     """
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
@@ -272,7 +272,7 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     if not missing:
         return
     if report.having('red', 'port') or report.having('red', 'import') and not nodes:
-        report.add('untested', 'no-answer', "the other nodes: rank 0's could not open the store in which they meet")
+        report.add('untested', 'no-answer', "the other nodes: rank 0's node could not open the store for them")
         return
     came = [said for said in nodes if said]
     silent = [said['node'] for said in came if missing >> said['rank'] & 1]
@@ -281,37 +281,37 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     never = [host for host in hosts if len(hosts) > 1 and host not in called]
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
-        text += ". Nothing came from %s: see their own messages" % ', '.join(never[:20])
+        text += ". %s sent nothing: see their own messages" % ', '.join(never[:20])
     for other in aside:
-        text += ". %s says: %s" % (other.value('node', '?'), '; '.join(
+        text += ". %s reports: %s" % (other.value('node', '?'), '; '.join(
             finding.text + ' -> ' * bool(finding.remedy) + finding.remedy for finding in other.having('red')))
         for fact in ('MASTER_ADDR', 'MASTER_PORT'):
             for value, mask in other.facts.get(fact, {}).items():
                 report.fact(fact, value, mask)
     if silent:
-        text += ". %s came first and fell silent" % ', '.join(silent[:20])
+        text += ". %s answered at first, then no longer" % ', '.join(silent[:20])
     if len(called) == 1:
         text += network.own_address(environ['MASTER_ADDR'])
     total, again = (now - then for now, then in zip(network.segments(), sent))
     if again >= 3 and 10 * again > total:
-        text += (". Packets get lost between the nodes, or nobody acknowledges them: of the %d segments of TCP that %s "
-                 "sent meanwhile, %d were sent again" % (total, own, again))
-    report.add('red', 'no-answer', text, "see whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
-               "whether so many ranks were started; start without the nodes (srun --exclude)"
+        text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
+                 "meanwhile, %d were sent again" % (total, own, again))
+    report.add('red', 'no-answer', text, "check whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
+               "whether all these ranks were started; start without these nodes (srun --exclude)"
                % (environ['MASTER_ADDR'], look.address_of_host(environ['MASTER_ADDR']), environ['MASTER_PORT']),
                missing)
 
 
 def one_cause(report: Report) -> None:
-    """What a broken network does on the nodes is one line: that which names the cause, or says most."""
+    """A broken network causes different errors on the nodes: keep one, which names the cause or tells most."""
     found = report.having('red', 'rendezvous') + report.having('red', 'collective')
-    # Gloo's device.cc names the interface that GLOO_SOCKET_IFNAME names; that it is not there is said already
+    # Gloo's device.cc names the interface of GLOO_SOCKET_IFNAME; look.py reports already that it does not exist
     for finding in list(found):
         name = re.search(r'Unable to find address for: (\S+)', finding.text)
         if name and any('=' + name.group(1) in other.text for other in report.having('red', 'interface')):
             report.findings.pop(finding)
             found.remove(finding)
-    # one that is refused without any error on the node that it calls
+    # a connection is refused, but the node at its other end has no error
     refused = [finding for finding in found if 'Connection refused' in finding.text]
     late = [finding for finding in found if finding.remedy == LATE]
     named = [finding for finding in found if finding.remedy and finding not in late]
@@ -320,7 +320,7 @@ def one_cause(report: Report) -> None:
             report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
         return
     slow = [finding for finding in report.having('yellow', 'collective') if network.SLOW in finding.text]
-    if slow:    # some nodes gave up, and others see that these are gone
+    if slow:    # some nodes gave up, and others report that these are gone
         found = [finding for finding in found if '8 MB' in finding.text or finding in late] + slow
     first = [finding for finding in found if not re.search(network.SECONDARY, finding.text)]
     best = slow or named or first or found[:1]
@@ -332,13 +332,13 @@ def one_cause(report: Report) -> None:
 
 
 def with_addresses(report: Report, finding: 'Any') -> 'Any':
-    """The finding, which is changed in the report, with the addresses that gloo takes on the nodes, if it has to do."""
+    """Add the addresses that gloo uses on the nodes to a finding, also in the report; the changed finding."""
     nodes, told = report.facts.get('node', {}), []
     for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
         names = [name for name, own in sorted(nodes.items()) if own & mask]
         if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
-            report.add('red', 'rendezvous', "%s tell the other nodes one address, %s" % (
-                ' and '.join(names[:8]), address), "have the centre look at hosts files and interfaces")
+            report.add('red', 'rendezvous', "%s give the other nodes the same address, %s" % (
+                ' and '.join(names[:8]), address), "ask the centre to check /etc/hosts and the interfaces")
             return finding
         told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
     if not told:
@@ -349,21 +349,21 @@ def with_addresses(report: Report, finding: 'Any') -> 'Any':
 
 
 def look_there(report: Report) -> None:
-    """What to do about an error whose cause nobody has named."""
+    """Add a remedy to each error of unknown cause."""
     for finding in sum((report.having('red', name) for name in LOOK_THERE), []):
         if not finding.remedy:
             report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
 
 
 def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
-    """What only all ranks together show; as check_answers()."""
+    """Check what only all ranks together show. Parameters as in check_answers()."""
     from . import program
 
     environ = machine.environ
     check_answers(report, environ, nodes, machine.node, sent, list(aside))
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
-            report.change(finding, 'yellow')    # the others waited for a node that was still importing
+            report.change(finding, 'yellow')    # the others were waiting for a node that was still importing
     one_cause(report)
     look_there(report)
     program.compare_programs(report)
@@ -377,14 +377,14 @@ def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside:
             mask = report.facts.get('only loopback ' + variable, {}).get('True')
             if mask:
                 report.add(look.sure_of(machine, variable), 'interface',
-                           "%s=lo, and the job has several machines" % variable, "unset it", mask)
+                           "%s=lo, but the job has several machines" % variable, "unset it", mask)
     if 'backend' not in report.facts:
         report.add('untested', 'collective', "the network: the job has one node" if environ['WORLD_SIZE'] ==
-                   environ['LOCAL_WORLD_SIZE'] else "the network: no all_reduce over the nodes was begun")
+                   environ['LOCAL_WORLD_SIZE'] else "the network: the nodes did not start an all_reduce")
 
 
 def header(report: Report, seconds: float) -> str:
-    """The first lines."""
+    """The first lines of the table."""
     nodes, count = report.facts.get('node', {}), bin(report.ranks).count('1')
     lines = ["slingtorch check: %d rank%s on %d node%s, %.1f s: %s" % (
         count, 's'[:count != 1], len(nodes), 's'[:len(nodes) != 1], seconds, ', '.join(
@@ -398,31 +398,31 @@ def header(report: Report, seconds: float) -> str:
         if values:
             times.append('%s %.2g s' % (title, values[-1]))
     if times:
-        lines.append('times:  %s (slowest rank, to a quarter)' % ', '.join(times))
+        lines.append('times:  %s (slowest rank, rounded up by at most a quarter)' % ', '.join(times))
     return '\n'.join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 
 def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
-    """What decides which libraries are loaded: ranks of a node that have the same import PyTorch once."""
+    """A hash of all that affects which libraries are loaded: ranks of a node with the same one import PyTorch once."""
     parts = [sys.executable, torch or '']
     parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
-    parts.append(str(sorted(limits.of_shell().items())))    # PyTorch may not be imported within them
+    parts.append(str(sorted(limits.of_shell().items())))    # limits can make the import of PyTorch fail
     return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
 def add_reports(report: Report, machine: Machine, local: gather.LocalRanks) -> list:
-    """On the first rank of a node: what its other ranks said, and what became of the others."""
+    """On the first rank of a node: merge the reports of its other ranks, and report those that sent none."""
     details = []
     for other, own in local.reports.values():
         report.merge(other)
         details.append(own)
     for rank, pid in local.ended.items():
-        report.add('red', 'ended', "a rank ended while it was checked (process %d on %s)" % (pid, machine.node),
+        report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
                    "see its own messages", 1 << rank)
     for rank in local.strange:
-        report.add('red', 'no-answer', "a rank of %s wrote what this version does not understand" % machine.node,
+        report.add('red', 'no-answer', "a rank of %s wrote a message that this version does not know" % machine.node,
                    "start all ranks from one installation", 1 << rank)
     for rank, seconds in local.late.items():
         report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << rank)
@@ -431,11 +431,11 @@ def add_reports(report: Report, machine: Machine, local: gather.LocalRanks) -> l
 
 class Rank:
     """
-    What a rank is in this check, and what it has found.
+    A rank in this check, and what it has found.
 
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
-    :param words: what Python will run, its options too
+    :param words: what Python will run, with its options
     """
 
     def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', words: list) -> None:
@@ -452,7 +452,7 @@ class Rank:
         """The process with PyTorch; None without PyTorch."""
         if not self.torch:
             return None
-        # with GPUs NCCL would be tried, which forks of one process cannot
+        # with GPUs, NCCL would be tried, which does not work in forks of one process
         ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
         return self.start(self.environ, nccl.plugin_names(self.machine), {
             'ranks': ranks, 'seconds': self.seconds, 'program': self.words,
@@ -466,7 +466,7 @@ class Rank:
             threading.Thread(target=lambda: self.looked_up.append(meet.look_up(address)), daemon=True).start()
         details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
-        if not self.local_rank:     # directories and files are those of the node
+        if not self.local_rank:     # directories and files are the same for all ranks of the node
             from . import program
             for function, arguments in ((limits.look_at_directories, (self.machine, self.report)),
                                         (program.look_at_program, (self.report, self.words, details, self.environ)),
@@ -478,21 +478,21 @@ class Rank:
                 if limits.in_time(function, *[report if one is self.report else one for one in arguments]):
                     self.report.merge(report)
                 else:
-                    self.report.add('yellow', 'disk', "a file system did not answer within %d s: of TMPDIR, HOME, "
+                    self.report.add('yellow', 'disk', "a file system did not answer within %d s: that of TMPDIR, HOME, "
                                     "HF_HOME, /dev/shm, the script or its arguments" % limits.WAIT,
-                                    "see df on this node")
+                                    "run df on this node")
         return details
 
 
 def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
         start: 'Callable' = Probe, words: 'Iterable[str]' = ()) -> int:
     """
-    The whole check, in one rank.
+    Run the whole check in one rank.
 
     :param out: where rank 0 prints
     :param torch: directory of torch, or None
     :param start: starts the process with PyTorch
-    :param words: what Python will run, its options too
+    :param words: what Python will run, with its options
     :return: exit status
     """
     gather.read_ranks(machine.environ)
@@ -505,10 +505,10 @@ def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 
 
 
 def other_rank(rank: Rank) -> str:
-    """Not the first one of its node: writes what it finds. Returns rank 0's word."""
+    """Not the first rank of its node: writes what it finds. Returns rank 0's verdict."""
     files, name = gather.Files(rank.environ), 'rank-%d' % rank.rank
     if files.read(name)[1]:
-        raise PeerLost("another process of this node has RANK=%d too: see how the job script sets it" % rank.rank)
+        raise PeerLost("another process of this node also has RANK=%d: see how the job script sets it" % rank.rank)
     files.write(name, {'pid': os.getpid()})
     first = files.wait(gather.FIRST, rank.begin + rank.seconds)
     if not messages.has_form(first, {'digest': str, 'environ': dict}):
@@ -526,7 +526,7 @@ def other_rank(rank: Rank) -> str:
 
 
 def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
-    """The first rank of a node: brings what the node found to rank 0's, and tells the node's others how it ended."""
+    """The first rank of a node: sends the node's report to rank 0's node, and tells the node's ranks the verdict."""
     local = gather.LocalRanks(rank.environ, rank.local_world, rank.digest)
     probe, word = rank.start_probe(), gather.LOST
     try:
@@ -545,13 +545,13 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
 
 
 def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
-    """What the process with PyTorch says once it has met those of other nodes, and tried the network with them."""
+    """The message of the process with PyTorch after it has met those of other nodes and tried the network."""
     from . import imports
 
     if not probe:
         if rank.several:
-            rank.report.add('red', 'import', "this Python has no PyTorch, in whose store the nodes meet (%s)"
-                            % sys.executable, "start all ranks from the environment that has it")
+            rank.report.add('red', 'import', "this Python has no PyTorch, but the nodes meet in PyTorch's store (%s)"
+                            % sys.executable, "start all ranks from the environment that has PyTorch")
         return "this Python has no PyTorch"
     if rank.rank:
         threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
@@ -564,27 +564,27 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
     rank.nodes = list((found.get('nodes') or {}).values())
     if found.get('port'):
         port = int(rank.environ['MASTER_PORT'])
-        rank.report.add('red', 'port', "MASTER_PORT=%d on rank 0's node cannot be used: %s%s" % (
-            port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or name another one")
+        rank.report.add('red', 'port', "MASTER_PORT=%d cannot be used on rank 0's node: %s%s" % (
+            port, found['port'], holder(port)), "unset MASTER_PORT in the job script, or choose another port")
     elif found.get('lost') and not rank.rank:
-        rank.report.add('red', 'rendezvous', "PyTorch's store cannot be opened at MASTER_ADDR=%s, MASTER_PORT=%s: "
+        rank.report.add('red', 'rendezvous', "PyTorch cannot open its store at MASTER_ADDR=%s, MASTER_PORT=%s: "
                         "%s" % (rank.environ['MASTER_ADDR'], rank.environ['MASTER_PORT'], found['lost']),
                         "unset MASTER_ADDR and MASTER_PORT in the job script: conda-python-distributed sets them")
     if abs(found.get('ahead', 0)) > CLOCK_SECONDS:
         rank.report.add('yellow', 'clock', "the clock of %s differs by %.0f s from that of rank 0's node" % (
-            rank.machine.node, found['ahead']), "tell the centre: time is wrong there")
+            rank.machine.node, found['ahead']), "tell the centre that this node's time is wrong")
     return found
 
 
 def tell_late(rank: Rank, probe: Probe) -> None:
-    """What keeps this node from rank 0's, before somebody else ends the job."""
+    """Print why this node does not reach rank 0's node, before something else ends the job."""
     if probe.wait('late', time.monotonic() + rank.seconds):
-        gather.say('check', rank.machine, probe.found['late'] + ". It goes on trying")
+        gather.say('check', rank.machine, probe.found['late'] + ". This node keeps trying")
         tell_aside(rank, Report(rank.rank), probe.found['late'])
 
 
 def tell_aside(rank: Rank, report: Report, why: str) -> None:
-    """Why this node does not meet rank 0's, in a file: rank 0's node may read it."""
+    """Write to a file why this node cannot reach rank 0's node, which may be able to read it."""
     if not report.having('red', 'import'):
         report.add('red', 'rendezvous', why)
     report.fact('node', rank.machine.node)
@@ -595,20 +595,20 @@ def tell_aside(rank: Rank, report: Report, why: str) -> None:
 
 def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dict) -> None:
     """
-    What all ranks of the node found becomes part of the first one's report.
+    Merge what all ranks of the node found into the first rank's report.
 
-    :param found: of the process with PyTorch, or why there is none
-    :param details: of the first rank (look.look())
+    :param found: message of the process with PyTorch, or why there is none
+    :param details: the first rank's details (look.look())
     """
     from . import program
 
     report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
     imported = told.get('seconds', {}).get('import', 0)
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
-        report.add('yellow', 'rendezvous', "the name of a node's address takes %g s or more here: PyTorch's store "
-                   "looks one up for each connection, one after the other" % SLOW_NAME,
-                   "see the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
-    # on a busy node, where the import takes long, others of this node come late, too
+        report.add('yellow', 'rendezvous', "on this node it takes %g s or more to look up the name of an address, and "
+                   "PyTorch's store does this for each connection, one after the other" % SLOW_NAME,
+                   "check the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
+    # on a busy node, where the import takes long, the other ranks are late, too
     grace = min(BUSY, rank.seconds) if imported > BUSY else 0
     end = rank.begin + rank.seconds
     local.wait(min(end, max(rank.begin + SILENT, time.monotonic() + grace)), end)
@@ -626,10 +626,10 @@ def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dic
 
 
 def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
-    """Not rank 0's node: brings what it found there, and returns its word. :raises PeerLost: that cannot be"""
+    """Send this node's report to rank 0's node; returns rank 0's verdict. :raises PeerLost: rank 0 is not reached"""
     try:
         if not probe:
-            raise PeerLost("it has no PyTorch")
+            raise PeerLost("this node has no PyTorch")
         if not found.get('met'):
             raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
         limits.in_time(rank.aside.end)
@@ -643,11 +643,11 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
             tell_aside(rank, rank.report, str(err))
             wait_aside(rank)
         raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if probe and
-                        found.get('met') else "this node does not meet rank 0's: %s") % err)
+                        found.get('met') else "this node cannot reach rank 0's node: %s") % err)
 
 
 def wait_aside(rank: Rank) -> None:
-    """Until rank 0's node has read why this one does not come: srun --kill-on-bad-exit would end it before."""
+    """Wait until rank 0's node has read this node's file: else srun --kill-on-bad-exit might end it before."""
     begin, there = time.monotonic(), False
     while not rank.aside.is_read():
         now = time.monotonic()
@@ -662,7 +662,7 @@ def wait_aside(rank: Rank) -> None:
 
 
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
-    """Rank 0: reads what the other nodes found, prints it, and tells them how it ended, which it returns."""
+    """Rank 0: reads the other nodes' reports, prints the result, and tells them the verdict, which it returns."""
     report, machine, environ = rank.report, rank.machine, rank.environ
     there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
     collect(rank, probe, there)
@@ -679,16 +679,16 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
         records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
     word = '1' if report.count('red') else '0'
     if there and probe:
-        with contextlib.suppress(PeerLost):     # they say so themselves
+        with contextlib.suppress(PeerLost):     # the other nodes report it themselves
             probe.ask(SLACK, word=word)
     return word
 
 
 def collect(rank: Rank, probe: 'Any', there: dict) -> None:
     """
-    Merge what the nodes bring.
+    Merge the nodes' reports.
 
-    :param there: {number of a node as text: what it said of itself}
+    :param there: {number of a node as text: its first message}
     """
     report = rank.report
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
@@ -702,7 +702,7 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         try:
             texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
         except PeerLost as err:
-            report.add('red', 'rendezvous', "the reports of other nodes did not come: %s" % err)
+            report.add('red', 'rendezvous', "the other nodes' reports did not arrive: %s" % err)
     free = (1 << rank.world) - 1 & ~report.ranks
     for number, said in texts.items():
         try:
@@ -713,23 +713,23 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         free &= ~other.ranks
         report.merge(other)
     if strange:
-        names = sorted({(there[number] or {}).get('node', 'one that does not say its name') for number in strange})
-        report.add('red', 'no-answer', "%s sent what this version does not understand" % ', '.join(names[:20]),
-                   "start all nodes from one installation; another program may be at MASTER_PORT", 1)
+        names = sorted({(there[number] or {}).get('node', 'a node of unknown name') for number in strange})
+        report.add('red', 'no-answer', "%s sent a message that this version does not know" % ', '.join(names[:20]),
+                   "start all nodes from one installation; another program may use MASTER_PORT", 1)
 
 
 def check_probe(report: Report, found: 'Any', machine: Machine) -> list:
-    """The findings of the process with PyTorch; which libraries it maps."""
+    """Add the findings of the process with PyTorch; returns the libraries that it maps."""
     return node.check_probe(report, found, machine, bool(machine.gpus()), fi_info_names(report, machine.environ))
 
 
 def main(argv: list) -> int:
-    """Run the program; the exit status."""
+    """Run the program; returns the exit status."""
     parser = argparse.ArgumentParser(prog='check', description="Checks a job from inside its ranks (docs/check.md).")
     parser.add_argument('--json', metavar='FILE', type=records.file_to_write,
                         default=os.environ.get('SLINGTORCH_CHECK_JSON'),
-                        help="rank 0 writes what was found there; without it $SLINGTORCH_CHECK_JSON")
-    parser.add_argument('--stderr', action='store_true', help="rank 0 prints on standard error")
+                        help="file to which rank 0 writes the findings (default: $SLINGTORCH_CHECK_JSON)")
+    parser.add_argument('--stderr', action='store_true', help="rank 0 prints to standard error")
     parser.add_argument('program', nargs=argparse.REMAINDER, help="after '--': what Python will run")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)   # `trap '' CHLD` of a job script is inherited

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What a 64-bit little-endian ELF library says of itself, read without loading it (elf(5))."""
+"""Reads a 64-bit little-endian ELF library without loading it (elf(5))."""
 import glob
 import mmap
 import os
@@ -10,7 +10,7 @@ from .kinds import Any
 
 
 def cut_off(directory: str) -> list:
-    """Paths of the libraries in a directory that say that they are longer than they are: copies that did not end."""
+    """Paths of truncated libraries in a directory: their headers need a longer file."""
     found = []
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*.so*'))):
         with open(path, 'rb') as stream:
@@ -23,16 +23,16 @@ def cut_off(directory: str) -> list:
 
 
 class Library:
-    """A library file; OSError if it cannot be read, ValueError if it is no such library."""
+    """A library file. :raises OSError: it cannot be read :raises ValueError: it is not such a library"""
 
     def __init__(self, path: str) -> None:
         self.path = path
         with open(path, 'rb') as stream:
             if os.fstat(stream.fileno()).st_size < 64:
-                raise ValueError("%s is no ELF library" % path)
+                raise ValueError("%s is not an ELF library" % path)
             self.data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         if self.data[:6] != b'\x7fELF\x02\x01':
-            raise ValueError("%s is no 64-bit ELF library" % path)
+            raise ValueError("%s is not a 64-bit ELF library" % path)
         try:
             offset, = struct.unpack_from('<Q', self.data, 40)
             size, count, names = struct.unpack_from('<HHH', self.data, 58)
@@ -40,20 +40,20 @@ class Library:
             name_table = headers[names]
             self.sections = {self._text(name_table, head[0]): head for head in headers} if headers else {}
         except (struct.error, IndexError, OverflowError):
-            raise ValueError("%s is cut off, or stripped of its sections" % path)
+            raise ValueError("%s is truncated, or its sections are stripped" % path)
 
     def _text(self, section, offset):
         begin = section[4] + offset
         return self.data[begin:self.data.find(b'\0', begin)].decode('ascii', 'replace')
 
     def _constants(self):
-        """Begin and end of the sections with constants; a GPU library's device code is in others."""
+        """Begin and end of the sections with constants; the device code of a GPU library is in other sections."""
         return [(head[4], head[4] + head[5]) for name, head in self.sections.items() if name.startswith('.rodata')]
 
     def has_string(self, text: str, front: bytes = b'') -> bool:
-        """Whether this text is one of the constants, or the end of one: the linker merges a constant into a longer one.
+        """Whether a text is a constant, or the end of one: the linker merges a constant into a longer one.
 
-        :param front: pattern of the byte that must stand in front, for what ends others by chance
+        :param front: pattern of the byte that must precede the text, so that chance endings do not match
         """
         wanted = text.encode() + b'\0'
         for begin, end in self._constants():
@@ -69,15 +69,15 @@ class Library:
         return next(filter(None, (pattern.search(self.data, begin, end) for begin, end in self._constants())), None)
 
     def _entries(self, section, form):
-        """The entries of a section whose names are in .dynstr; none if one of the two is not there."""
+        """The entries of a section whose names are in .dynstr; none if one of the two sections is missing."""
         if section not in self.sections or '.dynstr' not in self.sections:
             return []
         head, size = self.sections[section], struct.calcsize(form)
-        content = self.data[head[4]:head[4] + head[5]]     # shorter, where the file is cut off
+        content = self.data[head[4]:head[4] + head[5]]     # shorter if the file is truncated
         return struct.iter_unpack(form, content[:len(content) // size * size])
 
     def needed(self) -> list:
-        """Names of the libraries that it wants (DT_NEEDED)."""
+        """Names of the libraries that it needs (DT_NEEDED)."""
         return [self._text(self.sections['.dynstr'], value)
                 for tag, value in self._entries('.dynamic', '<qQ') if tag == 1]
 

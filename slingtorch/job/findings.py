@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What was found, by which ranks: equal findings of several ranks are one, so that the report of many stays small."""
+"""Findings, and the ranks that have them: equal findings of several ranks become one, which keeps reports short."""
 import re
 import shutil
 import textwrap
@@ -9,17 +9,17 @@ from . import messages
 from .kinds import Any, Optional
 from .messages import one_line
 
-# red: it is certain that the job cannot run, or runs on the wrong network: a library or the kernel says so, or it was
-# tried; ignored: the same, and the user lets it pass
+# red: the job certainly cannot run, or runs on the wrong network: a library or the kernel shows it, or a trial did;
+# ignored: the same, but the user accepts it
 LEVELS = ('red', 'ignored', 'yellow', 'good', 'untested')
 TITLES = {'red': 'RED', 'ignored': 'ignored', 'yellow': 'yellow', 'good': 'good', 'untested': 'not tested'}
-# characters of a text of a finding or fact, at most
+# characters at most in the text of a finding or fact
 LONGEST = 2000
-# of findings
+# names of findings
 NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended', 'gpus', 'import', 'interface',
          'libraries', 'limit', 'master', 'network', 'no-answer', 'plugin', 'port', 'program', 'provider', 'rendezvous',
          'script', 'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
-# `name` is one word that stays the same, for whoever searches; `remedy` says what to do
+# `name` is a word that never changes, for searching; `remedy` tells the user what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
 
 
@@ -29,14 +29,14 @@ def ranks_of(mask: int) -> list:
 
 
 def mask_of(text: str, within: int) -> int:
-    """The bit mask that a message has as hexadecimal digits. :raises ValueError: it has other ranks than `within`"""
+    """The bit mask in hexadecimal digits of a message. :raises ValueError: it has ranks outside `within`"""
     if len(text) > within.bit_length() or (int(text, 16) | within) != within:
         raise ValueError("ranks of other nodes")
     return int(text, 16)
 
 
 def ranks_text(which: 'Any') -> str:
-    """Ranks, or those of a bit mask, for a person: 'ranks 0-3,8', or the first ones and how many there are."""
+    """Ranks, or those in a bit mask, for a person: 'ranks 0-3,8', or the first ones and their total number."""
     bits = bin(which if isinstance(which, int) else sum(1 << rank for rank in which))[:1:-1]
     count, pieces = bits.count('1'), [match.span() for match in re.finditer('1+', bits)]
     text = ','.join(str(first) if first == last - 1 else '%d-%d' % (first, last - 1) for first, last in pieces[:8])
@@ -47,21 +47,21 @@ def ranks_text(which: 'Any') -> str:
 
 def ignored_of(text: str) -> list:
     """
-    What SLINGTORCH_CHECK_IGNORE names, as [(name, subject or '')]: 'port, value:NCCL_ALGO'; 1 stands for all names.
+    [(name, subject or '')] for the text of SLINGTORCH_CHECK_IGNORE, such as 'port, value:NCCL_ALGO'; 1 means all names.
 
-    :raises ValueError: one is not a name of a finding
+    :raises ValueError: a name is not that of a finding
     """
     words = [word.partition(':') for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
     for name, colon, subject in words:
         if colon and not (name and subject):
-            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': write NAME:WORD without blanks, as in variable:NCCL_ALG; "
+            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': write NAME:WORD without spaces, as in variable:NCCL_ALG; "
                              "NAME is one of: %s" % (text, ', '.join(NAMES)))
     pairs = [(name, subject) for name, _, subject in words]
     wrong = sorted({name for name, subject in pairs if (name, subject) != ('1', '')} - set(NAMES))
     if not wrong and ('1', '') in pairs:
         return [(name, '') for name in NAMES]
     if wrong:
-        raise ValueError("SLINGTORCH_CHECK_IGNORE: '%s' is not a name of a finding. Write 1 for all, or some of: %s"
+        raise ValueError("SLINGTORCH_CHECK_IGNORE: no finding has the name '%s'. Write 1 for all, or some of: %s"
                          % (wrong[0], ', '.join(NAMES)))
     return pairs
 
@@ -70,9 +70,9 @@ class Report:
     """
     Findings and facts of some ranks.
 
-    :ivar ranks: bit mask of the ranks that are in it
+    :ivar ranks: bit mask of the ranks in it
     :ivar findings: {Finding: bit mask of the ranks}
-    :ivar facts: {name: {value as text: bit mask}}: what must be the same, or is wanted for the summary
+    :ivar facts: {name: {value as text: bit mask}}: values that must be the same, or that the summary needs
     """
 
     def __init__(self, rank: 'Optional[int]' = None) -> None:
@@ -80,12 +80,12 @@ class Report:
         self.findings, self.facts = defaultdict(int), defaultdict(lambda: defaultdict(int))  # type: dict, dict
 
     def add(self, level: str, name: str, text: str, remedy: str = '', ranks: 'Optional[int]' = None) -> None:
-        """A finding, of these ranks or of all in the report."""
+        """Add a finding of these ranks, or of all in the report."""
         self.findings[Finding(level, name, one_line(text)[:LONGEST], one_line(remedy)[:LONGEST])] |= (
             self.ranks if ranks is None else ranks)
 
     def fact(self, name: str, value: object, ranks: 'Optional[int]' = None) -> None:
-        """A fact; ranks with the same value are counted together."""
+        """Add a fact; ranks with the same value are counted together."""
         self.facts[name][one_line(value)[:LONGEST]] |= self.ranks if ranks is None else ranks
 
     def value(self, name: str, default: 'Optional[str]' = None) -> 'Any':
@@ -94,7 +94,7 @@ class Report:
         return max(values, key=lambda value: bin(values[value]).count('1'))
 
     def merge(self, other: 'Report') -> None:
-        """Take over what another report says."""
+        """Add another report's content."""
         self.ranks |= other.ranks
         for finding, mask in other.findings.items():
             self.findings[finding] |= mask
@@ -103,7 +103,7 @@ class Report:
                 self.facts[name][value] |= mask
 
     def ignore(self, wanted: list) -> None:
-        """Red findings that the user wants to be ignored (ignored_of()) are 'ignored' from now on."""
+        """Change red findings that the user wants to ignore (ignored_of()) to 'ignored'."""
         for finding in self.having(level='red'):
             if any(finding.name == name and (not subject or re.match(re.escape(subject) + r'(?!\w)', finding.text))
                    for name, subject in wanted):
@@ -118,7 +118,7 @@ class Report:
         return [finding for finding in self.findings if level in (None, finding.level) and name in (None, finding.name)]
 
     def dump(self) -> bytes:
-        """As a message, for load(). Facts are left out where it would be too long, those with most values first."""
+        """As a message, for load(). If it is too long, facts are left out, the longest first."""
         facts = {name: {value: '%x' % mask for value, mask in values.items()} for name, values in self.facts.items()}
         while True:
             data = messages.dump({'ranks': '%x' % self.ranks, 'facts': facts, 'findings': [
@@ -130,8 +130,8 @@ class Report:
     @classmethod
     def load(cls, data: bytes, within: int) -> 'Report':
         """
-        :param within: bit mask of the ranks of which it may speak: those that died are in findings alone
-        :raises ValueError: if it is not a report
+        :param within: bit mask of the ranks that it may contain; ranks that died are only in findings
+        :raises ValueError: it is not a report
         """
         report = cls()
         try:
@@ -155,7 +155,7 @@ class Report:
         return [finding + (mask,) for finding, mask in found]
 
     def count(self, level: str) -> int:
-        """How many findings are of this level."""
+        """The number of findings of this level."""
         return len(self.having(level))
 
     def text(self, header: str) -> str:
@@ -172,7 +172,7 @@ class Report:
         return '\n'.join(lines) + '\n'
 
     def data(self, **more: 'Any') -> dict:
-        """For JSON: docs/check.md has the form."""
+        """For JSON; docs/check.md describes the form."""
         return dict(more, format=1, ranks=ranks_of(self.ranks), findings=[
             {'level': level, 'name': name, 'text': text, 'remedy': remedy, 'ranks': ranks_of(mask)}
             for level, name, text, remedy, mask in self.sorted()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The ranks of a node meet in files of a private directory: each writes what it found, by rename, and the first one reads
-them all. A file is locked as long as its writer lives (flock(2)), so that nobody waits for one that has ended.
+The ranks of a node exchange files in a private directory: each writes its report (atomically, by rename), and the first
+one reads them all. A writer locks its file as long as it lives (flock(2)), so that nobody waits for an ended rank.
 """
 import contextlib
 import fcntl
@@ -23,17 +23,17 @@ from .machine import by_srun
 
 # seconds between two looks at the files of others
 LOOK = 0.02
-# characters of a variable's value
+# characters shown of a variable's value
 SHOWN = 200
-# instead of rank 0's word, 0 or 1
+# the verdict if rank 0 gave none; else it is 0 or 1
 LOST = 'lost'
-# the first rank's files: what it is, and rank 0's word
+# the first rank's files: its digest and environment, and rank 0's verdict
 FIRST, WORD = 'first', 'word'
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
 class PeerLost(Exception):
-    """Another process cannot be reached, or is gone; for the user."""
+    """Another process cannot be reached, or is gone; the text is for the user."""
 
 
 class Usage(Exception):
@@ -41,10 +41,10 @@ class Usage(Exception):
 
 
 def read_ranks(environ: dict) -> None:
-    """Check what this program must know. :raises Usage:"""
+    """Check the variables that this program needs. :raises Usage: one is missing or wrong"""
     for name in NEEDED:
         if not environ.get(name):
-            raise Usage("%s is not set. Start it through the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
+            raise Usage("%s is not set. Start this with the runscript: srun ... $RUNSCRIPTS/conda-python-distributed "
                         "--check" % name)
         if name != 'MASTER_ADDR' and not environ[name].isdigit():
             raise Usage("%s='%s' is not a number" % (name, environ[name]))
@@ -53,23 +53,23 @@ def read_ranks(environ: dict) -> None:
     except ValueError as err:
         raise Usage(err)
     if environ['RANK'] == '0' and environ['LOCAL_RANK'] != '0':
-        raise Usage("rank 0 has LOCAL_RANK=%s: the first rank of a node has 0" % environ['LOCAL_RANK'])
+        raise Usage("rank 0 has LOCAL_RANK=%s, but must have 0" % environ['LOCAL_RANK'])
 
 
 def verdict(word: str, environ: dict) -> int:
-    """The exit status that rank 0's word means."""
+    """The exit status for rank 0's verdict."""
     lost_is_fine = ('no-answer', '') in ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', ''))
     return 0 if word == '0' or word == LOST and lost_is_fine else 1
 
 
 def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
-    """The exit status of a program of this package, which `function` runs, and why not on stderr."""
+    """Run a program of this package (`function`); returns its exit status, prints errors to stderr."""
     try:
         return function()
     except Usage as err:
         sys.stderr.write("slingtorch %s: %s\n" % (name, err))
         return 2
-    except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: no new thread can be started
+    except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: cannot start a new thread
         text = str(err)
         if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
@@ -79,26 +79,26 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
 
 
 def say(name: str, machine: 'Machine', text: str) -> None:
-    """A line of this rank on stderr."""
+    """Print a line of this rank to stderr."""
     sys.stderr.write("slingtorch %s: rank %s on %s: %s\n" % (
         name, machine.environ.get('RANK', '?'), machine.node, messages.one_line(text)))
     sys.stderr.flush()
 
 
 def start_id(environ: dict) -> str:
-    """A word that is the same on all ranks of this start, and of no other one on these nodes."""
+    """A word that all ranks of this start share, and no other start on these nodes has."""
     step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
-    # an mpirun starts its daemons on other nodes by srun: these have a step, and those of the first node may have none
+    # mpirun starts its daemons on other nodes with srun: ranks there have a step, those on the first node may have none
     step.append(environ.get('SLURM_STEP_ID' if by_srun(environ) else 'MASTER_PORT', ''))
     return hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
 
 
 def places(environ: dict) -> list:
     """
-    The directories in which the ranks of a node meet: in the job's private one (runscripts/lib/caches.bash), else, as
-    where that is full, in /dev/shm.
+    The directories in which the ranks of a node meet: in the job's private one (runscripts/lib/caches.bash), or in
+    /dev/shm if that is not writable or full.
     """
-    # nodes that are emulated on one machine, or are containers of it, may share its /tmp
+    # nodes that are emulated on one machine, or are containers on it, may share its /tmp
     node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if by_srun(environ) else ''
     with contextlib.suppress(OSError):
         node += '-%d' % os.stat('/proc/self/ns/net').st_ino
@@ -110,37 +110,37 @@ def places(environ: dict) -> list:
 
 
 def make_private(path: str) -> None:
-    """Make a directory, and the one above it. :raises OSError: one is another user's, or open to others"""
+    """Make a directory, and its parent. :raises OSError: one belongs to another user, or is writable by others"""
     above = os.path.dirname(path)
     for directory in (above, path) if os.path.basename(above).startswith('slingtorch-') else (path,):
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
         state = os.lstat(directory)
         if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-            raise PermissionError("%s is not a directory that only you can write: have its owner remove it" % directory)
+            raise PermissionError("only you may be able to write to %s: have its owner remove it" % directory)
 
 
 def held(descriptor: int) -> bool:
-    """Whether the writer of a file lives."""
+    """Whether the writer of a file is alive."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:     # also a file system without locks, where nobody can say
+    except OSError:     # or the file system has no locks, so that this is unknown
         return True
     return False
 
 
 class Files:
     """
-    What the ranks of a node have written for each other.
+    Files that the ranks of a node write for each other.
 
-    :ivar kept: {name: descriptor of this rank's own}
+    :ivar kept: {name: descriptor} of this rank's own files
     """
 
     def __init__(self, environ: dict, where: 'Optional[list]' = None) -> None:
         self.places, self.kept = where or places(environ), {}  # type: list, dict
 
     def write(self, name: str, thing: 'Any') -> None:
-        """Write a file whole. :raises OSError: there is no place where this is possible"""
+        """Write a file whole. :raises OSError: none of the places is writable"""
         for place in self.places:
             part = os.path.join(place, '%s.part' % name)
             try:
@@ -164,10 +164,10 @@ class Files:
                 os.close(self.kept[name])
             self.kept[name] = descriptor
             return
-        raise OSError("nothing can be written in %s (%s): free space there" % (' or '.join(self.places), wrong))
+        raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
     def read(self, name: str) -> tuple:
-        """(what a rank has written or None, whether it lives); (None, None) if there is no such file."""
+        """(content of a file or None, whether its writer is alive); (None, None) if there is no such file."""
         for place in self.places:
             path = os.path.join(place, name)
             for _ in range(3):
@@ -180,7 +180,7 @@ class Files:
                     if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
                         break
                     data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
-                    # another one is there meanwhile
+                    # a new file may have replaced this one
                     with contextlib.suppress(OSError):
                         if not lives and os.stat(path).st_ino != state.st_ino:
                             continue
@@ -194,10 +194,10 @@ class Files:
 
     def wait(self, name: str, end: float, writer: str = '') -> 'Any':
         """
-        What the first rank writes there, as soon as it does.
+        Wait for a file of the first rank; returns its content.
 
-        :param writer: the file of the one that is to write it
-        :raises PeerLost: it does not until the time `end`, or has ended
+        :param writer: another file of the first rank, which shows whether it is alive
+        :raises PeerLost: there is no file by the time `end`, or the first rank has ended
         """
         while True:
             lives = self.read(writer)[1] if writer else True
@@ -205,14 +205,14 @@ class Files:
             if thing is not None and written:
                 return thing
             if not lives or time.monotonic() > end:
-                raise PeerLost("the first rank of this node %s: see its own messages, and whether LOCAL_RANK is right "
-                               "in the job script" % (
-                                   "has ended" if not lives else "has written nothing in %s (a container has a /tmp of "
-                                   "its own with --contain)" % self.places[0]))
+                raise PeerLost("the first rank of this node %s: see its own messages, and check LOCAL_RANK in the job "
+                               "script" % (
+                                   "has ended" if not lives else "has written nothing to %s (with --contain, a "
+                                   "container has its own /tmp)" % self.places[0]))
             time.sleep(LOOK)
 
     def names(self) -> list:
-        """Of the files that are there."""
+        """The names of all files."""
         found = set()  # type: set
         for place in self.places:
             with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ class Files:
         return sorted(found)
 
     def remove(self, *names: str) -> None:
-        """Own files, or without a name everything."""
+        """Remove these files; without names, everything."""
         for place in self.places:
             if not names:
                 shutil.rmtree(place, ignore_errors=True)
@@ -231,8 +231,8 @@ class Files:
 
 class Aside:
     """
-    How a node that cannot meet rank 0's tells it why: a file in the working directory and in HOME, which nodes may
-    share, until rank 0's has read it. Nothing is written where all nodes meet.
+    How a node that cannot meet rank 0's node tells it why: by a file in the working directory and in HOME, which nodes
+    may share, until rank 0's node has read it. If all nodes meet, no file is written.
     """
 
     def __init__(self, environ: dict) -> None:
@@ -241,7 +241,7 @@ class Aside:
                       for place in {limits.working_directory(), environ.get('HOME', '')} if os.path.isabs(place)]
 
     def tell(self, report: Report) -> None:
-        """Write it, from any thread, until end() is called."""
+        """Write the report, from any thread, until end() is called."""
         with self.lock:
             for files in self.files if not self.over else ():
                 with contextlib.suppress(OSError):
@@ -249,15 +249,15 @@ class Aside:
                     self.told += 1
 
     def is_read(self) -> bool:
-        """Whether nobody needs to wait for rank 0's any more."""
+        """Whether rank 0's node has read the file, or there is none."""
         return not self.told or any(self.name not in files.names() for files in self.files if files.kept)
 
     def end(self, *names: str) -> None:
-        """Take away files, without a name the own one."""
+        """Remove these files; without names, this rank's own."""
         with self.lock:
             self.over = True
             for files in self.files:
-                for descriptor in files.kept.values():      # an open one would stay on NFS
+                for descriptor in files.kept.values():      # NFS keeps open files
                     os.close(descriptor)
                 files.kept = {}
                 files.remove(*names or [self.name])
@@ -265,7 +265,7 @@ class Aside:
                     os.rmdir(files.places[0])
 
     def read(self, within: int) -> list:
-        """Rank 0's: what the nodes of these ranks say (Reports), as far as it can be understood; takes it away."""
+        """On rank 0: read and remove the files of these ranks' nodes; returns the valid ones as Reports."""
         found, names = {}, set()  # type: dict, set
         for files in self.files:
             for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, files.names()):
@@ -279,13 +279,13 @@ class Aside:
 
 class LocalRanks:
     """
-    The first rank of a node: reads what the others have written.
+    On the first rank of a node: reads the files of the others.
 
-    :ivar reports: {rank: (Report, what node.py wants to know)}
-    :ivar ended: {rank: process id} of those that ended before they had reported
-    :ivar late: {rank: seconds after which it was seen}
-    :ivar strange: ranks whose file says nothing that this version understands
-    :raises PeerLost: another process is the first rank of this node already
+    :ivar reports: {rank: (Report, details for node.py)}
+    :ivar ended: {rank: process id} of ranks that ended before they reported
+    :ivar late: {rank: seconds until its first file was seen}
+    :ivar strange: ranks whose file has a form that this version does not know
+    :raises PeerLost: another process is already the first rank of this node
     """
 
     def __init__(self, environ: dict, count: int, digest: str) -> None:
@@ -293,15 +293,15 @@ class LocalRanks:
         self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
         self.reports, self.ended, self.late, self.strange = {}, {}, {}, set()  # type: dict, dict, dict, set
         if self.files.read(FIRST)[1]:
-            raise PeerLost("another process of this start says that it is local rank 0 of this node too: unset "
-                           "LOCAL_RANK in the job script")
-        for name in self.files.names():     # of an earlier start that was killed
+            raise PeerLost("another process of this start is also local rank 0 of this node: unset LOCAL_RANK in the "
+                           "job script")
+        for name in self.files.names():     # left behind by an earlier start that was killed
             if self.files.read(name)[1] is False:
                 self.files.remove(name)
         self.files.write(FIRST, {'digest': digest, 'environ': fingerprints(environ)})
 
     def look(self) -> None:
-        """Read what has come."""
+        """Read the files written so far."""
         for name in self.files.names():
             if not re.match(r'rank-[0-9]{1,9}\Z', name) or int(name[5:]) in self.reports:
                 continue
@@ -323,10 +323,10 @@ class LocalRanks:
 
     def wait(self, silent: float, end: float) -> None:
         """
-        Until all others of the node have reported or ended.
+        Wait until all other ranks of the node have reported or ended.
 
-        :param silent: the time until which those are waited for that have not written anything
-        :param end: and the others
+        :param silent: the time until which to wait for ranks that have not written anything
+        :param end: the time until which to wait for the others
         """
         while True:
             self.look()
@@ -336,7 +336,7 @@ class LocalRanks:
             time.sleep(LOOK)
 
     def tell(self, word: str) -> None:
-        """Rank 0's word; and takes away what was written, once all have read it."""
+        """Pass on rank 0's verdict; remove the directory once all ranks have read it."""
         self.files.write(WORD, word)
         end = time.monotonic() + 2
         while time.monotonic() < end and any(
@@ -351,7 +351,7 @@ def fingerprints(environ: dict) -> dict:
 
 
 def differing(environ: dict, others: dict) -> dict:
-    """{variable: its value here or None}, of those that had another one for fingerprints()."""
+    """{variable: its value here or None}, for those whose fingerprints() differ from `others`."""
     own = fingerprints(environ)
     return {name: environ[name][:SHOWN] if name in environ else None
             for name in set(own) | set(others) if own.get(name) != others.get(name)}
@@ -359,7 +359,7 @@ def differing(environ: dict, others: dict) -> dict:
 
 def own_details(details: dict, rank: int) -> dict:
     """
-    What look.py and limits.py say for node.py, and nothing else. :raises ValueError, TypeError: it has another form
+    The details from look.py and limits.py that node.py needs. :raises ValueError, TypeError: they have another form
     """
     form = {'local_rank': int, 'cpus': list, 'online': list, 'near': dict, 'limits': dict, 'memory of': str}
     gpus, memory = details.get('gpus'), details.get('memory')

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What a script imports is imported, in a fork of the process that has PyTorch, as Python would for the script: its
-directory first. Then one worker of a DataLoader is started.
+Imports what a script imports, in a fork of the process with PyTorch, and searches as Python does for the script: its
+directory first. Then starts one worker of a DataLoader.
 
-    python job imports DESCRIPTOR WORDS      the same in a process of its own, where a file beside the script has the
-                                             name of a module that PyTorch imports
+    python job imports DESCRIPTOR WORDS      the same in a new process, if a file beside the script has the name of a
+                                             module that PyTorch imports
 """
 import ast
 import contextlib
@@ -23,24 +23,24 @@ import time
 from . import __main__, program, syntax
 from .kinds import Any, Iterator
 
-# seconds for all of it; one that takes longer is not tested
+# seconds for everything; what takes longer remains untested
 LIMIT = 30
-# status of the process that does it, where no import ended it
+# exit status of the fork if no import ends it
 OVER = 117
-# which a launcher sets, and the interfaces
+# variables that a launcher sets, and those for interfaces
 VARIABLES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'NCCL_SOCKET_IFNAME',
              'GLOO_SOCKET_IFNAME')
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Trial:
-    """It goes on in a process of its own from now on. No SIGCHLD may be ignored."""
+    """Runs in a fork from its creation on. SIGCHLD must not be ignored."""
 
     def __init__(self, words: list) -> None:
         self.begin, self.text = time.monotonic(), b''
         self.answers, answer = os.pipe()
         self.pid = os.fork()
-        with contextlib.suppress(OSError):      # what it starts is to end with it
+        with contextlib.suppress(OSError):      # so that processes it starts end with it
             os.setpgid(self.pid, self.pid)
         if not self.pid:
             try:
@@ -51,8 +51,8 @@ class Trial:
 
     def result(self) -> dict:
         """
-        What it says: 'wrong' (text, whether that is sure), 'changed' (texts), 'shadows', 'worker', 'late' (texts),
-        'modules'; {} if nothing.
+        Its last message: 'wrong' (text, whether that is certain), 'changed' (texts), 'shadows', 'worker', 'late'
+        (texts), 'modules'; {} if there is none.
         """
         late = False
         while b'"done"' not in self.text:   # a worker may keep the pipe
@@ -75,14 +75,14 @@ class Trial:
             last['wrong'] = ['%s did not end within %d s' % (last['doing'], LIMIT), False]
         elif last.get('doing') and status != OVER << 8:
             how = 'signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else 'status %d' % os.WEXITSTATUS(status)
-            # a kill is of the kernel's, for memory, and this process is one more; what comes later need not come
+            # signal 9: the kernel lacked memory, perhaps due to this extra process; late imports may never happen
             last['wrong'] = ['%s ended the process with %s' % (last['doing'], how),
                              how != 'signal 9' and 'late' not in last]
         return last
 
 
 def of_process() -> dict:
-    """What a training needs of its process, and no import is to change: {what it is: what it is like}."""
+    """Properties of the process that a training relies on and no import should change: {name: value}."""
     torch, stdout = sys.modules.get('torch'), sys.stdout    # type: Any, Any
     found = {'the working directory': os.path.realpath('/proc/self/cwd'), 'argv': str(sys.argv)[:100]}  # type: dict
     found.update((name, os.environ.get(name)) for name in VARIABLES)
@@ -106,7 +106,7 @@ def of_process() -> dict:
 
 
 def fd_is_open(number: int) -> bool:
-    """Whether there is such a descriptor."""
+    """Whether this descriptor is open."""
     with contextlib.suppress(OSError):
         os.fstat(number)
         return True
@@ -115,9 +115,9 @@ def fd_is_open(number: int) -> bool:
 
 def changes(before: dict, real: dict) -> list:
     """
-    How of_process() differs from what it was.
+    The differences between of_process() now and `before`.
 
-    :param real: values of the variables that the training will have: to set them again changes nothing
+    :param real: the training's values of the variables: setting these is no change
     """
     return ['%s (%s%s)' % (name, now or 'none', ', before: %s' % before[name] if before.get(name) else '')
             for name, now in of_process().items() if now != before.get(name) and now != real.get(name, before.get(name))
@@ -139,7 +139,7 @@ def changes_path(node: 'Any') -> bool:
 
 def statements(text: bytes) -> 'Iterator[tuple]':
     """
-    What a script does first of all that decides about its imports: (statement, whether it is an import, whether all
+    The script's top-level statements that affect its imports: (statement, whether it is an import, whether all
     that may change sys.path or sys.modules before it is among these).
     """
     sure = True
@@ -151,12 +151,12 @@ def statements(text: bytes) -> 'Iterator[tuple]':
 
 
 def line_of(text: bytes, number: int) -> str:
-    """This line of a script, for a message."""
+    """A line of a script, for a message."""
     return text.decode(errors='replace').splitlines()[number - 1].strip()[:100]
 
 
 def beside(directory: str) -> list:
-    """Names of files and packages of a directory that are taken instead of a module that is imported already."""
+    """Files and packages in a directory that would shadow a module which is already imported."""
     found = []
     for entry in sorted(os.listdir(directory or '.')):
         name = entry[:-3] if entry.endswith('.py') else entry
@@ -170,14 +170,14 @@ def beside(directory: str) -> list:
 
 
 def run(words: list, descriptor: int, again: bool = False) -> None:
-    """Do it, and say in JSON lines what comes of it."""
+    """Import, start the worker, and print the results as JSON lines."""
     found = {}  # type: dict
 
     def say(**more: 'Any') -> None:
         found.update(more)
         os.write(descriptor, json.dumps(found).encode() + b'\n')
 
-    # it is not to meet anybody (mpi4py 3.1.6, docs/source/usrman/mpi4py.rst), nor to read what this process is told
+    # keep it from joining other processes (mpi4py 3.1.6, docs/source/usrman/mpi4py.rst) and from reading stdin
     real = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='1', MPI4PY_RC_INITIALIZE='0')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -202,7 +202,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
         try:
             importlib.import_module('torch')
         except Exception as err:
-            say(wrong=['import torch takes a file beside the script: %s' % first(err), True], doing='')
+            say(wrong=['import torch loads a file beside the script: %s' % first(err), True], doing='')
             return
     sure, text, changed, space = True, b'', [], {}  # type: bool, bytes, list, dict
     try:
@@ -223,9 +223,9 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             try:
                 say(doing=line_of(text, node.lineno))
                 exec(code, space)
-            except BaseException as err:    # whatever it is, the script ends by it
+            except BaseException as err:    # every exception would end the script
                 if not imports:
-                    sure = False    # it needs more than is here
+                    sure = False    # the statement needs more than this process has
                     continue
                 ends = isinstance(err, SystemExit)
                 say(wrong=['line %d: %s%s: %s' % (node.lineno, found['doing'], ' ends the program' * ends, first(err)),
@@ -237,17 +237,17 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             if imports:
                 changed += ['line %d: %s: %s' % (node.lineno, found['doing'], text) for text in changes(before, real)]
                 say(changed=changed[:8])
-                with contextlib.suppress(OSError):      # one that has been removed
+                with contextlib.suppress(OSError):      # the directory may have been removed
                     os.chdir(before['the working directory'])
     except (SyntaxError, ValueError, RecursionError, ImportError, OSError, UnicodeDecodeError):
-        pass    # program.py has said it
+        pass    # program.py reports it
     say(doing='')
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
         batches = torch.utils.data.DataLoader(torch.arange(4, device='cpu'), batch_size=2, num_workers=1,
                                               timeout=LIMIT // 2)     # type: Any
-        say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'wrong data came')
+        say(worker='' if sum(int(batch.sum()) for batch in batches) == 6 else 'it returned wrong data')
     except Exception as err:
         say(worker=first(err) * ('timed out' not in str(err)))      # this node is busy
     try:
@@ -262,9 +262,9 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
 
 def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
     """
-    What the program loads later, in functions that are called: modules, and libraries by ctypes.
+    Try what the program loads later, in functions that it calls: modules, and libraries with ctypes.
 
-    :param space: what the script's imports have brought
+    :param space: the names that the script's imports have defined
     """
     wrong = []  # type: list
     for node, code, text in loaded.late():
@@ -273,20 +273,20 @@ def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
             exec(compile(code, '<late>', 'exec'), space)
         except (ImportError, SyntaxError, OSError) as err:
             wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
-        except Exception:   # it may need what is not here
+        except Exception:   # it may need what this process lacks
             pass
     dist = getattr(sys.modules.get('torch'), 'distributed', None)
     for node in loaded.calls:
         name = loaded.value(syntax.keywords(node).get('backend', (node.args + [None])[0]))
         if syntax.called(node) == 'init_process_group' and name in ('mpi', 'ucc', 'gloo') and not loaded.optional(
                 node) and not getattr(dist, 'is_%s_available' % name, lambda: True)():
-            wrong.append("%s: init_process_group('%s'), and this PyTorch was built without it" % (
+            wrong.append("%s: init_process_group('%s'), but this PyTorch was built without it" % (
                 loaded.where(node), name))
     say(late=list(dict.fromkeys(wrong))[:8])
 
 
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
-    """{package that the program imports: its version, or a digest of its files that are not of this Python}"""
+    """{package that the program imports: its version, and a digest of its files if they are outside this Python}"""
     found, own = {}, tuple(map(os.path.realpath, (sys.prefix, sys.base_prefix)))
     known = {'', 'torch', *getattr(sys, 'stdlib_module_names', ())}     # since 3.10
     for top in {name.partition('.')[0] for name in loaded.imports} - known:
@@ -308,14 +308,14 @@ def modules_of(loaded: 'syntax.Program', directory: str) -> dict:
 
 
 def first(err: BaseException) -> str:
-    """What an error says, in one line."""
+    """An error in one line, with its type."""
     lines = [line for line in str(err).strip().splitlines() if line.strip()] or ['']
-    # a worker's error has its own traceback, whose last line says what it was
+    # a worker's error has its own traceback, whose last line is the error itself
     return '%s: %s' % (type(err).__name__, lines[-1] if 'Traceback' in str(err) else lines[0])
 
 
 def main(argv: list) -> None:
-    """As a process of its own."""
+    """Run in a new process."""
     try:
         run(argv[1:], int(argv[0]), True)
     finally:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What may differ from rank to rank, and from node to node: limits of the shell and of control groups against what the
-process with PyTorch took, directories that are really written to, and whether the program is there.
+What may differ from rank to rank and from node to node: limits of the shell and of control groups, compared with what
+the process with PyTorch used; directories, tested by writing to them; and a compiler.
 """
 import contextlib
 import ctypes
@@ -18,44 +18,44 @@ import threading
 
 from .kinds import Callable, Machine, Mapping, Optional, Report
 
-# option of ulimit: its number in getrlimit(2), and what it is
+# {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'address space'),
          'd': (resource.RLIMIT_DATA, 'data'), 's': (resource.RLIMIT_STACK, 'stack'),
          'f': (resource.RLIMIT_FSIZE, 'size of a file'), 't': (resource.RLIMIT_CPU, 'processor time')}
-# bytes of address space and of data that CUDA, and a training of some GB, get by with; of a stack that each thread has
+# bytes of address space and of data that suffice for CUDA and a training of some GB; bytes of a large thread stack
 SPACE, LARGE_STACK = 16 << 30, 1 << 30
-# seconds for directories and programs: a file system that hangs must not take the check with it
+# seconds for directories and programs: a file system that hangs must not hang the check
 WAIT = 5
-# bytes that are written for a trial
+# bytes that a trial writes
 TRIAL = 1 << 20
-# What containers give /dev/shm by default, and NCCL's manual ("Troubleshooting", shared memory) calls too little.
+# The default size of /dev/shm in containers, which NCCL's manual ("Troubleshooting", shared memory) calls too small.
 SMALL_SHM = 64 << 20
-# A tensor or a checkpoint of a toy is larger; 1 GB of a real one.
+# bytes that a tensor or a checkpoint of even a toy model exceeds, and those that one of a real model exceeds
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
-# what is said of a directory
+# values of a fact about a directory
 WRITTEN, A_FILE = 'written', 'it is a file'
-# seconds of processor time that no training gets by with
+# seconds of processor time that are too few for any training
 SHORT = 60
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
 # rank 0, which has the store and writes; another rank trained with 14 left.
 WORKERS, WORKERS_ELSEWHERE = 16, 8
-# processes and threads that a rank takes: those of PyTorch and OpenMP, and of some workers; seconds of a short training
+# processes and threads of a rank: those of PyTorch and OpenMP, and some workers; seconds of a short training
 ROOM, SOON = 64, 300
-# characters of TMPDIR: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for what a program prints
+# characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for a program's output
 LONGEST = 74
 PRINTS = 1 << 20
-# a stack below which it is tried whether Python can do with it
+# bytes of a stack below which check tries whether Python can run with it
 SMALL_STACK = 1 << 20
 
 
 def of_shell() -> dict:
-    """{option of ulimit: its limit}, those that there are."""
+    """{option of ulimit: its limit}, without unlimited ones."""
     found = {option: resource.getrlimit(number)[0] for option, (number, _) in SHELL.items()}
     return {option: limit for option, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
 def quota(machine: 'Machine') -> 'Optional[float]':
-    """Cores that the control groups allow on average; None without a limit."""
+    """Cores that the control groups allow on average; None if there is no limit."""
     least = None  # type: Optional[float]
     for group in machine.cgroups('cpu'):
         words = (machine.read(group + '/cpu.max') or '%s %s' % (
@@ -67,33 +67,33 @@ def quota(machine: 'Machine') -> 'Optional[float]':
 
 
 def look(machine: 'Machine', report: 'Report', details: dict) -> None:
-    """What this rank may have, as far as a rank alone can tell."""
+    """Check the limits that a rank can judge by itself."""
     limits = details['limits'] = of_shell()
     details['memory'], _, details['memory of'] = machine.free_memory()
     size = limits.get('f')
     if size is not None and size < LARGE_FILE:
-        report.add('red' if size < SMALL_FILE else 'yellow', 'limit', "ulimit -f: a file of this rank has %d bytes at "
-                   "most, also a checkpoint, and what it shares with its workers in /dev/shm" % size,
+        report.add('red' if size < SMALL_FILE else 'yellow', 'limit', "ulimit -f: this rank can write at most %d bytes "
+                   "to a file, also to a checkpoint, and to data for its workers in /dev/shm" % size,
                    "ulimit -f unlimited, in the job script or where the limit is set")
     if 't' in limits:
         report.add('red' if limits['t'] < SHORT else 'yellow', 'limit', "ulimit -t: the kernel ends this rank after %d "
                    "s of processor time" % limits['t'], "ulimit -t unlimited, where the limit is set")
     cores = quota(machine)
     if cores is not None and cores < 1:
-        report.add('yellow', 'limit', "a control group gives this rank and those that share it %.2g of a core (its "
-                   "quota): all others wait for it" % cores, "ask for more cores, or have the centre look at the node")
+        report.add('yellow', 'limit', "a control group (its quota) allows this rank, or several, only %.2g of a core: "
+                   "all others wait for it" % cores, "ask for more cores, or ask the centre to check the node")
     if limits.get('s', SMALL_STACK) < SMALL_STACK:
         status = subprocess.run([sys.executable, '-B', '-c', 'import tempfile'], stderr=subprocess.DEVNULL,
                                 check=False).returncode
-        report.add('red' if status else 'yellow', 'limit', "ulimit -s: the stack of this rank may have %d kB%s" % (
-            limits['s'] >> 10, ", and Python ends with status %d where it imports a module" % status if status else
-            ', and that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
+        report.add('red' if status else 'yellow', 'limit', "ulimit -s: a stack of this rank may have %d kB%s" % (
+            limits['s'] >> 10, ", and Python ends with status %d when it imports a module" % status if status else
+            ', also that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
     if limits.get('s', 0) >= LARGE_STACK:
         report.add('yellow', 'limit', "ulimit -s: each thread of this rank reserves a stack of %d MB" % (
             limits['s'] >> 20), "ulimit -s 8192, in the job script or where the limit is set")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
-        report.add('yellow', 'limit', "ulimit -l: this rank may lock %d kB, and InfiniBand locks what it sends"
+        report.add('yellow', 'limit', "ulimit -l: this rank may lock %d kB, but InfiniBand must lock the data it sends"
                    % (locked >> 10), "ulimit -l unlimited, where the limit is set")
     for option in SHELL:
         report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
@@ -103,12 +103,12 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
                   re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M))
         if most - now < ROOM:
             report.add('yellow', 'limit', "ulimit -u: this user may have %d processes and threads on a node, and has "
-                       "%d: little room for those of PyTorch and of a DataLoader" % (most, now),
+                       "%d already: few are left for PyTorch and a DataLoader" % (most, now),
                        "ulimit -u unlimited, in the job script or where the limit is set")
     for most, now in pids(machine):
         if most - now < ROOM:
-            report.add('yellow', 'limit', "a control group of this rank has %d processes and threads of %d: little "
-                       "room for those of PyTorch and of a DataLoader" % (now, most),
+            report.add('yellow', 'limit', "a control group of this rank has %d of at most %d processes and threads: "
+                       "few are left for PyTorch and a DataLoader" % (now, most),
                        "ask for more processes in the job, or have the limit raised where it is set")
     end = machine.environ.get('SLURM_JOB_END_TIME', '')
     if end.isdigit() and int(end) - machine.clock() < SOON:
@@ -116,26 +116,26 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
                    "ask for more time (--time)")
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice > 0:
-        report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node go before it" % nice,
+        report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node take precedence" % nice,
                    "start it without nice")
 
 
 def megabytes(number: int) -> str:
-    """In whole MB, so that nodes that differ by little say the same."""
+    """Bytes in whole MB, so that nodes that differ little report the same."""
     return '%d MB' % max(1, number >> 20)
 
 
 def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool) -> None:
     """
-    What the ranks of a node may have against what PyTorch took in the process that tried it.
+    Compare the limits of a node's ranks with what the process with PyTorch used.
 
     :param ranks: details of all ranks of the node
-    :param took: of that process: 'fds', 'v', 'd' (bytes, as of ulimit), 'anon' (bytes)
+    :param took: what that process used: 'fds', 'v', 'd' (bytes, as for ulimit), 'anon' (bytes)
     :param world: number of ranks
     :param connects: whether each rank will connect to all others, as gloo does
     """
     groups = {}  # type: dict
-    failed = 0      # these have said so themselves
+    failed = 0      # ranks that have reported it themselves
     for finding in report.having('red', 'import'):
         failed |= report.findings[finding]
     for details in ranks:
@@ -145,40 +145,40 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
         for option in 'vd':
             limit, need = limits.get(option, 0), took.get(option, 0)
             if need and limit and limit < max(2 * need, SPACE):
-                report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, and "
-                           "PyTorch took %son this node, before any training" % (
+                report.add('red' if limit < need else 'yellow', 'limit', "ulimit -%s: this rank may have %s of %s, but "
+                           "PyTorch used %son this node, before any training" % (
                                option, megabytes(limit), SHELL[option][1], 'more ' if limit < need else
-                               'more than half of it ' if limit < 2 * need else '%s ' % megabytes(need)),
+                               'more than half of that ' if limit < 2 * need else '%s ' % megabytes(need)),
                            "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
         if took.get('fds') and 'n' in limits:
             need = took['fds'] + (max(0, world - 1) if connects else 0)
             if limits['n'] < need + 3 * WORKERS:
                 workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
                 report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may "
-                           "have %d open files; PyTorch and the connections of %d ranks take %d, and workers of a "
-                           "DataLoader need some" % (limits['n'], world, need),
+                           "have %d open files; PyTorch and the connections of %d ranks use %d, and workers of a "
+                           "DataLoader need more" % (limits['n'], world, need),
                            "ulimit -n 65536, in the job script or where the limit is set", mask)
         if details.get('memory of'):
             groups.setdefault((details['memory of'], details['memory']), []).append(details['rank'])
     for (_, left), who in groups.items():
         if took.get('anon') and left < 2 * len(who) * took['anon']:
             sure = left < len(who) * took['anon']
-            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, and "
-                       "each process with PyTorch takes more than %s, before any training" % (
+            report.add('red' if sure else 'yellow', 'limit', "a control group leaves %s of memory to %d rank%s, but "
+                       "each process with PyTorch uses more than %s, before any training" % (
                            megabytes(left), len(who), 's'[:len(who) != 1], megabytes(left // len(who) // (2 - sure))),
                        "ask for more memory (srun --mem)", sum(1 << rank for rank in who))
 
 
 def pids(machine: 'Machine') -> list:
-    """[(how many processes and threads a control group of this rank may have, how many it has)], as far as it says."""
+    """[(maximum number of processes and threads in a control group of this rank, current number)], as far as known."""
     found = [(machine.read(group + '/pids.max'), machine.read(group + '/pids.current'))
              for group in machine.cgroups('pids')]
     return [(int(most), int(now)) for most, now in found if most.isdigit() and now.isdigit()]
 
 
 def processes(machine: 'Machine') -> str:
-    """Which limit of processes and threads this rank has reached, for a message."""
-    found = ["its control group has %d processes and threads of %d" % (now, most) for most, now in pids(machine)
+    """The limit of processes and threads that this rank has reached, for a message."""
+    found = ["its control group has %d of at most %d processes and threads" % (now, most) for most, now in pids(machine)
              if most - now < ROOM]
     user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if user != resource.RLIM_INFINITY and not found:
@@ -187,7 +187,7 @@ def processes(machine: 'Machine') -> str:
 
 
 def cause_of(error: str, limits: dict) -> str:
-    """Which limit may be behind an import that failed; ''."""
+    """The limit that may have made an import fail; '' if none."""
     if 's' in limits and limits['s'] < 1 << 20 and 'status -11' in error:
         return 'ulimit -s: the stack of this rank may have %d kB' % (limits['s'] >> 10)
     if re.search('failed to map|[Cc]annot allocate|Memory allocation|MemoryError|bad_alloc|status -(6|9|11)|new thread',
@@ -204,7 +204,7 @@ def cause_of(error: str, limits: dict) -> str:
 # directories and the program: the first rank of a node looks
 
 def in_time(function: 'Callable', *arguments: object) -> bool:
-    """Whether the function ended within WAIT seconds; else its thread stays behind."""
+    """Whether the function ends within WAIT seconds; if not, its thread is left behind."""
     thread = threading.Thread(target=function, args=arguments, daemon=True)
     thread.start()
     thread.join(WAIT)
@@ -212,19 +212,19 @@ def in_time(function: 'Callable', *arguments: object) -> bool:
 
 
 def working_directory() -> str:
-    """Its path; '' of one that has been removed."""
+    """The working directory; '' if it has been removed."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return ''
 
 
 def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str:
-    """Why a file with so many bytes cannot be written in a directory; ''."""
+    """Why a file of this size cannot be written in a directory; '' if it can."""
     try:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
             if stream.write(b'\0' * size) < size:
                 return 'no space for %d bytes' % size
-            if sync:    # quotas of file systems over a network are said only then
+            if sync:    # a network file system reports a full quota only then
                 os.fsync(stream.fileno())
     except OSError as err:
         return err.strerror or str(err)
@@ -232,17 +232,17 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
 
 
 def look_at_directories(machine: 'Machine', report: 'Report') -> None:
-    """Where a training writes: is it possible? Tried, since permissions mean nothing to root and to a full disk."""
+    """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
         tempfile.gettempdir()
     except OSError:
-        report.add('red', 'disk', "no directory for temporary files can be written: TMPDIR=%s, /tmp, /var/tmp"
+        report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
     with contextlib.suppress(OSError):
         if len(tempfile.gettempdir()) > LONGEST:
-            report.add('yellow', 'disk', "the name of the directory for temporary files has %d characters: those of "
-                       "sockets in it, through which workers of a DataLoader pass tensors, may have 107 (unix(7))"
-                       % len(tempfile.gettempdir()), "export TMPDIR with a shorter name")
+            report.add('yellow', 'disk', "the path of the directory for temporary files has %d characters: workers of "
+                       "a DataLoader use sockets there, whose paths may have only 107 (unix(7))"
+                       % len(tempfile.gettempdir()), "export TMPDIR with a shorter path")
     for variable, what in (('TMPDIR', 'temporary files'), ('HOME', 'caches and settings'), ('XDG_CACHE_HOME', 'caches'),
                            ('HF_HOME', 'models and data of Hugging Face')):
         path = machine.environ.get(variable)
@@ -256,29 +256,29 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     report.fact('working directory', working_directory() or 'one that has been removed')
     wrong = write_trial('.', sync=True)
     if wrong:
-        report.add('yellow', 'disk', "the working directory %s cannot be written (%s)" % (working_directory(), wrong),
-                   "start in another one (srun --chdir), if the program writes there")
+        report.add('yellow', 'disk', "the working directory %s is not writable (%s)" % (working_directory(), wrong),
+                   "if the program writes there, start in another directory (srun --chdir)")
     with contextlib.suppress(OSError):
         state = os.fstatvfs(1)
         if stat.S_ISREG(os.fstat(1).st_mode) and state.f_bavail * state.f_frsize < PRINTS:
-            report.add('yellow', 'disk', "the file that stdout goes to is on a full disk: a print ends the program",
+            report.add('yellow', 'disk', "stdout goes to a file on a full disk: printing ends the program",
                        "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
-    wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'not there'
-    remedy = "give the node's or the container's /dev/shm more room (docker --shm-size), or have the centre clean it up"
+    wrong = write_trial(shm, TRIAL) if os.path.isdir(shm) else 'it does not exist'
+    remedy = "enlarge the container's /dev/shm (docker --shm-size), or ask the centre to enlarge or clean up the node's"
     if wrong:
-        report.add('red', 'shm', "/dev/shm cannot take 1 MB (%s): workers of a DataLoader and NCCL pass their data "
+        report.add('red', 'shm', "cannot write 1 MB to /dev/shm (%s): workers of a DataLoader and NCCL pass their data "
                    "there" % wrong, remedy)
     elif os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize <= SMALL_SHM:
-        report.add('yellow', 'shm', "/dev/shm has %s free: little for NCCL and the workers of a DataLoader"
+        report.add('yellow', 'shm', "/dev/shm has only %s free for NCCL and the workers of a DataLoader"
                    % megabytes(os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize), remedy)
 
 
 def look_at_outputs(report: 'Report', details: dict) -> None:
     """
-    Whether the program can write where it will, by a file without a name in the same directory.
+    Whether the program can write to its outputs: try an unnamed file in the same directory.
 
-    :param details: of program.look_at_program(): what is written, and which directories the program makes
+    :param details: of program.look_at_program(): outputs, and directories that the program makes
     """
     made = details.get('made', {})
     for path, says in list(details.get('written', {}).items())[:50]:
@@ -289,23 +289,23 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         there = there or '.'
         wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
-            wrong = 'it is there already, and its permissions forbid it'
+            wrong = 'it exists, and its permissions forbid it'
         if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'a file is there' if not os.path.isdir(path) else 'it is there already, and exist_ok is not said'
+            wrong = 'it is a file' if not os.path.isdir(path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
-            wrong = 'the directory %s is not there, and the program does not make it' % place
+            wrong = 'the directory %s does not exist, and the program does not make it' % place
         free = os.statvfs(there)
         if not wrong and free.f_bavail * free.f_frsize < SMALL_FILE:
-            wrong = 'its file system has %s free' % megabytes(free.f_bavail * free.f_frsize)
+            wrong = 'its file system has only %s free' % megabytes(free.f_bavail * free.f_frsize)
         if wrong:
-            report.add('yellow', 'disk', "%s: the program writes to %s, where it cannot (%s)" % (says, path, wrong)
-                       if 'free' not in wrong else "%s: the program writes to %s, and %s" % (says, path, wrong),
-                       "name another directory, or make it and free space")
+            report.add('yellow', 'disk', "%s: the program cannot write to %s (%s)" % (says, path, wrong)
+                       if 'free' not in wrong else "%s: the program writes to %s, but %s" % (says, path, wrong),
+                       "name another directory, create this one, or free space")
 
 
 def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: dict) -> None:
-    """What torch.compile needs on a node, tried: a compiler, and a directory for caches from which code can be run."""
+    """Try what torch.compile needs on a node: a compiler, and a directory for caches from which code can run."""
     builds = details.get('extension')
     if not builds and (not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'),
                                                               environ.get('TORCHDYNAMO_DISABLE'))):
@@ -313,21 +313,21 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
     calls = 'builds C++ extensions' if builds else 'calls torch.compile'
     include = sysconfig.get_paths()['include']
     if not os.path.isfile(os.path.join(include, 'Python.h')):
-        report.add('yellow', 'torch', "the program %s, and this node has no Python.h in %s" % (calls, include),
-                   "install the headers of Python (python3-dev), or take a Python that has them")
+        report.add('yellow', 'torch', "the program %s, but this node has no Python.h in %s" % (calls, include),
+                   "install the headers of Python (python3-dev), or use a Python that has them")
     if builds and not shutil.which('ninja', path=environ.get('PATH')):
-        report.add('yellow', 'torch', "the program builds C++ extensions, and this node has no ninja in PATH",
+        report.add('yellow', 'torch', "the program builds C++ extensions, but this node has no ninja in PATH",
                    "pip install ninja")
     there = environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir()
     while not os.path.isdir(there):
         there = os.path.dirname(there) or '/'
-    # those of Inductor and of Triton, as each looks for them
+    # the compilers of Inductor and of Triton, searched for as they do
     for variable, known, end in [('CXX', ('g++', 'clang++', 'c++'), '.cpp')] + [
             ('CC', ('gcc', 'clang', 'cc'), '.c')] * bool(details.get('gpus')):
         names = [environ[variable].split()[0]] if environ.get(variable, '').strip() else known
         compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
         if not compiler:
-            report.add('yellow', 'torch', "the program %s, and this node has no %s compiler in PATH "
+            report.add('yellow', 'torch', "the program %s, but this node has no %s compiler in PATH "
                        "(%s)" % (calls, 'C++' if end == '.cpp' else 'C', ', '.join(names)),
                        "load one in the job script (%s), or start "
                        "without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
@@ -340,7 +340,7 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             if done.returncode:
                 said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
-                report.add('yellow', 'torch', "the program %s, and the compiler %s fails on this "
+                report.add('yellow', 'torch', "the program %s, but the compiler %s fails on this "
                            "node: status %d%s" % (
                                calls, compiler, done.returncode, ''.join(': ' + line for line in said)),
                            "load another one in the job script (%s), or export TORCH_COMPILE_DISABLE=1" % variable)
@@ -348,27 +348,27 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
             try:
                 ctypes.CDLL(library)
             except OSError as err:
-                report.add('yellow', 'cache', "the program %s, and what is compiled in %s cannot be "
-                           "loaded (%s), as on a file system without the right to run code (noexec)" % (
+                report.add('yellow', 'cache', "the program %s, but code compiled in %s cannot be "
+                           "loaded (%s): its file system may be mounted noexec" % (
                                calls, there, str(err).rpartition(': ')[2]),
                            "name another directory in TORCHINDUCTOR_CACHE_DIR")
 
 
 def compare_directories(report: 'Report') -> None:
     """
-    Directories that cannot be written. Where other nodes of the job can write, the file system is full or broken there.
-    Elsewhere it may be meant so: at some centres compute nodes have no home directory.
+    Report directories that are not writable. If they are on other nodes of the job, the file system here is full or
+    broken. If not, this may be intended: at some centres, compute nodes have no home directory.
     """
     for fact, values in sorted(report.facts.items()):
         found = re.match(r'((TMPDIR|HOME|XDG_CACHE_HOME|HF_HOME)=.*): ([^:]*)$', fact)
         if not found:
             continue
         where, variable, what = found.groups()
-        # Python's own temporary files go elsewhere then
-        others = ", and on other nodes it can" if WRITTEN in values and variable != 'TMPDIR' else ''
+        # without TMPDIR, Python's own temporary files go elsewhere
+        others = ", but is on other nodes" if WRITTEN in values and variable != 'TMPDIR' else ''
         for wrong, mask in values.items():
             if wrong != WRITTEN:
                 report.add('red' if others or wrong == A_FILE else 'yellow', 'disk',
-                           "%s cannot be written (%s)%s: %s cannot go there" % (where, wrong, others, what),
+                           "%s is not writable (%s)%s: it is for %s" % (where, wrong, others, what),
                            "%sname another directory in %s" % (
                                "start without these nodes (srun --exclude), or " * bool(others), variable), mask)

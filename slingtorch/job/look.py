@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What one rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
+"""What a rank sees without PyTorch: processors, GPUs, caches, interfaces, the rendezvous, its environment."""
 import getpass
 import importlib.util
 import os
@@ -14,24 +14,24 @@ from .kinds import Iterable, Machine, Optional, Report
 from .limits import write_trial
 from .machine import GPU_ENTRY, SHARED, VISIBILITY, by_srun
 
-# name of the variable: whether a database with locks is there (ROCm/MIOpen#2214)
+# {variable: whether its directory has a database with locks (ROCm/MIOpen#2214)}
 CACHES = {'MIOPEN_USER_DB_PATH': True, 'MIOPEN_CUSTOM_CACHE_DIR': True, 'TRITON_CACHE_DIR': False,
           'TORCHINDUCTOR_CACHE_DIR': False}
-# by which conda-python-distributed chooses MASTER_PORT
+# the fact with the range from which conda-python-distributed derives MASTER_PORT
 PORTS = 'ip_local_port_range'
-# {variable: (pattern of its value, what that does)}
+# {variable: (pattern of a value, the effect of such a value)}
 EFFECTS = {
     'PYTHONWARNINGS': ('.*error', "a warning of any package ends the program"),
-    'PYTHONINSPECT': ('.', "a rank that has ended asks for commands"),
+    'PYTHONINSPECT': ('.', "at its end, a rank waits for commands"),
     'PYTHONTRACEMALLOC': ('[1-9]', "Python is slow"), 'PYTHONMALLOC': ('.*debug', "Python is slow"),
     'PYTHONDEVMODE': ('.', "Python is slow"), 'PYTHONPROFILEIMPORTTIME': ('.', "all imports are printed"),
     'CUDA_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'ATEN_CPU_CAPABILITY': ('default', "PyTorch is slow"),
     'HIP_LAUNCH_BLOCKING': ('1', "GPUs wait after each kernel"), 'AMD_SERIALIZE_KERNEL': ('[1-3]', "GPUs wait"),
-    'TORCH_DISTRIBUTED_DEBUG': ('DETAIL', "each collective is checked by one more"),
+    'TORCH_DISTRIBUTED_DEBUG': ('DETAIL', "a second collective checks each collective"),
     'GOMP_CPU_AFFINITY': ('.', "threads of all ranks may share these cores"),
-    'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "GPU memory is asked for anew each time: slow"),
+    'PYTORCH_NO_CUDA_MEMORY_CACHING': ('.', "each tensor allocates GPU memory without a cache: slow"),
 }
-# that differ from rank to rank, or say nothing about the network
+# variables that differ from rank to rank, or do not concern the network
 PER_RANK = VISIBILITY + tuple(CACHES) + ('FI_CXI_DEVICE_NAME', 'TORCH_FR_DUMP_TEMP_FILE',
                                          'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 
@@ -55,7 +55,7 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
             if word.isdigit() and int(word) < len(names):
                 chosen.append(names[int(word)])
             elif not re.match(GPU_ENTRY, word) or word.isdigit():
-                break       # the libraries end the list at the first one that is not there
+                break       # the libraries end the list at the first GPU that does not exist
             else:
                 chosen.append(word)
         # a process sees one slice of a GPU (NVIDIA's MIG guide, "Device enumeration")
@@ -64,12 +64,12 @@ def visible_gpus(machine: 'Machine', known: list) -> list:
 
 
 def uses_gpus(machine: 'Machine') -> bool:
-    """Whether this rank sees a GPU, and so talks through NCCL."""
+    """Whether this rank sees a GPU, and so communicates through NCCL."""
     return bool(machine.gpus() and visible_gpus(machine, machine.gpus()))
 
 
 def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
-    """Visibility, and the cores beside the GPU."""
+    """Check which GPUs this rank sees; note the cores near them."""
     known = machine.gpus()
     variables = ['%s=%s' % (name, machine.environ[name]) for name in VISIBILITY if machine.environ.get(name)]
     details['gpus'], details['near'] = None, {}
@@ -83,17 +83,17 @@ def look_at_gpus(machine: 'Machine', report: 'Report', details: dict) -> None:
     if not seen:
         hidden = any(not re.match(GPU_ENTRY, machine.environ.get(name, '0').split(',')[0]) for name in VISIBILITY)
         wanted = not hidden and (variables or given not in ('', '0'))
-        report.add('red' if wanted else 'yellow', 'gpus', "this rank sees no GPU of the %d of its node (%s)" % (
-            len(known), ', '.join(variables) or 'their devices cannot be opened, or it is told to see none'),
+        report.add('red' if wanted else 'yellow', 'gpus', "this rank sees none of its node's %d GPUs (%s)" % (
+            len(known), ', '.join(variables) or 'it cannot open their devices, or a variable hides them'),
             "ask for GPUs (--gpus-per-node or --gpus-per-task), and in a container use --nv or --rocm")
     elif given.isdigit() and 1 < len(seen) < int(given) and 'SLURM_GPU_BIND' not in machine.environ:
-        report.add('yellow', 'gpus', "this rank sees %d GPUs, the job has %s on the node" % (len(seen), given),
-                   "see which of %s limits it, or which option of srun" % ', '.join(VISIBILITY))
+        report.add('yellow', 'gpus', "this rank sees %d GPUs, but the job has %s on the node" % (len(seen), given),
+                   "find what limits it: one of %s, or an option of srun" % ', '.join(VISIBILITY))
 
 
 def look_at_caches(machine: 'Machine', report: 'Report') -> None:
-    """Whether they are this user's, can be written by nobody else, and are on a disk of the node."""
-    remedy = "unset %s, and conda-python-distributed makes a private one on the node"
+    """Whether the caches belong to this user, nobody else can write to them, and they are on a disk of the node."""
+    remedy = "unset %s: conda-python-distributed then creates a private cache on the node"
     checked = []
     for variable, database in sorted(CACHES.items()):
         path = machine.environ.get(variable)
@@ -110,35 +110,35 @@ def look_at_caches(machine: 'Machine', report: 'Report') -> None:
             wrong = "belongs to user id %d" % state.st_uid
         elif not os.access(there, os.W_OK | os.X_OK) or \
                 machine.environ.get('LOCAL_RANK', '0') == '0' and write_trial(there):
-            # permissions mean nothing to root; once a node is enough
-            wrong = "cannot be written" + ('' if there == real else ": it is not there, and %s is not writable" % there)
+            # permissions mean nothing to root, so one rank of each node tries to write
+            wrong = "is not writable" + ('' if there == real else ": it does not exist, and %s is not writable" % there)
         elif there == real and state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            wrong = "can be written by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
+            wrong = "is writable by others (mode %o), who could put code there" % (state.st_mode & 0o7777)
         if wrong:
             report.add('yellow', 'cache', "%s=%s %s" % (variable, path, wrong), remedy % variable)
         where, kind = machine.mount_of(real)
         if kind in SHARED:
             report.add('yellow', 'cache',
                        "%s=%s is on a parallel or network file system (%s, %s)%s" % (
-                           variable, path, where, kind, ", whose locks do not serve a database" if database else
-                           ", which all ranks hit for every compiled kernel"), remedy % variable)
+                           variable, path, where, kind, ", whose locks do not work for a database" if database else
+                           ", which all ranks access for every compiled kernel"), remedy % variable)
         elif not kind:
-            report.add('untested', 'cache', "which file system %s is on: %s cannot be read"
+            report.add('untested', 'cache', "the file system of %s: %s cannot be read"
                        % (variable, machine.mounts))
     if not checked:
-        report.add('untested', 'cache', "the home directory, where the caches go: none of %s is set"
+        report.add('untested', 'cache', "the home directory, which has the caches, since none of these is set: %s"
                    % ', '.join(CACHES))
     elif not report.having(name='cache'):
         report.add('good', 'cache', "%s: private, writable, not on a parallel file system" % ', '.join(checked))
 
 
 def sure_of(machine: 'Machine', variable: str) -> str:
-    """How bad a wrong interface is: 'red' for the library that moves the data, NCCL between GPUs and else Gloo."""
+    """Level of a wrong interface: 'red' for the library that moves the data (NCCL between GPUs, else Gloo)."""
     return 'red' if uses_gpus(machine) == variable.startswith('NCCL') else 'yellow'
 
 
 def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> None:
-    """The names of interfaces that NCCL and Gloo are given."""
+    """Whether this node has the interfaces that variables name for NCCL and Gloo."""
     there = machine.list('sys/class/net')
     if not there:
         report.add('untested', 'interface', "which network interfaces the node has")
@@ -150,7 +150,7 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         gloo, level = variable.startswith('GLOO'), sure_of(machine, variable)
         exact = gloo or value.startswith('=')
         words = [word for word in value.lstrip('=').split(',') if word]
-        # a word of NCCL's is the beginning of names, and one suffices (src/misc/socket.cc); a word of Gloo's is a name
+        # NCCL matches prefixes of names, and one match suffices (src/misc/socket.cc); Gloo wants whole names
         found = {word: [name for name in there if (name == word if exact else name.startswith(word))] for word in words}
         missing = [word for word in words if not found[word]]
         if missing and (gloo or len(missing) == len(words)):
@@ -158,26 +158,26 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
             report.add(level, 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
                 variable, value, ', '.join(missing), ', '.join(there)),
                 "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
-                "name one of them in the job script, or unset it")
+                "name one of these in the job script, or unset the variable")
         elif missing:
             report.add('yellow', 'interface', "%s=%s: this node has no interface %s"
-                       % (variable, value, ', '.join(missing)), "the others are taken: correct it in the job script")
+                       % (variable, value, ', '.join(missing)), "correct it in the job script; NCCL uses the others")
         else:
             used = sorted(set(sum(found.values(), [])))
             down = [name for name in used if machine.read('sys/class/net/%s/operstate' % name) == 'down']
             report.fact('only loopback ' + variable, used == ['lo'])
             if down == used:
                 report.add(level, 'interface', "%s=%s: %s is down" % (variable, value, ', '.join(down)),
-                           "have the centre look at the node; start without it (srun --exclude)")
+                           "ask the centre to check the node; start without it (srun --exclude)")
             else:
-                report.add('good', 'interface', "%s=%s is there" % (variable, value))
+                report.add('good', 'interface', "%s=%s exists" % (variable, value))
     if several and machine.slingshot() and not machine.environ.get('NCCL_SOCKET_IFNAME'):
-        report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may take the "
+        report.add('yellow', 'interface', "NCCL_SOCKET_IFNAME is not set on a node with Slingshot: NCCL may use the "
                    "management network", "export NCCL_SOCKET_IFNAME=hsn")
 
 
 def look_at_master(machine: 'Machine', report: 'Report') -> None:
-    """What MASTER_ADDR and the launcher's own numbers say."""
+    """Whether MASTER_ADDR has an address here; note what must be the same on all ranks."""
     address = machine.environ.get('MASTER_ADDR', '')
     for name in ('MASTER_ADDR', 'MASTER_PORT', 'WORLD_SIZE'):
         report.fact(name, machine.environ.get(name, '(not set)'))
@@ -186,13 +186,13 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as err:
         report.add('red', 'master', "MASTER_ADDR=%s has no address on this node (%s)" % (address, err),
-                   "unset MASTER_ADDR in the job script: conda-python-distributed finds it")
+                   "unset MASTER_ADDR in the job script: conda-python-distributed sets it")
         return
     if all(entry[0] == socket.AF_INET6 for entry in found):
         known = machine.environ.get('NCCL_SOCKET_FAMILY') == 'AF_INET6'
-        report.add('good' if known else 'yellow', 'master', "MASTER_ADDR=%s has IPv6 addresses only (%s)"
+        report.add('good' if known else 'yellow', 'master', "MASTER_ADDR=%s has only IPv6 addresses (%s)"
                    % (address, found[0][4][0]), '' if known else
-                   "take a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
+                   "use a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
 def address_of_host(name: str) -> str:
@@ -204,7 +204,7 @@ def address_of_host(name: str) -> str:
 
 
 def job_of_process(machine: 'Machine') -> str:
-    """The number of the job by the title of the slurmstepd above this process; '' if none is seen."""
+    """The job's number in the title of the slurmstepd above this process; '' if there is none."""
     pid = 'self'
     for _ in range(32):
         parent = machine.read('proc/%s/stat' % pid).rpartition(')')[2].split()
@@ -218,27 +218,27 @@ def job_of_process(machine: 'Machine') -> str:
 
 
 def look_at_user(machine: 'Machine', report: 'Report') -> None:
-    """What print and torch.compile need."""
+    """Whether print and torch.compile have what they need from the environment."""
     for name, (pattern, what) in EFFECTS.items():
         if re.match(pattern, machine.environ.get(name, '')):
             report.add('yellow', 'value', "%s=%s: %s" % (name, machine.environ[name][:80], what),
-                       "unset it, unless you mean this")
+                       "unset it, unless you want this")
     encoding = (getattr(sys.stdout, 'encoding', '') or 'utf-8').lower()
     if encoding.replace('_', '-') not in ('utf-8', 'utf8'):
-        report.add('yellow', 'value', "stdout takes %s: a print of other letters ends the program" % encoding,
-                   "see PYTHONIOENCODING and LC_ALL; export PYTHONUTF8=1")
+        report.add('yellow', 'value', "stdout uses %s: printing other characters ends the program" % encoding,
+                   "check PYTHONIOENCODING and LC_ALL, or export PYTHONUTF8=1")
     try:
         getpass.getuser()
     except (KeyError, OSError, ImportError):
-        report.add('yellow', 'torch', "user id %d has no name on this node, which torch.compile asks for (getpass)"
+        report.add('yellow', 'torch', "user id %d has no name on this node, but torch.compile needs one (getpass)"
                    % os.getuid(), "export USER=NAME, or in a container bind /etc/passwd")
     if machine.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True' and not machine.environ.get('TORCHELASTIC_RUN_ID'):
-        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, and no torchrun: rank 0 waits for a store "
-                   "that nobody has", "unset it in the job script")
+        report.add('red', 'variable', "TORCHELASTIC_USE_AGENT_STORE=True, but torchrun did not start this rank: rank 0 "
+                   "waits for a store that torchrun would provide", "unset it in the job script")
 
 
 def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
-    """The rank's numbers against those of the launcher."""
+    """Compare the rank's numbers with those of the launcher."""
     env = machine.environ
     rank, world = int(env['RANK']), int(env['WORLD_SIZE'])
     if rank >= world:
@@ -248,8 +248,8 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
         return
     job = job_of_process(machine)
     if job and not env.get('SLURM_HET_JOB_ID') and job != env.get('SLURM_JOB_ID'):
-        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, and the slurmstepd of this process is of job %s: "
-                   "variables of another job" % (env.get('SLURM_JOB_ID'), job),
+        report.add('yellow', 'world-size', "SLURM_JOB_ID=%s, but this process runs in job %s: the variables are those "
+                   "of another job" % (env.get('SLURM_JOB_ID'), job),
                    "do not export Slurm's variables in the job script")
     tasks = env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS')
     if tasks and tasks != env['WORLD_SIZE']:
@@ -258,7 +258,7 @@ def look_at_ranks(machine: 'Machine', report: 'Report') -> None:
 
 
 def find_torch() -> 'Optional[str]':
-    """Directory of the torch package that 'import torch' takes, or None; nothing is imported."""
+    """Directory of the package that 'import torch' would load, or None; imports nothing."""
     try:
         spec = importlib.util.find_spec('torch')
     except (ImportError, ValueError):
@@ -268,7 +268,7 @@ def find_torch() -> 'Optional[str]':
 
 def look_at_torch(machine: 'Machine', report: 'Report', directory: 'Optional[str]',
                   home: 'Optional[str]' = None) -> None:
-    """Which torch this rank would import, by its files."""
+    """Find from its files which torch this rank would import."""
     if directory is None:
         report.add('untested', 'torch', "PyTorch: this Python has none (%s)" % sys.executable)
         report.fact('torch', 'none')
@@ -280,13 +280,13 @@ def look_at_torch(machine: 'Machine', report: 'Report', directory: 'Optional[str
         report.fact(fact, (found.group(1) or 'none') if found else 'not known')
     users = os.path.realpath(home or site.getusersitepackages())
     if os.path.realpath(directory).startswith(users + '/'):
-        report.add('yellow', 'torch', "'import torch' takes %s, from your home directory, and not the module's"
+        report.add('yellow', 'torch', "'import torch' loads %s from your home directory instead of the module's"
                    % directory, "export PYTHONNOUSERSITE=1 in the job script, or: pip uninstall torch")
 
 
 def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]' = ()) -> None:
     """
-    cuda-compat in front of the driver's own libcuda.
+    Whether a libcuda of cuda-compat is found before the driver's own.
 
     :param mapped: the libraries of the process with PyTorch
     """
@@ -299,40 +299,40 @@ def look_at_compat(machine: 'Machine', report: 'Report', mapped: 'Iterable[str]'
     if own and driver:
         older = [int(part) for part in own.group(1).split('.')] < [int(part) for part in driver.split('.')]
         level, what = 'red' if older and real in map(os.path.realpath, mapped) else 'yellow', '' if older else 'not '
-        text = "%s comes first, NVIDIA's cuda-compat %s: it is %solder than the node's driver %s%s" % (
+        text = "%s is found first: NVIDIA's cuda-compat %s is %solder than the node's driver %s%s" % (
             path, own.group(1), what, driver, "; CUDA then finds no GPU (error 803)" if older else '')
     else:
-        level, text = 'yellow', "%s comes first, NVIDIA's cuda-compat; which driver the node has cannot be read" % path
-    report.add(level, 'cuda-compat', text, "take %s out of LD_LIBRARY_PATH" % os.path.dirname(path))
+        level, text = 'yellow', "%s of NVIDIA's cuda-compat is found first; the driver's version is unknown" % path
+    report.add(level, 'cuda-compat', text, "remove %s from LD_LIBRARY_PATH" % os.path.dirname(path))
 
 
 def look_at_plugin(machine: 'Machine', report: 'Report') -> None:
-    """NCCL's network plugin."""
+    """Which network plugin NCCL would load, and whether it is for this network."""
     path = next(iter(nccl.plugin_files(machine)), None)
     if path:
         report.fact('plugin', path)
         amazon = any(name.startswith('/opt/amazon/') for name in (path, os.path.realpath(path)))
         if amazon and machine.slingshot():
-            report.add('yellow', 'plugin', "%s is Amazon's, for EFA, and this node has Slingshot" % path,
-                       "put the plugin of this system in front in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
+            report.add('yellow', 'plugin', "%s is Amazon's, for EFA, but this node has Slingshot" % path,
+                       "put this system's plugin first in LD_LIBRARY_PATH, or name it in NCCL_NET_PLUGIN")
 
 
 def plugin_need(machine: 'Machine') -> str:
-    """Why NCCL cannot do without a network plugin here: it ends, or takes a slow network; '' if it can."""
+    """Why NCCL needs a network plugin here: without one it fails, or uses a slow network; '' if it needs none."""
     network, env = machine.environ.get('NCCL_NET', ''), machine.environ
     if not uses_gpus(machine):
         return ''
     if network and network.lower() not in ('socket', 'ib'):
-        return "NCCL_NET=%s is of no network that NCCL has itself" % network
+        return "NCCL_NET=%s is not built into NCCL" % network
     several = int(env.get('WORLD_SIZE', 1)) > int(env.get('LOCAL_WORLD_SIZE', 1))
-    return "NCCL takes TCP on nodes with Slingshot" if several and machine.slingshot() else ''
+    return "without it, NCCL uses TCP on nodes with Slingshot" if several and machine.slingshot() else ''
 
 
 def look_for_plugin(machine: 'Machine', report: 'Report', tried: bool) -> None:
     """
-    NCCL's network plugin is not there.
+    Report that NCCL's network plugin is missing.
 
-    :param tried: whether the process with PyTorch tried to load it; else files were looked for
+    :param tried: whether the process with PyTorch tried to load it; else only files were searched
     """
     need, names, wanted = plugin_need(machine), nccl.plugin_names(machine), machine.environ.get('NCCL_NET', '')
     named = machine.environ.get('NCCL_NET_PLUGIN') or wanted.lower() not in ('', 'socket', 'ib')
@@ -346,11 +346,11 @@ def look_for_plugin(machine: 'Machine', report: 'Report', tried: bool) -> None:
 
 def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: bool) -> dict:
     """
-    Everything of this file.
+    Make all checks of this file.
 
     :param torch: directory of torch, or None
     :param several: whether the job has several nodes
-    :return: what node.py wants to know
+    :return: what node.py needs
     """
     allowed, online = machine.cpus()
     details = {'rank': int(machine.environ['RANK']), 'local_rank': int(machine.environ['LOCAL_RANK']),
@@ -361,7 +361,7 @@ def look(machine: 'Machine', report: 'Report', torch: 'Optional[str]', several: 
     report.fact('container', machine.container)
     report.fact('driver', machine.nvidia_driver() or 'none')
     for name, value in machine.environ.items():
-        # PyTorch's own, and those of its threads, too
+        # also PyTorch's own variables, and those for its threads
         if re.match(r'(NCCL|RCCL|FI|MPICH|OFI_NCCL|HSA|MIOPEN|TORCH|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF|'
                     r'(OMP|MKL)_NUM_THREADS|PYTHON[A-Z]+$', name, re.I) and name not in PER_RANK:
             report.fact('env ' + name, value)

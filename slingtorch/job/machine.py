@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The one home of what a node has and how it is recognised, from its files alone: processors, memory, GPUs, mounts,
-network cards, libraries; and lists of hosts. 'slingtorch site new' and the choice of a wheel read it here too.
+Everything about how a node's hardware is recognised, from files only: processors, memory, GPUs, mounts, network cards,
+libraries; also lists of hosts. 'slingtorch site new' and the choice of a wheel use it, too.
 """
 import contextlib
 import functools
@@ -13,36 +13,36 @@ import time
 
 from .kinds import Callable, List, Mapping, Optional
 
-# Class and vendor of a PCI device that is a GPU, as /sys has them, with '/' between: 3D controller, other display
-# controller, processing accelerator; VGA of NVIDIA alone, others' are of the board.
+# Class and vendor of a PCI device that is a GPU, as in /sys, separated by '/': 3D controller, other display controller,
+# processing accelerator; VGA only of NVIDIA, since those of other vendors belong to the mainboard.
 GPU = r'^0x(0302|0380|1200|0300.*/0x10de$)'
 # vendors of GPUs that PyTorch's CUDA and ROCm run on
 VENDORS = {'0x10de': 'cuda', '0x1002': 'rocm'}
-# variables that limit a process to some GPUs, in the order in which they are asked
+# variables that limit a process to some GPUs, in the order in which they are read
 VISIBILITY = ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES', 'ZE_AFFINITY_MASK',
               'GPU_DEVICE_ORDINAL')
-# An entry of such a list that can be a GPU, also for bash. The list ends at the first one that is none (CUDA C++
+# An entry of such a list that can be a GPU, also for bash. The list ends at the first entry that cannot (CUDA C++
 # Programming Guide, CUDA_VISIBLE_DEVICES): -1, NoDevFiles of Slurm and PBS, none, void.
 GPU_ENTRY = r'^([0123456789]{1,4}(\.[0123456789]{1,4})?|(GPU|MIG)-[A-Za-z0-9/-]+)$'
 # ROCm's devices and processors
 KFD = 'sys/class/kfd/kfd/topology/nodes'
-# file systems that nodes share, as /proc/mounts calls them
+# types of file systems that nodes share, as in /proc/mounts
 SHARED = frozenset('lustre gpfs beegfs fhgfs wekafs ceph panfs nfs nfs4 dvs pvfs2 orangefs daos afs cifs glusterfs '
                    'fuse.glusterfs fuse.sshfs fuse.dfuse'.split())
 # An MPI itself. Cray's: libmpi_gnu_123.so.12, libmpi_cray.so.12, libmpi_nvidia.so.12 ..., one for each compiler.
 MPI_LIBRARY = re.compile(r'^libmpi(ch)?(_(?!gtl|cxx|mpifh|usempi|java)\w+)?\.so')
-# what belongs to one: bindings of other languages, its profiling library, the GPU Transport Layer
+# libraries that belong to an MPI: bindings for other languages, its profiling library, the GPU Transport Layer
 OF_AN_MPI = re.compile(r'^lib(p?mpi|mpich|mpicxx|mpi_\w+|mvapich)\.so')
 # Cray's GPU Transport Layer: libmpi_gtl_cuda.so, libmpi_gtl_hsa.so
 TRANSPORT_LAYER = re.compile(r'^libmpi_gtl_')
-# what NCCL or RCCL opens for its network where NCCL_NET_PLUGIN names nothing (nccl.plugin_names)
+# network plugins that NCCL or RCCL opens if NCCL_NET_PLUGIN is not set (nccl.plugin_names)
 NET_PLUGINS = ('libnccl-net.so', 'librccl-net.so')
-# mapped libraries that say over what a program communicates
+# mapped libraries that show how a program communicates
 COMMUNICATION = re.compile(r'/lib([nr]ccl|fabric|mpi|cxi|ibverbs|ucp|psm2|cuda(rt)?\.|amdhip64|hsa-runtime|MIOpen)')
 
 
 def for_bash() -> str:
-    """What bash must know of these: runscripts/lib/facts.bash. 'python3 -m slingtorch.job.machine' prints it."""
+    """The constants that bash needs, for runscripts/lib/facts.bash; 'python3 -m slingtorch.job.machine' prints it."""
     return """# SPDX-License-Identifier: GPL-2.0-only
 # Made from slingtorch/job/machine.py, by: python3 -m slingtorch.job.machine
 # shellcheck disable=SC2034  # for those who source it
@@ -54,12 +54,12 @@ _net_plugins='%s'
 
 
 def by_srun(environ: 'Mapping[str, str]') -> bool:
-    """Whether srun started this rank: an mpiexec inside a job passes on Slurm's variables of its own process."""
+    """Whether srun started this rank. An mpiexec in a job passes its own Slurm variables on, so these do not tell."""
     return environ.get('SLINGTORCH_LAUNCHER', 'slurm') == 'slurm' and bool(environ.get('SLURM_STEP_ID'))
 
 
 def seconds_to_wait(environ: 'Mapping[str, str]') -> float:
-    """SLINGTORCH_CHECK_SECONDS, 120 if it is not set; what is not a whole number from 1 to 86400 ends the program."""
+    """SLINGTORCH_CHECK_SECONDS, by default 120. :raises SystemExit: it is not a whole number from 1 to 86400"""
     text = environ.get('SLINGTORCH_CHECK_SECONDS') or '120'
     if not re.match(r'[1-9][0-9]{0,4}\Z', text) or int(text) > 86400:
         raise SystemExit("SLINGTORCH_CHECK_SECONDS=%s is not a number of seconds. Write a whole number from 1 to 86400"
@@ -68,7 +68,7 @@ def seconds_to_wait(environ: 'Mapping[str, str]') -> float:
 
 
 def numbers_in(text: str) -> list:
-    """The numbers of a list such as 08-11,20, as texts with its leading zeros; as many as can be read."""
+    """The numbers in a list such as 08-11,20, as texts with leading zeros; skips what it cannot read."""
     numbers = []
     for part in text.strip().split(','):
         first, _, last = part.partition('-')
@@ -79,7 +79,7 @@ def numbers_in(text: str) -> list:
 
 
 def expand_hosts(text: 'Optional[str]') -> list:
-    """The hosts of a list of Slurm: nid[001-003,7],a1; as many as can be read."""
+    """The hosts in a list of Slurm, such as nid[001-003,7],a1; skips what it cannot read."""
     hosts = []
     for part in re.findall(r'(?:[^,\[]|\[[^\]]*\])+', text or ''):
         names = ['']
@@ -91,47 +91,47 @@ def expand_hosts(text: 'Optional[str]') -> list:
 
 
 def cpus_of(text: str) -> set:
-    """The numbers of a list such as 0-3,8."""
+    """The numbers in a list such as 0-3,8."""
     return set(map(int, numbers_in(text)))
 
 
 def gpu_vendor(device_class: 'Optional[str]', vendor: 'Optional[str]') -> 'Optional[str]':
-    """cuda or rocm, if a PCI device with this class and vendor ('0x030200', '0x10de') is a GPU; else None."""
+    """'cuda' or 'rocm' if a PCI device with this class and vendor ('0x030200', '0x10de') is a GPU; else None."""
     return VENDORS.get(vendor or '') if re.match(GPU, '%s/%s' % (device_class, vendor)) else None
 
 
 def read_mounts(text: str) -> list:
-    """What /proc/mounts says: [(directory, type, options)]."""
+    """The content of /proc/mounts: [(directory, type, options)]."""
     lines = [line.split(' ') for line in text.splitlines()]
     return [(re.sub(r'\\([0-7]{3})', lambda code: chr(int(code.group(1), 8)), fields[1]), fields[2],
              fields[3].split(',')) for fields in lines if len(fields) > 3]
 
 
 def mount_of(path: str, mounts: list) -> tuple:
-    """(directory, type) of the file system that a path is on; ('', '') if that cannot be told."""
+    """(directory, type) of a path's file system; ('', '') if unknown."""
     best = '', ''
     for where, kind, _ in mounts:
-        # of those on one directory the last one is seen
+        # the last mount on a directory hides earlier ones
         if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
             best = where, kind
     return best
 
 
 def library_kind(path: str) -> 'Optional[str]':
-    """What a library is, by its name: 'libnccl', 'MPI' ...; None if nobody asks."""
+    """The kind of a library, from its name: 'libnccl', 'MPI' ...; None if it is of no interest here."""
     name = os.path.basename(path)
     found = re.match(r'(libnccl|librccl|libfabric|libcuda|libcudart|libamdhip64)\.so', name)
     return 'MPI' if MPI_LIBRARY.match(name) else found and found.group(1)
 
 
 def libraries() -> list:
-    """Paths of all libraries of this process, each once."""
+    """Paths of all libraries that this process maps, each once."""
     with open('/proc/self/maps') as maps:
         return sorted(set(re.findall(r' (/.+\.so.*)$', maps.read(), re.M)))
 
 
 def mapped_libraries() -> list:
-    """Those that say over what it communicates."""
+    """Those that show how this process communicates."""
     return list(filter(COMMUNICATION.search, libraries()))
 
 
@@ -139,9 +139,9 @@ class Machine:
     """
     A node.
 
-    :param environ: the environment of a rank on it
-    :param root: directory under which /proc, /sys, /dev and the mounts are looked up
-    :param clock: gives the time
+    :param environ: the environment of a rank on the node
+    :param root: directory that contains /proc, /sys, /dev and the mounts
+    :param clock: returns the time
     """
 
     def __init__(self, environ: 'Optional[Mapping[str, str]]' = None, root: str = '/',
@@ -174,7 +174,7 @@ class Machine:
 
     @property
     def node(self) -> str:
-        """Name of the node, as in conda-python-distributed."""
+        """The node's name, determined as in conda-python-distributed."""
         own = self.environ.get('SLURMD_NODENAME')
         if own and by_srun(self.environ):
             return own
@@ -187,12 +187,12 @@ class Machine:
                     or os.path.exists(self.path('run/.containerenv')) or os.path.exists(self.path('.dockerenv')))
 
     def cpus(self) -> tuple:
-        """(those that this process may use, those of the node)"""
+        """(CPUs that this process may use, CPUs of the node)"""
         allowed = re.search(r'^Cpus_allowed_list:\s*(\S+)', self.read('proc/self/status'), re.M)
         return cpus_of(allowed.group(1) if allowed else ''), cpus_of(self.read('sys/devices/system/cpu/online'))
 
     def mount_of(self, path: str) -> tuple:
-        """As the function of this name."""
+        """See the function mount_of()."""
         return mount_of(path, read_mounts(self.read(self.mounts)))
 
     # --- GPUs
@@ -200,9 +200,9 @@ class Machine:
     @functools.lru_cache()
     def gpus(self) -> 'List[tuple]':
         """
-        The GPUs of the node as [(name, CPUs beside it, cuda or rocm)], in the order of their PCI addresses.
+        The node's GPUs: [(name, CPUs near it, 'cuda' or 'rocm')], in the order of their PCI addresses.
 
-        NVIDIA's own order may be another one, with CUDA_DEVICE_ORDER and GPUs of several kinds.
+        NVIDIA's own order may differ, depending on CUDA_DEVICE_ORDER, if there are GPUs of several kinds.
         """
         found = []
         for device in self.list('sys/bus/pci/devices'):
@@ -213,7 +213,7 @@ class Machine:
         return found
 
     def open_gpus(self) -> 'List[int]':
-        """Numbers of NVIDIA's devices that this process may open: Slurm closes the others by a control group."""
+        """Numbers of NVIDIA's devices that this process can open: Slurm blocks the others with a control group."""
         numbers = sorted(int(name[6:]) for name in self.list('dev') if re.match(r'nvidia\d+$', name))
         usable = []
         for number in numbers:
@@ -223,21 +223,21 @@ class Machine:
         return usable
 
     def rocm_gpus(self) -> 'List[str]':
-        """Numbers of ROCm's GPUs in KFD: an MI300 in the mode CPX is several."""
-        # a processor's simd_count is 0 (Linux, kfd_topology.c)
+        """Numbers of ROCm's GPUs in KFD, where an MI300 in CPX mode counts as several."""
+        # the simd_count of a CPU is 0 (Linux, kfd_topology.c)
         return [number for number in sorted(self.list(KFD), key=int)
                 if re.search('^simd_count [1-9]', self.read('%s/%s/properties' % (KFD, number)), re.M)]
 
     def nvidia_driver(self) -> 'Optional[str]':
-        """Version of NVIDIA's kernel driver that is loaded; None without one."""
-        # open kernel modules say 'Kernel Module for x86_64  580.65.06'
+        """Version of NVIDIA's loaded kernel driver; None if there is none."""
+        # open kernel modules print 'Kernel Module for x86_64  580.65.06'
         found = re.search(r'Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)', self.read('proc/driver/nvidia/version'))
         return found.group(1) if found else None
 
     # --- memory and control groups
 
     def cgroups(self, controller: str) -> 'List[str]':
-        """The directories of this process's control groups with this controller, its own first."""
+        """Directories of the control groups with this controller that contain this process, the innermost first."""
         found = []
         for line in self.read('proc/self/cgroup').splitlines():
             parts = line.split(':', 2)
@@ -253,11 +253,11 @@ class Machine:
 
     def free_memory(self) -> tuple:
         """
-        (bytes that the processes of this job may still take on this node, None if nothing says so; the limit of their
-        control group if that is what leaves so little, else None; the file of this limit)
+        (bytes that the job's processes may still use on this node, None if unknown; the limit of the control group that
+        causes this figure, else None; the file with this limit)
 
-        The least of what the kernel calls available and of what every cgroup above this process has left (version 2,
-        and the memory controller of version 1). What is cached of files counts as free: the kernel gives it back.
+        The minimum of the memory that the kernel calls available and of what each cgroup above this process has left
+        (version 2, and the memory controller of version 1). Cached file data counts as free: the kernel reclaims it.
         """
         found = re.search(r'^MemAvailable: +(\d+) kB', self.read('proc/meminfo'), re.M)
         least = int(found.group(1)) * 1024 if found else None, None, ''  # type: tuple
@@ -276,13 +276,13 @@ class Machine:
     # --- network
 
     def slingshot(self) -> bool:
-        """Whether the node has Slingshot 11: its devices, or interfaces of the usual name."""
+        """Whether the node has Slingshot 11: its devices, or interfaces with the usual name."""
         return bool(self.list('sys/class/cxi')) or any(name.startswith('hsn') for name in self.list('sys/class/net'))
 
     def line_rates(self) -> dict:
         """
-        {interface: GB/s} of this node's network: what its drivers say of InfiniBand and RoCE ports and of Slingshot's
-        interfaces; if there are none, of the network cards that are up.
+        {interface: GB/s} of this node's network, from the drivers of InfiniBand and RoCE ports and of Slingshot's
+        interfaces; if there are none, from those of the network cards that are up.
         """
         rates = {}
         for port in self.glob('sys/class/infiniband/*/ports/*'):
@@ -291,7 +291,7 @@ class Machine:
                 rates['%s:%s' % (port.split('/')[-3], port.split('/')[-1])] = float(match.group(1)) / 8
         cards = [os.path.basename(path) for path in self.glob('sys/class/cxi/*/device/net/*')]
         if not rates and not cards:
-            # virtual ones have no device
+            # virtual interfaces have no device
             cards = [path.split('/')[-2] for path in self.glob('sys/class/net/*/device')]
         for card in cards:
             where = 'sys/class/net/%s/' % card

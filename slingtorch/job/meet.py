@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The nodes of a job meet in PyTorch's own TCPStore, at MASTER_ADDR and MASTER_PORT, as init_process_group of the training
-will open it a moment later. Nothing else listens. Runs in the processes that import PyTorch: probe.py, pairs.py.
+The nodes of a job meet in PyTorch's own TCPStore at MASTER_ADDR and MASTER_PORT, which the training's
+init_process_group() opens a moment later. Nothing else listens. Used in processes with PyTorch: probe.py, pairs.py.
 
-What is in the store (all JSON within the bounds of messages.py):
-    nodes               how many have come; each takes its number from it, rank 0's node is 0
-    come-N              {'node', 'rank', 'ranks', 'ready'} and more of node N
-    go                  {'now', 'nodes', 'go'} of rank 0's
+Keys in the store (all JSON within the bounds of messages.py):
+    nodes               how many have come; each takes its number from it; rank 0's node is 0
+    come-N              first message of node N: {'node', 'rank', 'ranks', 'ready'} and more
+    go                  answer of rank 0's node: {'now', 'nodes', 'go'}
     given-up            how many have given up the trial of the network
-    report-N, word      what node N found; how it ended
-    heard               how many have read that
+    report-N, word      what node N found; the verdict
+    heard               how many have read the verdict
 """
 import contextlib
 import datetime
@@ -20,23 +20,23 @@ import time
 from . import messages, network
 from .kinds import Any, Callable, Iterable
 
-# seconds between two looks at the store, and for each of its answers
+# seconds between two looks at the store, and the limit for each of its answers
 LOOK, ANSWER = 0.02, 20
 COMES = {'node': str, 'rank': int, 'ranks': int, 'ready': bool}
-# how long rank 0's waits until others have heard how it ended
+# seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
 
 
 class NotMet(Exception):
-    """The nodes do not meet. :ivar port: whether another process has the port"""
+    """The nodes cannot meet. :ivar port: whether another process has the port"""
     port = False
 
 
 class Store:
     """
-    One client of the store; rank 0's first one has the store itself, except under torchrun, whose agent has it.
+    A client of the store. Rank 0's first one is the server, except under torchrun, whose agent is.
 
-    :raises NotMet: it cannot be reached, or the port is taken
+    :raises NotMet: the store cannot be reached, or the port is taken
     """
 
     def __init__(self, environ: 'Any', seconds: float, first: bool = True) -> None:
@@ -56,26 +56,26 @@ class Store:
             raise wrong
 
     def another(self) -> 'Store':
-        """A client of its own for another thread: one that waits keeps others from asking."""
+        """A new client for another thread: while one waits, other threads cannot use it."""
         return Store(self.environ, ANSWER, False)
 
     def put(self, key: str, thing: 'Any') -> None:
-        """Under this key. :raises NotMet: the store is gone"""
+        """Store a message under this key. :raises NotMet: the store is gone"""
         self.call(self.store.set, key, messages.dump(thing).decode())
 
     def count(self, key: str, more: int = 0) -> int:
-        """Of a counter, to which so many are added. :raises NotMet: the store is gone"""
+        """Add to a counter; returns its new value. :raises NotMet: the store is gone"""
         return self.call(self.store.add, key, more)
 
     def call(self, function: 'Callable', *arguments: 'Any') -> 'Any':
-        """What the store says. :raises NotMet: it is gone"""
+        """Call a function of the store; returns its result. :raises NotMet: the store is gone"""
         try:
             return function(*arguments)
-        except Exception as err:    # DistNetworkError, DistStoreError, RuntimeError: by release
+        except Exception as err:    # depending on the release: DistNetworkError, DistStoreError, RuntimeError
             raise NotMet((str(err).strip().splitlines() or [repr(err)])[0][:300])
 
     def raw(self, keys: list) -> list:
-        """What is under these keys, which are there. :raises NotMet: the store is gone"""
+        """The values of these keys, which must exist. :raises NotMet: the store is gone"""
         if not keys:
             return []
         if hasattr(self.store, 'multi_get'):    # since 2.1
@@ -84,8 +84,8 @@ class Store:
 
     def get(self, key: str, end: float) -> 'Any':
         """
-        What is there, as soon as it is. :raises NotMet: nothing is until the time `end`, or the store is gone
-        :raises ValueError: that is not a message
+        Wait for the message under a key. :raises NotMet: there is none by the time `end`, or the store is gone
+        :raises ValueError: the value is not a message
         """
         seconds = max(0.05, end - time.monotonic())
         self.call(self.store.wait, [key], datetime.timedelta(seconds=seconds))
@@ -94,7 +94,7 @@ class Store:
     # --- rank 0's node
 
     def known(self, name: str, numbers: 'Iterable[int]', form: dict) -> dict:
-        """{number: what is under NAME-number, None if that is not of this form}, of those that are there."""
+        """The messages stored so far as NAME-<number>: {number: message, None if it has another form}."""
         found, there = {}, [number for number in numbers if self.is_there('%s-%d' % (name, number))]  # type: dict, list
         for number, data in zip(there, self.raw(['%s-%d' % (name, number) for number in there])):
             said = None     # type: Any
@@ -105,8 +105,8 @@ class Store:
 
     def others(self, ranks: int, world: int, end: float) -> dict:
         """
-        Who comes until the time `end`, or until so many ranks of the world are there: {number of a node: what it says
-        of itself, or None if that is nothing that this version understands}.
+        Wait for nodes until the time `end`, or until this many ranks have come: {number of a node: its first message,
+        or None if it has another form}.
         """
         found, there = {}, 0  # type: dict, int
         while there < ranks and time.monotonic() < end:
@@ -123,8 +123,8 @@ class Store:
         return found
 
     def is_there(self, key: str) -> bool:
-        """Whether something is under this key."""
-        if hasattr(self.store, 'check'):    # of newer releases
+        """Whether this key exists."""
+        if hasattr(self.store, 'check'):    # in newer releases
             return bool(self.call(self.store.check, [key]))
         try:
             self.store.wait([key], datetime.timedelta(seconds=LOOK))
@@ -133,7 +133,7 @@ class Store:
             return False
 
     def reports(self, numbers: list, end: float) -> dict:
-        """{number of a node as text: its report} of those that bring one until the time `end`."""
+        """Wait for reports until the time `end`: {number of a node as text: its report}."""
         found, missing = {}, set(numbers)  # type: dict, set
         while missing:
             new = self.known('report', missing, {})
@@ -146,7 +146,7 @@ class Store:
         return found
 
     def word(self, word: str, nodes: int) -> None:
-        """Tell all nodes how it ended, and wait until so many have heard it."""
+        """Tell all nodes the verdict, and wait until this many have read it."""
         self.put('word', word)
         end = time.monotonic() + HEARD
         while self.count('heard') < nodes and time.monotonic() < end:
@@ -154,7 +154,7 @@ class Store:
 
 
 def route(host: str) -> str:
-    """The addresses of a host, and those of this node from which packets go there, for a message."""
+    """The addresses of a host, and the local addresses from which packets go there, for a message."""
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as err:
@@ -172,11 +172,11 @@ def route(host: str) -> str:
 
 
 def attempt(environ: 'Any', seconds: float = 3) -> str:
-    """What the kernel says of a connection to rank 0's node, for a message."""
+    """The kernel's answer to a connection to rank 0's node, for a message."""
     host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
     try:
         with socket.create_connection((host, port), seconds):
-            return "something answers there, in another way than PyTorch's store"
+            return "something answers there, but not as PyTorch's store does"
     except socket.timeout:
         return "no answer"
     except (OSError, UnicodeError, OverflowError) as err:
@@ -184,7 +184,7 @@ def attempt(environ: 'Any', seconds: float = 3) -> str:
 
 
 def listens(environ: 'Any') -> bool:
-    """Whether somebody does at MASTER_ADDR and MASTER_PORT."""
+    """Whether a process listens at MASTER_ADDR and MASTER_PORT."""
     with contextlib.suppress(OSError, UnicodeError, OverflowError):
         socket.create_connection((environ['MASTER_ADDR'], int(environ['MASTER_PORT'])), 1).close()
         return True
@@ -192,20 +192,20 @@ def listens(environ: 'Any') -> bool:
 
 
 def why_not(environ: 'Any', said: str = '') -> str:
-    """Why this node does not reach rank 0's, for a message."""
+    """Why this node does not reach rank 0's node, for a message."""
     low = network.port_range()
     text = "no connection to MASTER_ADDR=%s, MASTER_PORT=%s: %s (%s)%s" % (
         environ['MASTER_ADDR'], environ['MASTER_PORT'], attempt(environ), route(environ['MASTER_ADDR']),
         network.own_address(environ['MASTER_ADDR']))
     if low and low != network.LINUX_PORTS:
-        text += ". This node's ip_local_port_range is %s, by which conda-python-distributed chooses MASTER_PORT" % low
+        text += ". conda-python-distributed derives MASTER_PORT from ip_local_port_range, which is %s here" % low
     return text + (' [%s]' % said if said else '')
 
 
 def look_up(address: str) -> float:
     """
-    Seconds that the name of an address takes, as PyTorch's store looks it up for each connection (c10d's socket.cpp,
-    getnameinfo(3) of an IPv4 address in IPv6's form).
+    Seconds to look up the name of an address, as PyTorch's store does for each connection (c10d's socket.cpp,
+    getnameinfo(3) of an IPv4-mapped IPv6 address).
     """
     begin = time.monotonic()
     with contextlib.suppress(OSError, UnicodeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What NCCL and RCCL load, look for, and say of their network."""
+"""Which libraries NCCL and RCCL load, which interfaces they look for, and which network their log names."""
 import contextlib
 import os
 import re
@@ -8,15 +8,15 @@ from . import elf
 from .kinds import Any, Machine, MutableMapping, Optional
 from .machine import NET_PLUGINS, library_kind
 
-# variable: how the names of such plugins of NCCL begin
+# {variable: beginning of the names of such plugins}
 PLUGINS = {'NCCL_%s_PLUGIN' % kind.upper(): 'libnccl-' + kind
            for kind in ('net', 'gin', 'rma', 'tuner', 'profiler', 'env')}
-# a network plugin's symbol, with the number of its interface
+# symbol of a network plugin, followed by the number of its interface
 INTERFACE = 'ncclNetPlugin_v'
 
 
 def find_library(machine: 'Machine', name: str, cache: bool = False) -> 'Optional[str]':
-    """The first file of this name in LD_LIBRARY_PATH, with `cache` also where the system has libraries; or None."""
+    """The first file of this name in LD_LIBRARY_PATH, with `cache` also in the system's directories; or None."""
     for directory in machine.environ.get('LD_LIBRARY_PATH', '').split(':'):
         path = os.path.join(directory, name)
         if directory and os.path.exists(path):
@@ -26,9 +26,9 @@ def find_library(machine: 'Machine', name: str, cache: bool = False) -> 'Optiona
 
 
 def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
-    """What NCCL or RCCL hands to dlopen(3) for this plugin, in its order; [] if it is told to take none.
+    """The names that NCCL or RCCL passes to dlopen(3) for this plugin, in its order; [] if the variable says none.
 
-    As NCCL does it: src/plugin/plugin_open.cc of v2.30.7-1. A list is one since 2.27.
+    From NCCL's src/plugin/plugin_open.cc of v2.30.7-1; lists are allowed since 2.27.
     """
     begin, wanted = PLUGINS[variable], machine.environ.get(variable, '')
     if wanted.lower() in ('none', 'static_plugin'):
@@ -40,14 +40,14 @@ def plugin_names(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
 
 
 def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
-    """Those of plugin_names() that are there, as paths."""
+    """The paths of those in plugin_names() that exist."""
     paths = [(name if os.path.exists(name) else None) if '/' in name else find_library(machine, name, cache=True)
              for name in plugin_names(machine, variable)]
     return list(filter(None, paths))
 
 
 def library_of(paths: list) -> 'Optional[elf.Library]':
-    """The first NCCL or RCCL among these libraries that can be read."""
+    """The first readable NCCL or RCCL among these libraries."""
     for path in paths:
         if library_kind(path) in ('libnccl', 'librccl'):
             with contextlib.suppress(OSError, ValueError):
@@ -56,7 +56,7 @@ def library_of(paths: list) -> 'Optional[elf.Library]':
 
 
 def accepted(paths: list) -> tuple:
-    """(numbers of the interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None)."""
+    """(interfaces that the NCCL among these libraries looks for in a plugin, its path); ([], None) without one."""
     library = library_of(paths)
     if library is None:
         return [], None
@@ -76,20 +76,20 @@ def refuses_to_share(paths: list) -> bool:
 
 
 def log_into(environ: 'MutableMapping[str, str]', log: 'Any') -> None:
-    """Have NCCL say what it does in this file. What fails does not end the process: who tries it says so."""
+    """Let NCCL log to this file. Errors do not end the process: whoever tries the network reports them."""
     environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING='0', NCCL_ASYNC_ERROR_HANDLING='0', NCCL_DEBUG='INFO',
                    NCCL_DEBUG_SUBSYS='INIT,NET',
                    NCCL_DEBUG_FILE='/proc/self/fd/%d' % log.fileno() if log else os.devnull)
 
 
 def heard(log: 'Any') -> dict:
-    """What it said there: 'network' and 'provider'."""
+    """The 'network' and 'provider' in NCCL's log."""
     log.seek(0)
     return dict(zip(('network', 'provider'), network(log.read().decode(errors='replace'))))
 
 
 def network(log: str) -> tuple:
-    """(network, provider of libfabric, the lines that say so) by NCCL's own log; None for what it does not say."""
+    """(network, libfabric's provider, the lines that name them) in NCCL's log; None for what it does not name."""
     names, lines = [], []
     for pattern in (r'Using network (.+?)\s*$', r'Selected [Pp]rovider is ([^,\s]+)'):
         found = list(re.finditer('(?m)^.*' + pattern, log))[-1:]

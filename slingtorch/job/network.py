@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-The network as a training uses it, tried by the process with PyTorch: all_reduces among the ranks of the node and over
-one rank of each node, which rise from one float to 8 MB. Each step has its own limit, and what the kernel says of the
-connections meanwhile (TCP_INFO of tcp(7)) tells packets that are lost from somebody who is late.
+The process with PyTorch tries the network as a training uses it: all_reduces among the ranks of the node, then over one
+rank of each node, from one float to 8 MB. Each step has its own time limit. Meanwhile, the kernel's data about the
+connections (TCP_INFO of tcp(7)) tells lost packets from a late process.
 """
 import contextlib
 import fcntl
@@ -19,8 +19,8 @@ from .kinds import Any, Callable, Mapping
 
 # what is sent in turn: bytes, its name
 ROW = ((4, 'one float'), (64 << 10, '64 kB'), (8 << 20, '8 MB'))
-# Seconds: for each step, for all of them together, and for those that wait for somebody else, while nothing of their
-# own is under way.
+# Seconds for each step, for the rendezvous, for all steps together, and for a process that has nothing under way itself
+# and waits for another.
 STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
 # and how often connections are looked at
 LOOK = 0.25
@@ -30,30 +30,30 @@ LOCAL = 16
 CONNECTING, LISTENING = 2, 10
 # ip_local_port_range as Linux has it (ip(7))
 LINUX_PORTS = '32768 60999'
-# What nobody has acknowledged is sent again 0.2, 0.6, 1.4, 3 and 6.2 s after the first time at the earliest, and the
-# first segment of a connection after 1, 3 and 7 s (Linux net/ipv4/tcp_timer.c): after so many times a step of 5 s hears
-# nothing that it has not heard. Newer kernels ask for connections each second, and do so for as long.
+# The kernel resends an unacknowledged segment at the earliest 0.2, 0.6, 1.4, 3 and 6.2 s after the first time, and the
+# first segment of a connection after 1, 3 and 7 s (Linux net/ipv4/tcp_timer.c). After these numbers of resends, a step
+# of 5 s learns nothing more. Newer kernels resend the first segment each second, for as long.
 UNHEARD, UNANSWERED, ASKED = 4, 2, 3.5
 WRONG_VALUES = 'wrong values came'
-# of a network that carries little; yellow
+# in the text about a slow network, which is yellow
 SLOW = 'is slow'
 NAME_IT = "export GLOO_SOCKET_IFNAME=NAME OF THE INTERFACE between the nodes"
-REFUSED = ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports are refused: by something between "
-           "them, such as a firewall")
-OPEN_PORTS = "have the centre open all ports between the nodes of a job; a training's connections take any"
-# what the others see when one has given up
+REFUSED = ("the nodes reach rank 0's node at MASTER_PORT, but something between them, such as a firewall, refuses "
+           "connections to other ports")
+OPEN_PORTS = "have the centre open all ports between the nodes of a job: a training may use any of them"
+# errors on the other nodes after one has given up
 SECONDARY = r'closed by peer|reset by peer|Broken pipe|Connection refused|[Tt]imed out|did not end'
-# seconds to another node and back above which the nodes of a cluster are far from each other
+# round-trip seconds above which nodes are farther apart than in one cluster
 FAR = 0.005
-# the share of segments sent again from which on the network is said to lose packets; and how many at least
+# from this share of resent segments, and this number, check reports that the network loses packets
 LOSS, RESENT = 0.05, 5
 
 
 def connections() -> list:
     """
     This process's own TCP sockets: dictionaries with state, here (host, port), there (the other end's port, or 0),
-    resent and sent (segments), again (times the segment under way was sent again), underway (segments that nobody has
-    acknowledged), trip (the shortest seconds to the other end and back).
+    resent and sent (segments), again (how often the segment under way was resent), underway (unacknowledged segments),
+    trip (shortest round-trip time in seconds).
     """
     found = []
     for name in os.listdir('/proc/self/fd'):
@@ -63,13 +63,13 @@ def connections() -> list:
                 continue
             own = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue        # it was that of listdir, or is gone
+            continue        # the descriptor of listdir, or one closed meanwhile
         with own:
             try:
                 told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 152)
                 entry = {'state': told[0], 'again': told[2], 'here': own.getsockname()[:2]}
             except OSError:
-                continue    # of another kind
+                continue    # not a TCP socket
             entry['there'] = 0
             with contextlib.suppress(OSError):
                 entry['there'] = asked(link[8:-1]) if told[0] == CONNECTING else own.getpeername()[1]
@@ -82,7 +82,7 @@ def connections() -> list:
 
 
 def asked(inode: str) -> int:
-    """The port that a socket wants to be connected to, which getpeername(2) does not say; 0 if nobody knows."""
+    """The port to which a socket is connecting, which getpeername(2) does not give; 0 if not found."""
     for table in ('/proc/self/net/tcp', '/proc/self/net/tcp6'):
         with contextlib.suppress(OSError), open(table) as stream:
             for line in stream:
@@ -93,18 +93,18 @@ def asked(inode: str) -> int:
 
 
 def own_address(name: str) -> str:
-    """What to say of a MASTER_ADDR that is on each node the node itself; '' of another one."""
+    """The text about a MASTER_ADDR that means another host on each node; '' if it does not."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ''
     if not all(is_loopback(entry[4][0]) for entry in found):
         return ''
-    return ". MASTER_ADDR=%s is %s on this node, which is the node itself: see its hosts file" % (name, found[0][4][0])
+    return ". MASTER_ADDR=%s is %s on this node, a loopback address: see its /etc/hosts" % (name, found[0][4][0])
 
 
 def why_no_loopback() -> str:
-    """Why this machine cannot reach itself at 127.0.0.1, as the kernel says; '' if it can."""
+    """The kernel's error when this machine connects to 127.0.0.1; '' if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         try:
             query.connect(('127.0.0.1', 9))
@@ -125,12 +125,12 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """' (eth0)' for an address of that interface; '' if none has it."""
+    """' (eth0)' for an address of that interface; '' if no interface has it."""
     return next((' (%s)' % name for _, name in socket.if_nameindex() if address_of(name) == address), '')
 
 
 def port_range() -> str:
-    """The kernel's ports for connections, by which conda-python-distributed chooses MASTER_PORT."""
+    """The kernel's range of ports for connections, from which conda-python-distributed derives MASTER_PORT."""
     try:
         with open('/proc/sys/net/ipv4/ip_local_port_range') as stream:
             return ' '.join(stream.read().split())
@@ -139,15 +139,15 @@ def port_range() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is of the node itself alone."""
+    """Whether an address is a loopback address."""
     return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
 
 
 def state(sockets: list, before: int = 0) -> dict:
     """
-    What matters of connections(), for JSON.
+    A summary of connections(), for JSON.
 
-    :param before: segments that were sent again in steps that ended well
+    :param before: segments that were resent in steps that ended well
     """
     return {
         'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
@@ -166,7 +166,7 @@ def state(sockets: list, before: int = 0) -> dict:
 
 
 def segments() -> tuple:
-    """(segments of TCP that this node has sent, those of them that it sent again) since it was started: proc(5)."""
+    """(TCP segments that this node has sent, those that it has resent) since it booted: proc(5)."""
     try:
         with open('/proc/net/snmp') as stream:
             names, values = [line.split()[1:] for line in stream if line.startswith('Tcp:')]
@@ -178,7 +178,7 @@ def segments() -> tuple:
 
 def hopeless(sockets: list, seconds: float) -> bool:
     """
-    Whether the kernel has asked in vain so often that a step need not be waited for.
+    Whether the kernel has resent so often that waiting for the step is pointless.
 
     :param sockets: connections()
     :param seconds: since the step began
@@ -189,13 +189,13 @@ def hopeless(sockets: list, seconds: float) -> bool:
 
 class Watch:
     """
-    Calls `give_up` if a step takes too long, or cannot end any more.
+    Calls `give_up` if a step takes too long, or can no longer end.
 
-    :ivar name: of the step that goes on
+    :ivar name: name of the current step
     :ivar told: state() when something was last under way
     :param give_up: called with a text and a dictionary of state()
-    :param factor: of all limits
-    :param others_gone: whether another node has given up
+    :param factor: multiplies all limits
+    :param others_gone: tells whether another node has given up
     """
 
     def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1,
@@ -207,12 +207,12 @@ class Watch:
         threading.Thread(target=self.loop, daemon=True).start()
 
     def enter(self, name: str, seconds: float = STEP) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.before = sum(entry['resent'] for entry in connections())
         self.since, self.limit, self.name = time.monotonic(), seconds * self.factor, name
 
     def loop(self) -> None:
-        """Look again and again."""
+        """Look at the connections until all is done, or given up."""
         while not self.done.wait(LOOK):
             now, sockets = time.monotonic(), connections()
             if any(entry['underway'] for entry in sockets):
@@ -223,14 +223,14 @@ class Watch:
                 return
 
     def look(self, now: float, sockets: list) -> str:
-        """What is said of the step if it is given up; '' if it goes on."""
+        """Why the step is given up; '' if it goes on."""
         self.gone += self.others_gone()
-        # its own error may come first; and what 8 MB took so far says how slow the network is
+        # the step's own error may come first; and a step of 8 MB that runs to its limit shows how slow the network is
         if self.gone > 2 or hopeless(sockets, now - self.since) and not self.name.endswith(ROW[-1][1]):
             return '%s did not end' % self.name
         if now - self.since < self.limit and now - self.begin < ALL * self.factor:
             return ''
-        # one that waits for another node's process, which is late, has nothing under way itself
+        # a process that waits for a late one on another node has nothing under way itself
         told = state(sockets, self.before)
         if told['underway'] or told['silent'] or told['loopback'] or now - self.begin > ASIDE * self.factor:
             return '%s did not end within %d s' % (self.name, self.limit)
@@ -240,10 +240,10 @@ class Watch:
 def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: int, watch: Watch,
          times: dict) -> None:
     """
-    The rising row, twice each, since the first one may have to set up connections; fills in `times`.
+    All_reduces of rising size, each twice, since the first may have to set up connections; fills in `times`.
 
-    :param reduce: all_reduce of a tensor, and wait for it
-    :param zeros: makes a tensor of so many floats, 0 on all ranks
+    :param reduce: does an all_reduce of a tensor, and waits for it
+    :param zeros: makes a tensor with this number of zeros
     """
     for size, name in ROW:
         watch.enter('the all_reduce of %s' % name)
@@ -254,15 +254,15 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
             reduce(tensor)
             times[str(size)] = time.monotonic() - begin
             least, most = float(tensor.min().item()), float(tensor.max().item())
-            if not least == most == ranks:      # nan is not, either
+            if not least == most == ranks:      # also if one is nan
                 raise RuntimeError("%s: an all_reduce of ones over %d ranks gave values from %g to %g" % (
                     WRONG_VALUES, ranks, least, most))
 
 
 def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
     """
-    An all_reduce of gloo among so many processes of this node, as its ranks do: forks of this one, since each of them
-    would have to import PyTorch for seconds. What went wrong; '' if it was right.
+    Try an all_reduce of gloo among as many processes as this node has ranks. They are forks of this one, since each
+    would need seconds to import PyTorch. Returns what went wrong; '' if nothing.
     """
     import datetime
 
@@ -280,7 +280,7 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
             try:
                 text = _local_rank(dist, torch, dist.TCPStore(
                     'localhost', int(os.read(given, 20) or 0), ranks, False, limit), rank, ranks, limit)
-            except BaseException as err:    # whatever it is, it is the answer
+            except BaseException as err:    # every error is an answer
                 text = str(err).encode()[:200] or b'failed'
             finally:
                 os.write(answer, text.replace(b'\n', b' ') + b'\n')
@@ -306,7 +306,7 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
             break
     for pid, give in children:
         os.close(give)
-        os.kill(pid, signal.SIGKILL)    # one that has ended is not yet waited for
+        os.kill(pid, signal.SIGKILL)    # safe if it has ended: nobody has waited for it yet
         os.waitpid(pid, 0)
     os.close(answers)
     missing = ranks - 1 - texts.count(b'\n')
@@ -315,7 +315,7 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
 
 
 def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, limit: 'Any') -> bytes:
-    """One of them: b'', or what went wrong."""
+    """One process of among_local_ranks(): b'', or what went wrong."""
     group = dist.ProcessGroupGloo(store, rank, ranks, limit)
     tensor = torch.ones(1)
     group.allreduce([tensor]).wait()
@@ -324,7 +324,7 @@ def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, 
 
 
 def own_name_address() -> str:
-    """The address that gloo takes where GLOO_SOCKET_IFNAME is not set: the first one of the node's own name; or ''."""
+    """The address that gloo uses without GLOO_SOCKET_IFNAME: the first one of the node's own name; '' if none."""
     try:
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -332,7 +332,7 @@ def own_name_address() -> str:
 
 
 def address_of_gloo(environ: 'Mapping[str, str]') -> str:
-    """Which one gloo tells the other nodes, and its interface."""
+    """The address that gloo gives to the other nodes, and its interface."""
     name = environ.get('GLOO_SOCKET_IFNAME', '')
     own = address_of(name) if name else own_name_address()
     return own + (interface_of(own) if own else '')
@@ -340,61 +340,61 @@ def address_of_gloo(environ: 'Mapping[str, str]') -> str:
 
 def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
     """
-    (what is said, what to do) of an all_reduce that failed or did not end; ('', '') if nobody knows.
+    (text, remedy) for an all_reduce that failed or did not end; ('', '') if the cause is unknown.
 
-    Texts are the same on all nodes that see the same cause, so that it is one line.
+    Nodes that see the same cause return the same text, so that the report has one line for it.
 
-    :param text: of the error
+    :param text: the error's own text
     :param told: state() at that time
     :param environ: of the rank
     """
     if 'unsupported gloo device' in text:
-        return ("GLOO_DEVICE_TRANSPORT=%s is not a transport that the gloo of this PyTorch has"
-                % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or write TCP")
+        return ("GLOO_DEVICE_TRANSPORT=%s: this PyTorch's gloo has no such transport"
+                % environ.get('GLOO_DEVICE_TRANSPORT', ''), "unset it in the job script, or set it to TCP")
     if 'no connection to 127.0.0.1' in text:
         return "processes of a node cannot reach each other: %s" % text.split(': ', 1)[-1], (
-            "have the centre look at the node's loopback interface (ip link show lo)")
+            "ask the centre to check the node's loopback interface (ip link show lo)")
     loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
     if 'ss_family' in text:
         loopback = [address for address in [own_name_address()] if ':' in address]
         if loopback and not is_loopback(loopback[0]):
-            return ("gloo tells the other nodes an IPv6 address of a node, that of its own name, and others have IPv4",
+            return ("gloo on a node uses an IPv6 address, to which the node's own name resolves; other nodes use IPv4",
                     NAME_IT)
     if loopback:
-        return ("gloo tells the other nodes %s as the address of a node: its own name has this one in its hosts file, "
-                "or has none" % loopback[0],
-                NAME_IT + "; or have the centre take the name out of that line of /etc/hosts")
+        return ("gloo on a node gives %s to the other nodes as its address: the node's own name has this address in "
+                "/etc/hosts, or has no address" % loopback[0],
+                NAME_IT + "; or have the centre remove the name from that line of /etc/hosts")
     if told.get('silent') and told.get('link'):
-        return ("the interface of GLOO_SOCKET_IFNAME=%s has no address but one of its link alone (fe80:...), and "
-                "nobody answers there" % environ.get('GLOO_SOCKET_IFNAME', ''),
-                "name another interface, or have the centre look at this one (ip address)")
+        return ("the interface of GLOO_SOCKET_IFNAME=%s has only a link-local address (fe80:...), and other nodes do "
+                "not answer there" % environ.get('GLOO_SOCKET_IFNAME', ''),
+                "name another interface, or ask the centre to check this one (command: ip address)")
     if told.get('silent') and str(told.get('to', [])) == '[%s]' % environ.get('MASTER_PORT'):
-        return ("connections to MASTER_PORT=%s of rank 0's node get no answer, and others do: something between the "
-                "nodes drops packets to this port, such as a firewall" % environ.get('MASTER_PORT'),
-                "unset MASTER_PORT in the job script or name another one; have the centre open all ports between the "
-                "nodes of a job")
+        return ("connections to rank 0's node get no answer at MASTER_PORT=%s, but they do at other ports: something "
+                "between the nodes, such as a firewall, drops packets to this port" % environ.get('MASTER_PORT'),
+                "unset MASTER_PORT in the job script or choose another port; have the centre open all ports between "
+                "the nodes of a job")
     if told.get('silent'):
-        return ("the nodes reach rank 0's at MASTER_PORT, but connections to other ports get no answer: something "
-                "between them drops packets, such as a firewall",
+        return ("the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: something "
+                "between them, such as a firewall, drops packets",
                 OPEN_PORTS)
-    # ETIMEDOUT is the kernel's: nobody acknowledges what it sends again
+    # the kernel gives ETIMEDOUT if nobody acknowledges what it resends
     unheard = told.get('stuck') or 'Connection timed out' in text
     if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:
-        return ("small messages pass, the all_reduce of 64 kB does not: packets of full size are lost on the way, as "
-                "where the MTU of a switch or an interface between the nodes is smaller than that of the nodes",
-                "have the centre look at the MTU of the nodes and switches; ip link show dev NAME mtu")
+        return ("small messages pass, but the all_reduce of 64 kB does not: full-size packets are lost on the way, for "
+                "example because a switch or an interface between the nodes has a smaller MTU than the nodes",
+                "ask the centre to check the MTU of the nodes and switches (command: ip link show dev NAME)")
     if re.search('8 MB.*did not end', text):
         seconds = told.get('limit', STEP)
         return ("the network between the nodes %s, less than %.1g MB/s, or loses packets: the all_reduce of 8 MB did "
-                "not end within %d s, and 64 kB did end" % (SLOW, ROW[-1][0] / seconds / 1e6, seconds),
-                "vet measures the nodes, and finds a slow one: docs/check.md")
+                "not end within %d s, but that of 64 kB did" % (SLOW, ROW[-1][0] / seconds / 1e6, seconds),
+                "run vet, which measures the nodes and finds a slow one: docs/check.md")
     if told.get('resent', 0) + told.get('before', 0) >= RESENT or told.get('again', 0) >= UNHEARD:
         return ("packets get lost between the nodes: %s" % text,
-                "have the centre look at cables, ports and switches; vet finds the node: docs/check.md")
+                "ask the centre to check cables, ports and switches; vet finds the node: docs/check.md")
     return '', ''
 
 
 def speed(times: dict, ranks: int) -> float:
-    """GB/s that a node sends and receives in the largest all_reduce: a ring's share of it; 0 without."""
+    """GB/s that a node sends and receives in the largest all_reduce, as in a ring; 0 if that size was not reached."""
     size = max(map(int, times), default=0)
     return 2 * (ranks - 1) / ranks * size / times[str(size)] / 1e9 if size >= ROW[-1][0] and times[str(size)] else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""What only the ranks of one node together show: shared cores and GPUs, and what the process with PyTorch maps."""
+"""What only all ranks of a node together show: shared cores and GPUs, and the libraries that PyTorch's process maps."""
 import os
 import re
 
@@ -7,7 +7,7 @@ from . import elf, limits, look, nccl, network, variables
 from .kinds import Any, Iterable, Machine, Optional, Report
 from .machine import TRANSPORT_LAYER, library_kind
 
-# The share of the line rate below which a network is said to be slow: gloo over TCP reaches a tenth of a fast one's.
+# A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
 SLOW_LINK = 0.02
 # ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
 DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
@@ -15,15 +15,15 @@ SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
 def mask_of(ranks: 'Iterable[int]') -> int:
-    """The bit mask of some ranks."""
+    """The bit mask of these ranks."""
     return sum(1 << rank for rank in ranks)
 
 
 def check_cores(report: 'Report', ranks: list) -> None:
     """
-    Cores that several ranks share.
+    Report cores that several ranks share.
 
-    :param ranks: details of look.look(), of all ranks of the node
+    :param ranks: details (look.look()) of all ranks of the node
     """
     sharing = {}  # type: dict
     for details in ranks:
@@ -43,7 +43,7 @@ def check_cores(report: 'Report', ranks: list) -> None:
                 "srun --cpus-per-task=N, or --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who))
     if len(sharing) == 1 and len(ranks) > 1 and not fault:
         fault = True
-        report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores of the others"
+        report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores"
                    % len(cpus), "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"")
     for cpus, who in sharing.items():
         for others, whose in sharing.items():
@@ -52,12 +52,12 @@ def check_cores(report: 'Report', ranks: list) -> None:
                 report.add('yellow', 'cores', "ranks of the node share some of their cores",
                            "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who + whose))
     if not fault:
-        report.add('good', 'cores', "no rank shares a core with another one")
+        report.add('good', 'cores', "no rank shares a core with another rank")
 
 
 def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> None:
     """
-    GPUs that several ranks share, and cores that are far from them.
+    Report GPUs that several ranks share, and ranks whose cores are far from their GPU.
 
     :param mapped: libraries of the process with PyTorch
     """
@@ -74,23 +74,23 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
             sure = nccl.refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
-                "start as many ranks as GPUs, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
+                "start one rank per GPU, with --gpus-per-task=1 or SLINGTORCH_GPU_VISIBILITY", mask_of(who))
         elif len(gpus) > 1 and len(who) > 1:
-            report.add('untested', 'gpus', "which of its %d GPUs each rank takes: all see the same ones, and the "
+            report.add('untested', 'gpus', "which of its %d GPUs each rank uses: all see the same ones, and the "
                        "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
     if not shared and all(len(gpus) == 1 for gpus in lists):
-        report.add('good', 'gpus', "each rank sees one GPU, which no other rank has")
+        report.add('good', 'gpus', "each rank sees a GPU of its own")
     far = [(rank, gpus) for rank, _, gpus, details in seen if len(gpus) == 1 and details['near'].get(gpus[0])
            and details['cpus'] and not set(details['cpus']) & set(details['near'][gpus[0]])]
     if far:
-        report.add('yellow', 'gpus', "the cores of the rank are not those beside its GPU",
+        report.add('yellow', 'gpus', "the rank's cores are not near its GPU",
                    "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(rank for rank, _ in far))
     elif all(len(gpus) == 1 and details['near'].get(gpus[0]) for _, _, gpus, details in seen):
-        report.add('good', 'gpus', "each rank runs on cores beside its GPU")
+        report.add('good', 'gpus', "each rank runs on cores near its GPU")
 
 
 def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu: bool) -> None:
-    """What the process with PyTorch maps: twice, or what does not go together."""
+    """Report libraries that the process with PyTorch maps twice, or that do not work together."""
     by_kind = {}  # type: dict
     for path in paths:
         if library_kind(path):
@@ -100,15 +100,15 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
         report.fact('maps ' + kind, ' '.join(files))
         if len(files) > 1:
             report.add('yellow', 'libraries', "one process maps %d %s: %s" % (len(files), kind, ' and '.join(files)),
-                       "keep one: see which of LD_PRELOAD, LD_LIBRARY_PATH and the packages brings the other")
+                       "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
     if {'libnccl', 'librccl'} <= set(by_kind):
-        report.add('yellow', 'libraries', "one process maps libnccl and librccl", "take PyTorch for one kind of GPU")
+        report.add('yellow', 'libraries', "one process maps libnccl and librccl", "use PyTorch for one kind of GPU")
     gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
     if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind['MPI']):
-        report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, and the process maps Cray MPICH without its "
-                   "GPU library (libmpi_gtl): MPI_Init, if it is called, ends the program",
-                   "unset it, or load the module craype-accel-* first")
+        report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, but the process maps Cray MPICH without its "
+                   "GPU library (libmpi_gtl): a call of MPI_Init would end the program",
+                   "unset it, or first load the module craype-accel-*")
     names = ['%s %s' % (kind, ' and '.join(sorted(files))) for kind, files in sorted(by_kind.items())]
     missing = [kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
                if not set(kind.split(' or ')) & set(by_kind)]
@@ -117,57 +117,57 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
             names + ["no " + kind for kind in missing]))
     if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
-                   "take a PyTorch that is built for the GPUs of this node")
+                   "use a PyTorch that is built for the GPUs of this node")
 
 
 def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Optional[tuple]', need: object) -> None:
     """
-    The plugin's symbols against those that the mapped NCCL looks for, and its runtime against torch's.
+    Compare the plugin's symbols with those that the mapped NCCL looks for, and its runtime with torch's.
 
     :param torch_major: ('libcudart', '12') or ('libamdhip64', '6'), or None
-    :param need: whether NCCL cannot do without it
+    :param need: whether NCCL needs the plugin
     """
     level = 'red' if need else 'yellow'
     try:
         library = elf.Library(path)
         apis, needed = nccl.offered(library), library.needed()
     except (OSError, ValueError) as err:
-        report.add('yellow', 'plugin', "%s cannot be read: %s" % (path, err), "install the plugin again")
+        report.add('yellow', 'plugin', "cannot read %s: %s" % (path, err), "install the plugin again")
         return
     if not apis:
-        report.add(level, 'plugin', "%s is no network plugin: it has no %s*" % (path, nccl.INTERFACE),
+        report.add(level, 'plugin', "%s is not a network plugin: it has no %s*" % (path, nccl.INTERFACE),
                    "name the plugin itself in NCCL_NET_PLUGIN")
         return
     if torch_major:
         for name in needed:
             other = re.match(r'%s\.so\.(\d+)' % torch_major[0], name)
             if other and other.group(1) != torch_major[1]:
-                report.add('yellow', 'plugin', "%s wants %s, and torch is for %s %s" % ((path, name) + torch_major),
+                report.add('yellow', 'plugin', "%s needs %s, but torch is for %s %s" % ((path, name) + torch_major),
                            "load the plugin that was built for torch's release")
     loads, by = nccl.accepted(mapped)
     if not loads:
-        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no NCCL that says so is mapped"
+        report.add('untested', 'plugin', "whether NCCL can load %s (v%d to v%d): no mapped NCCL shows it"
                    % (path, apis[0], apis[-1]))
     elif not set(apis) & set(loads):
-        report.add(level, 'plugin', "%s has the interface v%d to v%d, and %s loads v%d to v%d only" % (
+        report.add(level, 'plugin', "%s has the interfaces v%d to v%d, but %s loads only v%d to v%d" % (
             path, apis[0], apis[-1], by, loads[0], loads[-1]),
-            "take a plugin for this NCCL; without one it runs over TCP")
+            "use a plugin for this NCCL: without one, NCCL runs over TCP")
     else:
         report.add('good', 'plugin', "%s has an interface that %s loads" % (path, by))
 
 
 def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bool, asked_fi: 'Optional[set]') -> list:
     """
-    What the process with PyTorch said.
+    Report what the process with PyTorch found.
 
-    :param probe: its dictionary (probe.py), or a text: why there is none
+    :param probe: its message (probe.py), or a text: why there is none
     :param asked_fi: names from fi_info -e, or None
     :return: the libraries that it maps
     """
     plugin = report.value('plugin')
     plugins = sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), [])
     if not isinstance(probe, dict):
-        report.add('untested', 'variable', "which variables the libraries read: %s. The table was used" % probe)
+        report.add('untested', 'variable', "which variables the libraries read: %s. A table was used instead" % probe)
         variables.check(report, variables.read_table(), variables.LibraryProbe([], asked_fi, plugins), with_gpu)
         look.look_at_compat(machine, report)
         if not plugin:
@@ -177,7 +177,7 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
     variables.check_torch(report, report.value('torch is in', ''), machine)
     for name in ('import', 'rendezvous', 'collective'):
         if name in probe.get('seconds', {}):
-            # steps of a quarter, so that ranks that took about as long are counted together
+            # in steps of a quarter, so that ranks with about the same time are counted together
             report.fact('seconds ' + name, '%.2g' % round_up(probe['seconds'][name]))
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
@@ -189,28 +189,28 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
         if limit:
             text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
         elif probe['phase'] == 'import' and re.search(DAMAGED, probe['error']):
-            remedy = "a file of the environment is damaged on this node: install it again, or its copy there"
-        elif probe['phase'] == 'import' and 'status -7' in probe['error']:  # SIGBUS: it maps more than the file has
+            remedy = "a file of the environment is damaged on this node: install or copy the environment again"
+        elif probe['phase'] == 'import' and 'status -7' in probe['error']:  # SIGBUS: a mapping exceeds the file
             cut_off = elf.cut_off(os.path.join(report.value('torch is in', ''), 'lib'))
             if cut_off:
-                text = "%s: %s is cut off" % (probe['error'], ' and '.join(cut_off[:3]))
-                remedy = "install the environment again, or its copy on this node"
+                text = "%s: truncated: %s" % (probe['error'], ' and '.join(cut_off[:3]))
+                remedy = "install the environment again, or copy it to this node again"
         report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), probe['phase'],
                    text or probe['error'], remedy or probe.get('remedy', ''))
     elif 'collective' in probe.get('seconds', {}):
-        report.add('good', 'collective', "an all_reduce of %s over one rank of each node was right"
+        report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
     if probe.get('local') and not probe.get('error'):
-        report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node was right")
+        report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node gave the right result")
     check_libraries(report, mapped, machine, with_gpu)
     look.look_at_compat(machine, report, mapped)
     carrier, provider = probe.get('network'), probe.get('provider')
-    # NCCL that runs over another network has found what it needs
+    # NCCL over any other network has found the plugin that it needs
     need = look.plugin_need(machine) if carrier in (None, 'Socket') else ''
     if probe.get('plugin_error'):
-        report.add('red' if need else 'yellow', 'plugin', "the plugin cannot be loaded: %s" % probe['plugin_error'],
-                   "load the modules that it was built with (libfabric, hwloc, CUDA or ROCm)")
+        report.add('red' if need else 'yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
+                   "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
     elif carrier in (None, 'Socket') and probe.get('plugin_missing', not plugin):
         look.look_for_plugin(machine, report, 'plugin_missing' in probe)
     if carrier:
@@ -221,8 +221,8 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
         report.add('red' if slow and fast else 'yellow' if slow else 'good', 'network', "NCCL runs over %s%s" % (
             "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
-            "the plugin was not loaded, or has no provider for this network: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET"
-            if slow else '')
+            "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
+            "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
     if plugin:
         cuda, hip = probe.get('facts', {}).get('CUDA'), probe.get('facts', {}).get('ROCm')
         major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
@@ -233,7 +233,7 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
 
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
-    """How fast the largest all_reduce was, and what was lost."""
+    """Report a slow or far network, and lost packets, from the largest all_reduce."""
     speed, told = network.speed(probe.get('row', {}), 2), probe.get('told', {})
     if not speed:
         return
@@ -241,21 +241,21 @@ def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:
     rates = machine.line_rates()
     best = max(rates, key=lambda name: rates[name], default='')
     if best and speed < SLOW_LINK * rates[best]:
-        report.add('yellow', 'network', "an all_reduce of 8 MB over one rank of each node went at about %.2g GB/s, and "
-                   "%s of the node has %g GB/s" % (round_up(speed), best, rates[best]),
-                   "see which network the job takes: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; vet finds slow nodes")
+        report.add('yellow', 'network', "an all_reduce of 8 MB over one rank of each node reached about %.2g GB/s, but "
+                   "the line rate of %s is %g GB/s" % (round_up(speed), best, rates[best]),
+                   "check which network the job uses (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME); vet finds slow nodes")
     if told.get('trip', 0) > network.FAR:
-        report.add('yellow', 'network', "packets to other nodes and back take more than %g ms, at the shortest"
-                   % (1000 * network.FAR), "see which network the job takes (%s), and where its nodes are"
+        report.add('yellow', 'network', "the shortest round trip to other nodes takes more than %g ms"
+                   % (1000 * network.FAR), "check which network the job uses (%s), and where its nodes are"
                    % report.value('address of gloo', '?'))
     if told.get('resent', 0) >= network.RESENT and told['resent'] > network.LOSS * told['sent']:
-        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 of %d segments of TCP was "
+        report.add('yellow', 'network', "packets get lost between the nodes: more than 1 in %d TCP segments was "
                    "sent again" % (2 if 2 * told['resent'] > told['sent'] else 1 / network.LOSS),
-                   "have the centre look at cables, ports and switches; vet finds the node")
+                   "ask the centre to check cables, ports and switches; vet finds the node")
 
 
 def round_up(seconds: float) -> float:
-    """A number near it, of which there are few: steps of a quarter."""
+    """Round up in steps of a quarter, so that few different numbers remain."""
     step = 0.05
     while step < seconds:
         step *= 1.25

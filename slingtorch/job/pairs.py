@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Pairs of nodes measure over the backend of torch.distributed that a training takes (NCCL or RCCL on GPU memory, else
-gloo): a process of its own on each node for each GPU that it has, and one on rank 0's node that has the store
-(meet.py), and says in each round who measures with whom. For vet.py.
+For vet.py: pairs of nodes measure over the backend of torch.distributed that a training uses (NCCL or RCCL on GPU
+memory, else gloo). Each node runs a process for each of its GPUs. Another process, on rank 0's node, has the store
+(meet.py) and sets the pairs of each round.
 
-    python job pairs NUMBER         of the GPU, as PyTorch counts them; 0 where there is none
-    python job pairs keep ROUNDS SECONDS
+    python job pairs NUMBER LANES           the number of the GPU, as PyTorch counts them, or 0; how many a node has
+    python job pairs keep ROUNDS SECONDS    the process with the store
 
-Each pair has a process group of its own, so that one that fails spoils no other. Says in JSON lines how it ended.
+Each pair has its own process group, so that a failing pair does not affect others. Prints JSON lines.
 
-What is in the store, besides the groups' own:
-    lanes, lane-N       how many processes have come, and what each says of itself
-    round-T             {'pairs': [[process, process], ...]} of a round, or {'word': how it ended}
+Keys in the store, besides the groups' own:
+    lanes, lane-N       how many processes have joined, and the first message of each
+    round-T             {'pairs': [[process, process], ...]} of a round, or {'word': the verdict}
     done-T, did-T-N     how many have ended this round, and what process N received
 """
 import collections
@@ -27,26 +27,26 @@ from .kinds import Any, Optional
 from .machine import Machine, seconds_to_wait
 from .probe import first_lines, patience
 
-# What is sent in one volley: bytes at first and at most, by which factor more, and until it takes so many seconds. The
-# first one of all sets up the connection.
+# What one volley sends: bytes at first and at most, the factor between volleys, and the seconds after which no larger
+# one follows. A volley of 4 bytes before sets up the connection.
 FIRST, LARGEST, FACTOR, ENOUGH = 64 << 10, 16 << 30, 8, 0.1
 # bytes of one message at most
 MESSAGE = 32 << 20
-# Seconds for a pair: the first one of a process sets up the network
+# Seconds for a pair; in the first round it also sets up the network
 FIRST_LIMIT, LIMIT = 15, 8
-# pairs that failed, and none that worked, after which a process is not waited for again
+# after so many failed pairs, and none that worked, a process takes no further part
 FAILED = 3
 COMES = {'rank': int, 'lane': int, 'lanes': int, 'node': str, 'ready': bool, 'backend': str, 'gpu': str, 'error': str,
          'absent': bool, 'seconds': (int, float), 'rates': dict}
 
 
 def say(descriptor: int, result: dict) -> None:
-    """One line."""
+    """Print one JSON line."""
     os.write(descriptor, json.dumps(result).encode() + b'\n')
 
 
 def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
-    """With whom node `number` measures in this round, or None: each pair meets once in nodes - 1 (or nodes) rounds."""
+    """The partner of node `number` in this round, or None; each pair meets once in nodes - 1 (or nodes) rounds."""
     even = nodes + nodes % 2
     last = even - 1
     if number == last:
@@ -59,7 +59,7 @@ def partner(number: int, turn: int, nodes: int) -> 'Optional[int]':
 
 
 def nearest_card(machine: Machine, address: str) -> str:
-    """The one network card that shares most PCI bridges with a GPU, at least the first one; '' if none or several."""
+    """The network card that shares the most PCI bridges with a GPU, at least one; '' if none or several do."""
     def bridges(path):
         root = os.path.realpath(machine.path('sys/devices'))
         return os.path.relpath(os.path.realpath(path), root).split('/')
@@ -74,11 +74,11 @@ def nearest_card(machine: Machine, address: str) -> str:
 
 
 class Absent(Exception):
-    """There is nothing that could be tried."""
+    """There is nothing to measure with."""
 
 
 class Exchange:
-    """The end of pairs that this process is. :raises Absent: PyTorch has no backend, or no such GPU"""
+    """This process's end of its pairs. :raises Absent: PyTorch has no backend, or no such GPU"""
 
     def __init__(self, number: int) -> None:
         import torch
@@ -86,9 +86,9 @@ class Exchange:
         self.torch, self.dist, self.kept, self.store = torch, dist, [], None  # type: Any, Any, list, Any
         gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
         if number >= max(1, gpus):
-            raise Absent("PyTorch sees %d GPUs, and no number %d" % (gpus, number))
+            raise Absent("PyTorch sees %d GPUs, but none with number %d" % (gpus, number))
         if not gpus and not dist.is_gloo_available():
-            raise Absent("this PyTorch has neither gloo nor a GPU that it sees (MPI is not tried)")
+            raise Absent("this PyTorch has no gloo and sees no GPU (MPI is not tried)")
         self.backend, self.gpu = 'nccl' if gpus else 'gloo', ''
         device = 'cpu'
         if gpus:
@@ -101,7 +101,7 @@ class Exchange:
                 card = nearest_card(Machine(), address)
                 self.gpu += ' (%s%s)' % (address, ', near ' + card if card else '')
         self.buffer = torch.zeros(MESSAGE, dtype=torch.uint8, device=device)
-        # what one process alone can find out, such as an interface that is not there
+        # finds errors that need no partner, such as an interface that does not exist
         group = self.group(dist.HashStore(), 0, 60, 1)
         self.kept.append(group)
         group.allreduce([self.buffer[:4]]).wait()
@@ -109,14 +109,14 @@ class Exchange:
             torch.cuda.synchronize(device)
 
     def group(self, store: 'Any', rank: int, limit: float, ranks: int = 2) -> 'Any':
-        """A process group of the two."""
+        """A process group of the two processes."""
         if self.backend == 'gloo':
             return self.dist.ProcessGroupGloo(store, rank, ranks, datetime.timedelta(seconds=limit))
-        # NCCL's own watchdog would end the process: this one has a limit itself
+        # NCCL's watchdog would end the process, so its limit is long: volley() has a limit itself
         return self.dist.ProcessGroupNCCL(store, rank, ranks, datetime.timedelta(hours=1))
 
     def volley(self, group: 'Any', sends: bool, other: int, size: int, end: float) -> float:
-        """Send or receive so many bytes; the seconds that it took."""
+        """Send or receive this number of bytes; returns the seconds that it took."""
         begin, works = time.monotonic(), []
         while size > 0:
             part = [self.buffer[:min(size, MESSAGE)]]
@@ -126,7 +126,7 @@ class Exchange:
             if self.backend == 'gloo':
                 work.wait()
             else:
-                # its wait() only lets the GPU wait
+                # NCCL's wait() makes only the GPU wait
                 while not work.is_completed():
                     if time.monotonic() > end:
                         raise RuntimeError("no answer")
@@ -134,12 +134,12 @@ class Exchange:
         return time.monotonic() - begin
 
     def pair(self, order: dict) -> float:
-        """Both directions, one after the other; the bytes a second that were received."""
+        """Measure both directions, one after the other; returns the bytes per second that were received."""
         end = time.monotonic() + order['limit']
-        # a client of its own: one that waits keeps others from asking
+        # its own client: while one waits, other threads cannot use it
         store = self.dist.PrefixStore(order['key'], self.store.another().store)
         group = self.group(store, order['rank'], order['limit'])
-        self.kept.append(group)     # to take down one of NCCL can wait for the other end
+        self.kept.append(group)     # destroying an NCCL group may wait for the other end
         try:
             received, rank = 0.0, order['rank']
             for sender in (0, 1):
@@ -160,18 +160,18 @@ class Exchange:
             return received
         except BaseException:
             if self.backend == 'nccl':
-                # since 2.6; it ends kernels that would wait on the GPU
+                # since 2.6; ends kernels that would wait on the GPU
                 getattr(group, 'abort', lambda: None)()
             raise
 
     def answer(self, order: dict) -> dict:
-        """What pair() says, or what went wrong, in time."""
+        """The result of pair(), or what went wrong, within its limit."""
         found = {'error': "no answer within %d s" % order['limit']}  # type: dict
 
         def run():
             try:
                 found.update(received=self.pair(order), error='')
-            except BaseException as err:    # whatever it is, it is the answer
+            except BaseException as err:    # every error is an answer
                 found['error'] = first_lines(err)[:300]
 
         thread = threading.Thread(target=run, daemon=True)
@@ -186,13 +186,13 @@ def limit_of(turn: int) -> int:
 
 
 def play(number: int, lanes: int, descriptor: int) -> None:
-    """A process of a GPU: come, measure in all rounds, and say how it ended."""
+    """The process for one GPU: join, measure in every round, and report how it ended."""
     environ, log, begin = os.environ, messages.scratch_file(), time.monotonic()
     nccl.log_into(environ, log)
     exchange, error, absent = None, '', False
     try:
         exchange = Exchange(number)
-    except BaseException as err:    # whatever it is, it is the answer
+    except BaseException as err:    # every error is an answer
         error, absent = first_lines(err)[:500], isinstance(err, Absent)
     imported = time.monotonic() - begin
     seconds = patience(imported, int(environ['WORLD_SIZE']), seconds_to_wait(environ))
@@ -211,7 +211,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
         'absent': absent, 'seconds': imported, 'rates': machine.line_rates()})
     turn = 0
     while True:
-        # others may import for long, and one may be waited for in vain
+        # others may take long to import PyTorch, and one may never come
         said = store.get('round-%d' % turn, time.monotonic() + seconds + 3 * FIRST_LIMIT)
         if 'word' in said:
             say(descriptor, {'word': said['word']})
@@ -230,12 +230,12 @@ def play(number: int, lanes: int, descriptor: int) -> None:
 
 class Keeper:
     """
-    Rank 0's node: has the store, and all processes measure, round by round.
+    On rank 0's node: has the store, and lets all processes measure, round by round.
 
-    :ivar lanes: {number of a process: what it says of itself}
-    :ivar nodes: {rank: number of a node}, rank 0's is 0
-    :ivar speeds: [number of a GPU, number of a node, number of its partner, bytes a second or a text]
-    :ivar network: what NCCL says that it runs over, '' if nothing
+    :ivar lanes: {number of a process: its first message}
+    :ivar nodes: {rank: number of its node}; rank 0's node is 0
+    :ivar speeds: [[number of a GPU, number of a node, number of its partner, bytes per second or a text], ...]
+    :ivar network: the network that NCCL's log names; '' if none
     """
 
     def __init__(self, store: 'Any') -> None:
@@ -243,7 +243,7 @@ class Keeper:
         self.failed, self.worked, self.speeds = collections.Counter(), set(), []  # type: Any, set, list
 
     def gather(self, nodes: int, end: float) -> None:
-        """All processes that come until the time `end`, or until those of so many nodes are there."""
+        """Wait until all processes of `nodes` nodes have come, at most until the time `end`."""
         while time.monotonic() < end:
             there = set(range(1, min(self.store.count('lanes'), 64 * nodes) + 1)) - set(self.lanes)  # type: Any
             for number, said in self.store.known('lane', there, COMES).items():
@@ -262,7 +262,7 @@ class Keeper:
         self.playing = {number for number, said in self.lanes.items() if said['ready'] and said['backend'] == self.kind}
 
     def round(self, turn: int) -> None:
-        """All pairs of a round."""
+        """Measure all pairs of a round."""
         place = {(said['lane'], self.nodes[said['rank']]): number for number, said in self.lanes.items()
                  if number in self.playing}
         pairs = []  # type: list
@@ -280,7 +280,7 @@ class Keeper:
             self.take(two, one, answers.get(two))
 
     def take(self, number: int, other: int, said: 'Optional[dict]') -> None:
-        """One process's answer to a round."""
+        """Record a process's answer to a round."""
         own = self.lanes[number]
         node, partner_node = self.nodes[own['rank']], self.nodes[self.lanes[other]['rank']]
         if said and messages.has_form(said, {'received': (int, float)}) and not said['error']:
@@ -296,7 +296,7 @@ class Keeper:
 
 
 def keep(rounds: int, seconds: float, descriptor: int) -> None:
-    """Have the store, until standard input says how it ended."""
+    """Run the store until standard input gives the verdict."""
     environ, begin = os.environ, time.monotonic()
     try:
         import torch.distributed    # noqa: F401
@@ -323,13 +323,13 @@ def keep(rounds: int, seconds: float, descriptor: int) -> None:
 
 
 def main(argv: list) -> None:
-    """Do it; never returns, since exit handlers may hang."""
+    """Run the program; never returns, since exit handlers may hang."""
     descriptor = messages.as_child()
     try:
         if argv[0] == 'keep':
             keep(int(argv[1]), float(argv[2]), descriptor)
         else:
             play(int(argv[0]), int(argv[1]), descriptor)
-    except BaseException as err:    # whatever it is, it is the answer
+    except BaseException as err:    # every error is an answer
         say(descriptor, {'error': first_lines(err)})
     os._exit(0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-A process of its own on one rank of each node, because what it does may crash or never end: imports PyTorch and what the
-script imports, tries all_reduces among the ranks of the node, meets those of the other nodes (meet.py) and tries all_
-reduces with them, and brings what the node found to rank 0's.
+A separate process on one rank of each node, because its work may crash or never end. It imports PyTorch and what the
+script imports, tries all_reduces among the ranks of the node, meets the other nodes (meet.py), tries all_reduces with
+them, and sends the node's report to rank 0's node.
 
-    python job probe [NAME OF A PLUGIN]...      the first that can be loaded is
+    python job probe [NAME OF A PLUGIN]...      loads the first plugin that can be loaded
 
-Reads JSON lines from standard input: {"ranks": of the node, "seconds", "program": words, "meet": bool}, then what
-serve() does. Prints JSON lines, each more complete than the one before; what libraries print is dropped.
+Reads JSON lines from standard input: {"ranks": of the node, "seconds", "program": words, "meet": bool}, then orders for
+serve(). Prints JSON lines, each more complete than the one before; the output of libraries is dropped.
 """
 import contextlib
 import ctypes
@@ -22,21 +22,21 @@ from . import meet, messages, nccl, network
 from .kinds import Any, Mapping, Optional
 from .machine import Machine, libraries, mapped_libraries
 
-# Seconds after which a node that cannot reach rank 0's says so; and in which the store must be there: for each second
-# that PyTorch's import took here, at least, and per node, since many nodes load Python from one file system.
+# Seconds after which a node reports that it cannot reach rank 0's node. Seconds in which the store must exist: minimum,
+# per second that importing PyTorch took here, and per node, since many nodes load Python from one file system.
 SPEAKS, COMES, PER_IMPORT, PER_NODE = 11, 30, 5, 1 / 16
 
 
 def patience(imported: float, nodes: int, left: float) -> float:
-    """Seconds that others are waited for, once PyTorch is imported here, of those that are left."""
+    """Seconds to wait for others after PyTorch is imported here, at most those that are left."""
     return max(0.5, min(left, max(COMES, PER_IMPORT * imported) + nodes * PER_NODE))
 
 
 class Probe:
     """
-    What this process says, and its part in the store.
+    This process's messages, and its part in the store.
 
-    :ivar result: what is said
+    :ivar result: the message, which grows
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -47,7 +47,7 @@ class Probe:
         self.clock = time.time
 
     def say(self, **more: 'Any') -> None:
-        """One line."""
+        """Add to the message, and print it as a JSON line."""
         with self.lock:
             self.result.update(more)
             os.write(self.descriptor, json.dumps(self.result).encode() + b'\n')
@@ -70,7 +70,7 @@ class Probe:
     # --- the nodes
 
     def open(self, seconds: float, nodes: int) -> 'Optional[meet.Store]':
-        """The store, while what keeps this node from it is said after a while; None if it is not reached."""
+        """Open the store; after SPEAKS seconds, report why this node cannot reach it. None if it is not reached."""
         opened = threading.Event()
 
         def speak():
@@ -88,7 +88,7 @@ class Probe:
                 found.append(err)
             opened.set()
 
-        for function in (speak, connect):       # a program that accepts a connection and says nothing has no limit
+        for function in (speak, connect):       # TCPStore has no limit if the other end accepts and sends nothing
             threading.Thread(target=function, daemon=True).start()
         opened.wait(limit + SLACK)
         opened.set()
@@ -100,7 +100,7 @@ class Probe:
         return None
 
     def come(self, order: dict, ready: bool) -> bool:
-        """Meet the other nodes; whether they are to try the network."""
+        """Meet the other nodes; returns whether they will try the network."""
         begin, environ = time.monotonic(), self.environ
         seconds = float(order['seconds']) - (begin - self.begin)
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
@@ -122,14 +122,14 @@ class Probe:
                 'node': Machine(self.environ).node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
             said = self.store.get('go', begin + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
-                raise ValueError("rank 0's node says what this version does not understand")
+                raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
             self.result['ahead'], go = self.clock() - said['now'], said['go']
             self.nodes = dict.fromkeys(range(1, min(said['nodes'], world)))
         self.say(met=True)
         return go
 
     def collective(self, torch: 'Any', seconds: float) -> None:
-        """All_reduces over one rank of each node; fills in the result."""
+        """Try all_reduces over one rank of each node; fills in the result."""
         import datetime
 
         import torch.distributed as dist
@@ -156,7 +156,7 @@ class Probe:
                 return asks.count('given-up') > 0
             return True
 
-        # with more nodes it takes longer: each connects to all others
+        # more nodes take longer, since each connects to all others
         watch = network.Watch(give_up, max(1, seconds / 120) + ranks / 100, gone)
         try:
             watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
@@ -182,15 +182,15 @@ class Probe:
         self.words(gpu)
 
     def words(self, gpu: bool) -> None:
-        """What NCCL says of its network, and what is mapped now."""
+        """Add the network in NCCL's log, and the libraries that are mapped now."""
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
         self.result['maps'] = mapped_libraries()
 
     def serve(self, store: 'Optional[meet.Store]') -> None:
         """
-        Do what lines of standard input ask for, until there are no more: put (what this node found), reports (seconds
-        to wait for those of others), word (tell the others), hear (seconds to wait for it).
+        Obey the orders on standard input until it ends: put (store this node's report), reports (wait for those of
+        other nodes), word (tell the others the verdict), hear (wait for the verdict).
         """
         if self.trial:
             self.result['script'] = self.trial.result()
@@ -201,11 +201,11 @@ class Probe:
             self.say(answer=order['turn'])
 
     def obey(self, store: 'Optional[meet.Store]', order: dict) -> None:
-        """Do one thing; fills in the result."""
+        """Obey one order; fills in the result."""
         end = time.monotonic() + float(order.get('seconds', 0))
         try:
             if not store:
-                raise meet.NotMet("it was not opened")
+                raise meet.NotMet("the store was not opened")
             if 'put' in order:
                 store.put('report-%d' % self.number, json.loads(order['put']))
             elif 'reports' in order:
@@ -219,12 +219,12 @@ class Probe:
             self.result['lost'] = str(err)
 
 
-# Seconds that rank 0's node waits longer for others than these wait for their ranks.
+# Seconds that rank 0's node waits longer for other nodes than these wait for their ranks.
 SLACK = 2
 
 
 def taken() -> dict:
-    """What this process, which has imported PyTorch, has taken of what limits.py knows: proc(5)."""
+    """What this process, after importing PyTorch, uses of the resources that limits.py checks: proc(5)."""
     with open('/proc/self/status') as stream:
         sizes = dict(re.findall(r'^(\w+):\s+(\d+) kB', stream.read(), re.M))
     return {'fds': len(os.listdir('/proc/self/fd')), 'v': int(sizes.get('VmPeak', 0)) << 10,
@@ -232,12 +232,12 @@ def taken() -> dict:
 
 
 def first_lines(err: BaseException) -> str:
-    """What an error says."""
+    """The first lines of an error, with its type."""
     return '%s: %s' % (type(err).__name__, ' '.join((str(err).strip().splitlines() or [''])[:3]))
 
 
 def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
-    """Which files that an error has to do with come from a variable's directory, for a message."""
+    """Files involved in an error that come from a directory in a variable, for a message."""
     files, trace, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), err.__traceback__, []
     while trace:
         files.append(trace.tb_frame.f_code.co_filename)
@@ -246,16 +246,16 @@ def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
         for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD'):
             if any(place and (path + '/').startswith(place.rstrip('/') + '/')
                    for place in environ.get(variable, '').split(':')):
-                found.append('%s brings %s' % (variable, path))
+                found.append('%s is from %s' % (path, variable))
     return ' [%s]' % '; '.join(found[:2]) if found else ''
 
 
 def load(names: list, result: dict) -> None:
-    """Load the first plugin that can be, as NCCL does; fills in `result`."""
+    """Load the first plugin that can be loaded, as NCCL does; fills in `result`."""
     beside = {os.path.dirname(path) for path in result['maps'] if re.search(r'/lib[nr]ccl\.so', path)}
     result['plugin_missing'] = True
     for name in names:
-        # libnccl may bring a search path of its own, which is not this process's
+        # libnccl may have a search path of its own, which does not apply to this process
         for place in [''] + sorted(beside if '/' not in name else ()):
             try:
                 ctypes.CDLL(os.path.join(place, name))
@@ -269,8 +269,8 @@ def load(names: list, result: dict) -> None:
 
 
 def main(plugins: list) -> None:
-    """Do it; never returns, since exit handlers may hang."""
-    from . import imports       # what reads programs is of no use to other ranks, which import this file
+    """Run the program; never returns, since exit handlers may hang."""
+    from . import imports       # only here: other ranks import this file, but need no analysis of programs
 
     probe = Probe(messages.as_child())
     result = probe.result
@@ -286,7 +286,7 @@ def main(plugins: list) -> None:
                 result['phase'], result['local'] = 'import', True
         if order['meet'] and probe.come(order, 'error' not in result):
             probe.collective(torch, order['seconds'])
-    except BaseException as err:    # whatever it is, it is the finding
+    except BaseException as err:    # every error is a finding
         if isinstance(err, (meet.NotMet, ValueError)) and probe.store:
             result['lost'] = str(err)
         else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What Python will run, looked at without running it: the script, its own modules, the paths that it reads, and variables.
-What differs between nodes is found by rank 0.
+Examines the program without running it: the script, its own modules, the paths that it reads, and variables. Rank 0
+finds what differs between nodes.
 """
 import hashlib
 import importlib.util
@@ -14,21 +14,21 @@ from . import rules
 from .kinds import Mapping, Optional, Report
 from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, is_number, keywords, literal, parsed
 
-# bytes of a program, and of the beginning and the end of a file that is compared
+# bytes of a program at most, and of the beginning and the end of a file to compare
 MOST, ENDS = 16 << 20, 64 << 10
-# own modules that are looked at, arguments, and entries of a directory
+# own modules, and entries of a directory, at most
 FILES, LISTED = 60, 20000
-# how it is said that a module or a library is not there
+# messages that a module or a library is missing
 MISSING = 'No module named|cannot open shared object|built without'
 # options that name what a program reads
 INPUT = re.compile(r'-{0,2}(\w+\.)*(data|input|conf|cfg|resume|load|train|val|test|eval|vocab|token|model|init)', re.I)
-# variables that say which rank it is, or where: they differ, or are of the launcher
+# variables that name the rank or its place, so that they differ, or belong to the launcher
 PER_RANK = re.compile(r'.*(RANK|LOCALID|PROCID|NODEID|HOST|NODE|VISIBLE|_PID)|(SLURM|PMI|PMIX|PALS|OMPI|MPI|HYDRA|PBS|'
                       r'SLINGTORCH|MASTER|TORCHELASTIC)_|(HOME|PWD|TMPDIR|TMP|TEMP|PATH)$', re.I)
 
 
 def program_of(words: list) -> tuple:
-    """('script' or 'module', its name) of what follows python: options as python(1) has them; ('', '') without."""
+    """('script' or 'module', its name) from the words after 'python', options as in python(1); ('', '') if neither."""
     words = list(words)
     while words:
         word = words.pop(0)
@@ -46,7 +46,7 @@ def program_of(words: list) -> tuple:
 
 
 def isolated(words: list) -> bool:
-    """Whether Python is told to take no module from the script's directory: -I, -P."""
+    """Whether an option tells Python not to search the script's directory for modules: -I, -P."""
     before = words[:words.index(program_of(words)[1])] if program_of(words)[1] in words else []
     return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
 
@@ -58,7 +58,7 @@ def read(path: str) -> bytes:
 
 
 def files_of_program(script: str, text: bytes, top: str = '') -> dict:
-    """{path below the script's directory, or that of its package: text} of the script and of its own modules."""
+    """Texts of the script and its own modules: {path relative to `top`: text}. Default of `top`: its directory."""
     place = os.path.realpath(script)
     top = os.path.realpath(top) if top else os.path.dirname(place)
     found, waiting = {os.path.relpath(place, top): text}, [(os.path.dirname(os.path.relpath(place, top)), text)]
@@ -79,7 +79,7 @@ def files_of_program(script: str, text: bytes, top: str = '') -> dict:
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
-    """The program that Python will run; None without a file of it here. :raises OSError: it cannot be read"""
+    """The program that Python will run; None if it has no file here. :raises OSError: it cannot be read"""
     kind, name = program_of(words)
     if kind == 'module':    # in the working directory
         place = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), '')
@@ -92,8 +92,8 @@ def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
 
 def gpu_of_program(program: 'Program') -> str:
     """
-    Which GPU a program takes: 'local' for that with the number of its local rank, '0' for the first one in all ranks,
-    '' where it does not say so itself: frameworks choose the GPU.
+    Which GPU each rank uses: 'local': the one with the number of its local rank; '0': the first one, in all ranks; '':
+    the program does not show it, since a framework chooses the GPU.
     """
     if program.takes_local():
         return 'local'
@@ -107,24 +107,24 @@ def gpu_of_program(program: 'Program') -> str:
 
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
-    """What the script takes for its GPU, against what the first rank of the node sees."""
+    """Compare the GPU that the script uses with those that the first rank of the node sees."""
     takes = gpu_of_program(program) if gpus and program.local > 1 else ''
     if not gpus:
         return
     if takes == 'local' and program.local > len(gpus):
-        report.add('yellow', 'gpus', "the script takes the GPU with the number of its local rank, and each of the %d "
-                   "ranks of this node sees %d ('invalid device ordinal')" % (program.local, len(gpus)),
-                   "let each rank see all GPUs: srun --gpus-per-node=N in place of --gpus-per-task=1, and no "
+        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d "
+                   "ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+                   "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
                    "SLINGTORCH_GPU_VISIBILITY")
     if takes == '0' and len(gpus) > 1:
-        report.add('yellow', 'gpus', "the script takes GPU 0 in each rank, and the ranks of this node see the same %d"
-                   % len(gpus), "let each rank see one: srun --gpus-per-task=1; or torch.cuda.set_device(LOCAL_RANK)")
+        report.add('yellow', 'gpus', "each rank uses GPU 0, but all ranks of this node see the same %d GPUs"
+                   % len(gpus), "use srun --gpus-per-task=1, or call torch.cuda.set_device(LOCAL_RANK)")
 
 
 def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapping[str, str]') -> None:
     """
-    Whether the script or module is there, what it says of ranks, and which GPU it takes; what differs between nodes is
-    found by rank 0.
+    Whether the script or module exists, how it deals with ranks, and which GPU it uses. Rank 0 finds what differs
+    between nodes.
 
     :param details: of look.look(): the GPUs that this rank sees
     """
@@ -134,9 +134,9 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         try:
             spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)     # '': the working directory
         except (ImportError, ValueError, OSError):
-            return      # the import says so
+            return      # the import reports it
         if spec is None:
-            report.add('red', 'script', "python -m %s: this node finds no such module" % name,
+            report.add('red', 'script', "python -m %s: this node has no such module" % name,
                        "start in its directory, or install it in this environment")
             return
     try:
@@ -157,9 +157,9 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     for path, wrong in program.wrong.items() if b'\0' not in program.files[first] else ():
         if path != first:
             continue
-        report.add('red', 'script', "%s is not Python that %s understands: line %s: %s" % (
-            path, 'this release (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
-            getattr(wrong, 'msg', wrong)), "python -m py_compile %s shows the place" % path)
+        report.add('red', 'script', "%s is not valid for %s: line %s: %s" % (
+            path, 'this Python (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
+            getattr(wrong, 'msg', wrong)), "run python -m py_compile %s to see the place" % path)
     check_layout(report, program, details.get('gpus'))
     rules.check(report, program, bool(details.get('gpus')), len(details.get('cpus', ())))
     made = program.made()
@@ -176,7 +176,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 
 
 def look_at_variables(report: 'Report', program: 'Program', details: dict) -> None:
-    """What it reads of the environment: what is not set; what is to be the same on all ranks goes into the details."""
+    """Variables that the program reads: report those not set; list in the details those that ranks must share."""
     details['reads'] = []
     for name, reads in sorted(program.variables().items()):
         must = [node for node, must in reads if must]
@@ -194,7 +194,7 @@ def look_at_variables(report: 'Report', program: 'Program', details: dict) -> No
 
 
 def look_at_reads(report: 'Report', program: 'Program', written: set) -> None:
-    """The paths that it reads: what is there is compared, and what is read in any case must be there."""
+    """The paths that the program reads: note their contents for a comparison, and report those that are missing."""
     paths = {path: node for path, node in program.read_paths().items() if path not in written and not (
         'chdir' in program.names and not os.path.isabs(path))}
     for name in program.variables():
@@ -210,7 +210,7 @@ def look_at_reads(report: 'Report', program: 'Program', written: set) -> None:
         if node and not os.path.lexists(path) and path not in asked and not program.optional(node) and not any(
                 re.search('download|urlretrieve|snapshot|wget', name) for name in program.names) and not any(
                     (path + '/').startswith(one.rstrip('/') + '/') for one in written):
-            report.add('yellow', 'script', "%s: the program reads %s, which is not there on this node" % (
+            report.add('yellow', 'script', "%s: the program reads %s, which does not exist on this node" % (
                 program.where(node), path), "correct the path, or put it on a file system that all nodes have")
 
 
@@ -221,14 +221,14 @@ def look_at_arguments(report: 'Report', words: list) -> None:
              if value and '://' not in value and not OUTPUT.match(option)]
     look_at_paths(report, 'argument', [value for _, value in paths])
     for option, value in paths:
-        # what else is not there may be a name, a pattern, or what the program makes
+        # anything else that is missing may be a name or a pattern, or the program may create it
         if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.lexists(value):
-            report.add('yellow', 'script', "%s: %s is not there on this node" % (option, value),
+            report.add('yellow', 'script', "%s: %s does not exist on this node" % (option, value),
                        "correct the path, or put it on a file system that all nodes have")
 
 
 def listing(directory: str) -> str:
-    """What is in a directory, for a comparison: names, and sizes of files; without what is written meanwhile."""
+    """Names and file sizes in a directory, for a comparison, without files that a job writes."""
     found = []  # type: list
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -249,7 +249,7 @@ def contents(path: str) -> str:
 
 
 def look_at_paths(report: 'Report', kind: str, paths: list) -> None:
-    """What is there: sizes, beginnings and ends of files, names and sizes of a directory's entries are compared."""
+    """Record what each path has, for compare_programs(): contents() of a file, listing() of a directory."""
     for path in paths:
         try:
             os.stat(path)
@@ -264,7 +264,7 @@ def look_at_paths(report: 'Report', kind: str, paths: list) -> None:
 
 
 def compare_programs(report: 'Report') -> None:
-    """Scripts, own modules and files among the arguments that not all nodes have alike."""
+    """Scripts, own modules and arguments' files that differ between nodes."""
     looked = 0
     for name, values in report.facts.items():
         if name.startswith('file '):
@@ -276,13 +276,13 @@ def compare_programs(report: 'Report') -> None:
         fewest = min(values.values(), key=lambda mask: bin(mask).count('1'))
         if kind == 'file' and (len(values) > 1 or looked & ~there):
             report.add('red', 'script', "nodes have different copies of %s" % name if len(values) > 1 else
-                       "these nodes lack %s, which others have" % name, "put it on a file system that all nodes have",
+                       "these nodes lack %s, but others have it" % name, "put it on a file system that all nodes have",
                        fewest if len(values) > 1 else looked & ~there)
         elif kind == 'module' and len(values) > 1:
             report.add('yellow', 'script', "nodes have different copies of the package %s: %s" % (name, '; '.join(
                 sorted(values)[:4])), "install one for all nodes; see PYTHONPATH", fewest)
         elif kind in ('argument', 'named') and len(values) > 1:
-            report.add('yellow', 'script', "%s, %s, is not the same on all nodes: %s" % (
+            report.add('yellow', 'script', "%s, %s, differs between nodes: %s" % (
                 name, {'argument': 'an argument'}.get(kind, 'which the program names'), '; '.join(sorted(values)[:4])),
                 "put it on a file system that all nodes have", fewest)
         elif kind == 'working' and len(values) > 1:
@@ -292,12 +292,12 @@ def compare_programs(report: 'Report') -> None:
 
 def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     """
-    What imports.py said.
+    Report what imports.py found.
 
-    :param details: of look_at_program(): whether it has a DataLoader with workers, and uses MPI, which ends a process
-        that is not one of its ranks
+    :param details: of look_at_program(): whether the program has a DataLoader with workers, and whether it uses MPI,
+        which ends a process that is not one of its ranks
     """
-    install = "install what is missing where all nodes have it"
+    install = "install the missing package where all nodes see it"
     for name, what in trial.get('modules', {}).items():
         report.fact('module %s' % name, what)
     if trial.get('wrong'):
@@ -306,17 +306,17 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
         shadows = trial.get('shadows')
         report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
             text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
-            "rename what lies beside the script" if shadows else
-            "see what this module asks for; an import ends no program" if re.search('end(s|ed) the pro', text) else
-            install + ", or start Python as the script needs it" if re.search(MISSING, text) else
-            "correct it there: no rank comes further")
+            "rename these files" if shadows else
+            "see what this module needs: no import may end the program" if re.search('end(s|ed) the pro', text) else
+            install + ", or start Python with the options that the script needs" if re.search(MISSING, text) else
+            "correct it there: every rank stops at this line")
     for text in trial.get('late', ()):
         report.add('yellow', 'script', "the program fails later: %s" % text, install if re.search(MISSING, text) else
-                   "correct it, or take a release that has it")
+                   "correct it, or use a release that has it")
     for text in trial.get('changed', ()):
-        report.add('yellow', 'script', "an import changes what the training finds: %s" % text,
-                   "have the module do this in a function that is called where it is needed")
+        report.add('yellow', 'script', "an import changes the training's process: %s" % text,
+                   "move this into a function of the module, and call it where it is needed")
     if trial.get('worker') and not report.having('red', 'shm'):
         report.add('red' if details.get('workers') else 'yellow', 'worker',
                    "a worker of a DataLoader fails: %s" % trial['worker'],
-                   "see TMPDIR, /dev/shm and the limits of this node")
+                   "check TMPDIR, /dev/shm and the limits on this node")

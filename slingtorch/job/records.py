@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""The file that bench writes in a job, for 'slingtorch bench' (commands/bench.py), and its tables, which both print."""
+"""The file that bench writes in a job for 'slingtorch bench' (commands/bench.py), and the tables that both print."""
 import argparse
 import json
 import os
 import re
 
 FORMAT, VERSION = 'slingtorch bench', 1
-"""What the first keys of a file say; a change that an older reader would misread gets a new number."""
+"""Values of the file's first keys; a change that an older reader would misread needs a new number."""
 
 OPERATIONS = ['all_reduce', 'all_gather', 'reduce_scatter', 'broadcast', 'all_to_all', 'send_receive']
 KINDS = {
@@ -23,7 +23,7 @@ class BenchError(RuntimeError):
 
 
 def parse_size(text: str) -> int:
-    """Bytes of '32768', '32K', '32KiB' or '16G'; powers of 1024, as in nccl-tests."""
+    """Bytes in '32768', '32K', '32KiB' or '16G'; units are powers of 1024, as in nccl-tests."""
     match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
     if not match or int(match.group(1)) == 0:
         raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
@@ -47,7 +47,7 @@ def show_time(seconds: float) -> str:
 
 
 def averages(record: dict) -> dict:
-    """{(kind, operation): average bus bandwidth}, as nccl-tests has it: of all sizes alike."""
+    """{(kind, operation): average bus bandwidth} over all sizes with equal weight, as in nccl-tests."""
     found = {}  # type: dict
     for row in record['results']:
         found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
@@ -64,7 +64,7 @@ def wrong_values(record: dict) -> list:
 def head(record: dict) -> list:
     """Lines that say what was measured."""
     rates = record['line_rates']
-    lines = ['slingtorch bench: %d ranks, %d a node, nodes: %d; PyTorch %s; %s' % (
+    lines = ['slingtorch bench: %d ranks, %d per node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
     extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl')
              if name in record['versions']]
@@ -76,7 +76,7 @@ def head(record: dict) -> list:
         lines.append('  line rate of a node: %.4g GB/s (%s)' % (
             sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
     else:
-        lines.append('  line rate of a node: not known (no network card says it in /sys)')
+        lines.append('  line rate of a node: unknown (no network card reports it in /sys)')
     return lines
 
 
@@ -105,7 +105,7 @@ def summary(record: dict) -> list:
 
 
 def file_to_write(path: str) -> str:
-    """For argparse: a FILE to write to. What is there and none of slingtorch's results, perhaps the program, stays."""
+    """For argparse: a FILE to write to. Refuses an existing file without slingtorch's results, such as a program."""
     if os.path.isfile(path) and os.path.getsize(path):
         try:
             with open(path, 'rb') as stream:
@@ -113,8 +113,8 @@ def file_to_write(path: str) -> str:
         except OSError as err:
             raise argparse.ArgumentTypeError(str(err))
         if not start.startswith(b'{') or b'"slingtorch ' not in start:
-            raise argparse.ArgumentTypeError("%s is there already, has no results of slingtorch in it, and stays as it "
-                                             "is: name another file" % path)
+            raise argparse.ArgumentTypeError("%s exists and has no results of slingtorch: choose another file, since "
+                                             "this one is not overwritten" % path)
     return path
 
 
@@ -124,7 +124,7 @@ def write(record: dict, path: str) -> None:
 
 
 def write_whole(texts: dict) -> None:
-    """Write files, {path: text}, all of them whole or none; what is not a file, as /dev/stdout, is written to."""
+    """Write files, {path: text}, all of them whole or none; writes directly to a device such as /dev/stdout."""
     parts = {}
     try:
         for path, text in texts.items():
@@ -136,7 +136,7 @@ def write_whole(texts: dict) -> None:
                 stream.write(text)
                 stream.flush()
                 if part != path:
-                    os.fsync(stream.fileno())  # a file system over a network says only now that it is full
+                    os.fsync(stream.fileno())  # a network file system reports only now that it is full
         for part, path in parts.items():
             os.replace(part, path)
     finally:

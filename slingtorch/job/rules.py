@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-What a program says of ranks, data and gradients that does not go with this job, or goes well on one rank alone: each
-rule yields (node, text, remedy). A text that begins with '!' is red: it cannot go well.
+What a program does with ranks, data and gradients that does not fit this job, or works only on one rank: each rule
+yields (node, text, remedy). A text that begins with '!' is red: the program cannot work.
 """
 import ast
 import builtins
@@ -12,7 +12,7 @@ import types
 from .kinds import Any, Iterator, Program, Report
 from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, main_block, named, owner
 
-# operations that need all ranks; those of FSDP that do
+# operations that need all ranks, and FSDP's that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
                'broadcast_object_list', 'all_gather_into_tensor', 'reduce_scatter_tensor', 'monitored_barrier',
                'new_group', 'reduce', 'scatter', 'gather', 'gather_object', 'scatter_object_list')
@@ -22,25 +22,25 @@ FRAMEWORKS = re.compile('accelerat|lightning|deepspeed|horovod|ignite|composer',
 # modules with parameters
 LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?|LSTM|GRU|RNN|Transformer\w*|'
                     r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
-# calls whose result does not depend on the order of what they are given; what has no order that ranks share
+# calls whose result does not depend on the order of their arguments' elements
 UNORDERED = ('sorted', 'len', 'sum', 'min', 'max', 'any', 'all', 'set', 'frozenset', 'bool', 'isinstance', 'print')
-# functions by which all ranks would write, or take away, one file
+# functions with which all ranks would write or remove the same file
 ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
         'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
         'makedirs': 'make', 'symlink': 'make', 'symlink_to': 'make'}
-# what draws numbers, what makes all ranks draw the same, and at which calls torch.compile leaves its graph
+# calls that draw random numbers, names of what sets a seed, and calls at which torch.compile breaks a graph
 DRAWS, SEEDS = ('random_split', 'randperm', 'shuffle', 'permutation'), 'seed|default_rng|RandomState|Generator'
 BREAKS = ('item', 'print', 'tolist', 'numpy', 'breakpoint', 'save', 'input')
 GROUPS = ('gloo', 'nccl', 'mpi', 'ucc', 'xccl', 'hccl', 'fake', 'undefined')
-# what each rank has of its own
+# names of values that differ from rank to rank
 OWN = r'loss|\bnan|isnan|isfinite|\btime\b|perf_counter|monotonic|\brandom\b|\brand\b'
-# seconds that all ranks should have for a collective
+# seconds that ranks should have, at least, to reach a collective
 TIMEOUT = 60
-LET_IT = "take it out: conda-python-distributed sets it"
+LET_IT = "remove it: conda-python-distributed sets it"
 
 
 def compiles(node: 'Any') -> bool:
-    """Whether it is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
+    """Whether a node is torch.compile, also as a decorator, or model.compile(). An eager backend needs no compiler."""
     if isinstance(node, ast.Call) and called(node) == 'compile' and isinstance(node.func, ast.Attribute):
         return 'eager' not in str(literal(keywords(node).get('backend'))) if owner(node) == 'torch' else not node.args
     return any(named(one) == 'compile' and named(getattr(one, 'value', None)) == 'torch'
@@ -48,8 +48,8 @@ def compiles(node: 'Any') -> bool:
 
 
 def group(program: 'Program') -> 'Iterator[tuple]':
-    """An init_process_group() that is always called: what it says itself of ranks and of where they meet."""
-    # one of several, or one that depends on something, need not be what this job calls
+    """The ranks and the meeting point that the program passes to an init_process_group() that it always calls."""
+    # if there are several, or a condition decides, this job need not call this one
     chosen = {id(part) for node in program.nodes if isinstance(node, (ast.If, ast.IfExp, ast.Try))
               for part in ast.walk(node) if not main_block(node)}
     begins, value = [node for node in program.calls if called(node) == 'init_process_group'], program.value
@@ -59,85 +59,86 @@ def group(program: 'Program') -> 'Iterator[tuple]':
         if id(node) in chosen or not program.reached(node) or 'store' in words or backend == 'fake':
             continue
         sure = '!' * program.certain(node)
-        size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out: it is RANK"
+        size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out (default: RANK)"
         if isinstance(size, int) and size > 0 and size != program.world:
-            yield node, sure + "init_process_group(world_size=%d), and this job has %d ranks" % (size, program.world), \
-                "leave world_size and rank out: they come from WORLD_SIZE and RANK"
+            yield node, sure + "init_process_group(world_size=%d), but this job has %d ranks" % (size, program.world), \
+                "leave world_size and rank out: they are read from WORLD_SIZE and RANK"
         if backend == 'nccl' and not program.gpus:
-            yield node, sure + "init_process_group('nccl'), and this rank sees no GPU", \
-                "ask for GPUs, or take 'gloo' where torch.cuda.is_available() says no"
+            yield node, sure + "init_process_group('nccl'), but this rank sees no GPU", \
+                "ask for GPUs, or use 'gloo' if torch.cuda.is_available() is false"
         if isinstance(backend, str) and not set(re.findall(r'(?:^|,)(?:\w+:)?(\w+)', backend.lower())) <= set(GROUPS):
-            yield node, "init_process_group('%s'): PyTorch has %s" % (backend, ', '.join(GROUPS)), "correct it"
+            yield node, "init_process_group('%s'): use one of %s" % (backend, ', '.join(GROUPS)), "correct it"
         if re.search('device_count', program.words(words.get('world_size'))) and program.several:
-            yield node, "init_process_group() takes the GPUs of a node for the ranks of the job", \
-                "leave world_size out: it comes from WORLD_SIZE"
+            yield node, "init_process_group() uses the number of GPUs on a node as the number of ranks in the job", \
+                "leave world_size out: it is read from WORLD_SIZE"
         if type(rank) is int and rank >= 0 and program.world > 1:
-            yield node, sure + "init_process_group(rank=%d) in each of the %d ranks" % (rank, program.world), leave
+            yield node, sure + "all %d ranks call init_process_group(rank=%d)" % (program.world, rank), leave
         if program.several and re.search('local_?rank|LOCALID', program.words(words.get('rank')), re.I):
-            yield node, "init_process_group() takes the number on the node for the rank", leave
+            yield node, "init_process_group() uses the local rank as the rank", leave
         for word, part in keywords(words['timeout']).items() if isinstance(words.get('timeout'), ast.Call) else ():
             time, least = value(part), {'milliseconds': 1000 * TIMEOUT, 'seconds': TIMEOUT}.get(word, 0)
             if isinstance(time, (int, float)) and time < least:
-                yield node, "all ranks have %g %s to come to a collective" % (time, word), \
-                    "give timeout more: one may write a checkpoint, or compile"
+                yield node, "a rank has only %g %s to reach a collective" % (time, word), \
+                    "raise timeout: another rank may be writing a checkpoint, or compiling"
         method = literal(words.get('init_method'))
         host = re.match(r'tcp://(\[[^]]*\]|[^:/]*)', str(method))
         if program.several and str(method).startswith('file:'):
-            yield node, "init_method='%s': a file on a file system that all nodes must share, whose locks work, and " \
-                "that no earlier job has left" % method, "leave it out"
+            yield node, "init_method='%s' works only if all nodes share this file, its file system supports locks, " \
+                "and no earlier job has left the file behind" % method, "leave it out"
         elif program.several and host and host.group(1) != program.environ.get('MASTER_ADDR'):
             own = re.match(r'(localhost|127\.[\d.]*|\[::1\])$', host.group(1))
-            yield node, "%sinit_method='%s', which %s, and this job has MASTER_ADDR=%s" % (
-                sure if own else '', method, 'is each node itself' if own else 'names a node',
-                program.environ.get('MASTER_ADDR')), "leave init_method out: env:// takes MASTER_ADDR"
+            yield node, "%sinit_method='%s' means %s, but MASTER_ADDR=%s" % (
+                sure if own else '', method, 'another host on each node (localhost)' if own else 'a fixed host',
+                program.environ.get('MASTER_ADDR')), "leave init_method out: the default (env://) reads MASTER_ADDR"
 
 
 def ranks(program: 'Program') -> 'Iterator[tuple]':
-    """Ranks mixed up, started again, or told otherwise than by the launcher."""
+    """Ranks that the program confuses, starts again, or sets differently from the launcher."""
     cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
         if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and \
                 not program.optional(node):
-            yield node, "spawn() starts processes, and the launcher has started %d ranks on this node: each of them " \
-                "starts as many again" % program.local, "one task per node (srun --ntasks-per-node=1), or no spawn()"
+            yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
+                "node: each rank would start its own set" % program.local, \
+                "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
         for target in node.targets if isinstance(node, ast.Assign) else ():
             key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
             told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
             if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
                     text != program.environ.get(str(key)) and not program.optional(node) and not any(
                         isinstance(one, ast.If) for one, _ in program.around(node)):
-                yield node, "sets %s='%s', and this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
+                yield node, "sets %s='%s', but this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
             if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
                     one.startswith(text.lstrip('=')) for one in cards):
-                yield node, "sets %s='%s', and this node has no such interface" % (key, text), \
-                    "take it out, or name one of: " + ', '.join(cards)
+                yield node, "sets %s='%s', but this node has no such interface" % (key, text), \
+                    "remove it, or name one of: " + ', '.join(cards)
             if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
                     literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
-                yield node, "takes the number on the node for the rank", "take RANK from the environment"
+                yield node, "uses the local rank as the rank", "read RANK from the environment"
         if literal(node) in ('spawn', 'forkserver') and program.trees and not any(
                 map(main_block, ast.walk(program.trees[0]))) and any(called(one) in (
                     'set_start_method', 'get_context', 'DataLoader') for one, _ in program.around(node)):
-            yield node, "processes are started by %s, and the script has no if __name__ == '__main__': each of them " \
-                "runs all of it again" % literal(node), "put what is not a definition under this condition"
+            yield node, "%s starts processes, but the script has no if __name__ == '__main__': each process runs " \
+                "the whole script again" % literal(node), "move all code except definitions under this condition"
     for call in program.calls if 'init_process_group' in program.names and program.several else ():
         places = call.args[:1] if called(call) in ('set_device', 'set_device_index', 'cuda') else getattr(
             keywords(call).get('device_ids'), 'elts', [])
         words = ' '.join(map(program.words, places))
         if re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', words) and not re.search(
                 'device_count|local|modulo', words, re.I):
-            yield call, "takes the GPU with the number of the rank, and a node has fewer GPUs than the job has ranks", \
-                "take LOCAL_RANK"
+            yield call, "uses the rank as the GPU's number, but a node has fewer GPUs than the job has ranks", \
+                "use LOCAL_RANK"
 
 
 def order(program: 'Program') -> 'Iterator[tuple]':
-    """What needs the process group comes after it, and by all ranks; what one rank is to do not by all."""
+    """All ranks do what needs the process group, once it exists; only one rank does what is meant for one."""
     names, begins = program.names, [node for node in program.calls if called(node) == 'init_process_group']
     others = any(map(FRAMEWORKS.search, program.imports))
     if not begins and names & DDP and program.world > 1 and not others and not re.search(
             r'(init|setup|start|launch)\w*(dist|ddp|group|process|parallel|env)', ' '.join(names), re.I):
         yield next(node for node in program.calls if called(node) in DDP), \
-            "DistributedDataParallel, and nothing calls init_process_group()", "call it first"
+            "uses DistributedDataParallel, but nothing calls init_process_group()", "call it first"
     for node in program.calls if begins else ():
         name, dist = called(node), owner(node) in ('dist', 'distributed')
         ends = [one for one in program.calls if called(one) == 'destroy_process_group' and not program.optional(one) and
@@ -150,7 +151,7 @@ def order(program: 'Program') -> 'Iterator[tuple]':
         for word in ('src', 'dst'):
             other = literal(keywords(node).get(word)) if dist else None
             if isinstance(other, int) and other >= program.world:
-                yield node, "%s(%s=%d), and the job has %d ranks" % (name, word, other, program.world), "name one"
+                yield node, "%s(%s=%d), but the job has %d ranks" % (name, word, other, program.world), "correct it"
         needs = dist and name in COLLECTIVES + ('get_rank', 'get_world_size') or name in DDP | FSDP
         if needs and len(begins) == 1 and program.function(begins[0]) is program.function(node) and \
                 node.lineno < begins[0].lineno and not program.optional(node):
@@ -158,17 +159,18 @@ def order(program: 'Program') -> 'Iterator[tuple]':
         if (name in COLLECTIVES and dist and 'group' not in keywords(node) or name in OF_FSDP and names & FSDP or
                 names & DDP and (name == 'backward' or name == 'step' and 'opt' in owner(node))) and \
                 program.one_branch(node):
-            yield node, "%s() where some ranks alone come: %s" % (
-                name, "the others' parameters stay as they are" if name == 'step' else "these wait for the others"), \
+            yield node, "only some ranks call %s(): %s" % (name, "the parameters of the others do not change" if name
+                                                           == 'step' else "they wait for the others"), \
                 "have all ranks call it"
         if name in ONCE and program.world > 1 and not program.for_one_rank(node):
             yield from once(program, node, name, ONCE[name])
         if literal(keywords(node).get('download')) is True and program.world > 1 and not program.for_one_rank(node):
-            yield node, "all ranks download one data set by %s()" % name, "have local rank 0 do it, then barrier()"
+            yield node, "all ranks download the same data set with %s()" % name, \
+                "download on local rank 0, then call barrier()"
 
 
 def files(program: 'Program') -> 'Iterator[tuple]':
-    """What one rank writes is there for the others when they read it."""
+    """A file that one rank writes exists when the others read it."""
     for save in program.calls if 'init_process_group' in program.names and program.world > 1 else ():
         if called(save) != 'save' or owner(save) != 'torch' or len(save.args) < 2 or not program.for_one_rank(save):
             continue
@@ -176,16 +178,16 @@ def files(program: 'Program') -> 'Iterator[tuple]':
             if called(load) == 'load' and owner(load) == 'torch' and load.args and ast.dump(load.args[0]) == ast.dump(
                     save.args[1]) and not program.for_one_rank(load):
                 if re.match('/(tmp|dev/shm|var/tmp)/', program.directory(load.args[0])) and program.several:
-                    yield load, "all ranks read what one wrote in %s, which other nodes do not see" % program.directory(
-                        load.args[0]), "write to a file system that all nodes have"
+                    yield load, "all ranks read a file that one wrote in %s, which other nodes do not see" % (
+                        program.directory(load.args[0])), "write to a file system that all nodes have"
                 between = [one for one in program.calls if save.lineno <= one.lineno <= load.lineno]
                 if program.function(load) is program.function(save) and load.lineno > save.lineno and not any(
                         called(one) in COLLECTIVES for one in between):
-                    yield load, "all ranks read what one may still be writing", "dist.barrier() before"
+                    yield load, "all ranks read a file that one may still be writing", "call dist.barrier() before"
 
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
-    """All ranks do as many steps, with parameters of one size: else they wait for each other."""
+    """All ranks do the same number of steps, with parameters of the same size: else they wait for each other."""
     names = {called(node) for node in program.calls}
     if not names & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
         return
@@ -198,22 +200,22 @@ def steps(program: 'Program') -> 'Iterator[tuple]':
                 node.body[-1], (ast.Break, ast.Continue, ast.Return)):
             own = re.search('%s|%s' % (OWN, RANK.pattern), program.words(node.test, 0))
             if own and own.group() not in told and not re.search('reduce|broadcast|gather', program.words(node.test)):
-                yield node, "a rank leaves the loop by its own '%s', and the others wait for it" % own.group(), \
-                    "have all ranks decide alike: all_reduce() it first"
+                yield node, "a rank leaves the loop by its own '%s', while the others wait for it" % own.group(), \
+                    "call all_reduce() on it first, so that all ranks decide alike"
         if isinstance(node, ast.Try) and 'backward' in inside & set(map(called, ast.walk(node))) and any(
                 isinstance(one.body[-1], (ast.Pass, ast.Continue, ast.Break)) for one in node.handlers):
-            yield node, "a rank whose step fails goes on without it, and the others wait for it", "let the error end it"
+            yield node, "a rank skips a step that fails, and the others wait for it", "let the error end it"
         sizes = node.args if called(node) == 'range' or LAYERS.match(called(node)) else [
             node.lower, node.upper] if isinstance(node, ast.Slice) else []
         for part in sizes:
             if isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Add, ast.Sub)) and any(
                     re.search('rank$|get_rank', named(one) or called(one)) for one in (part.left, part.right)):
-                yield part, "a size depends on the rank: ranks do other steps, or have other parameters", \
-                    "give all ranks as much"
+                yield part, "a size depends on the rank: ranks do different steps, or have different parameters", \
+                    "use the same size on all ranks"
 
 
 def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterator[tuple]':
-    """What all ranks do with one file."""
+    """A file or directory that all ranks write, rename, remove or make."""
     paths = node.args[:2]
     if name in ('replace', 'move', 'remove') and owner(node) not in ('os', 'shutil'):
         return      # of a text, or of a list
@@ -225,12 +227,12 @@ def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterato
     harmless = what == 'make' and (literal(keywords(node).get('exist_ok')) or program.optional(node))
     if paths and not harmless and (what == 'write' or any(map(program.directory, paths))) and not re.search(
             'rank|pid|host|uuid|LOCALID|temp|job|tmpdir', text, re.I):
-        yield node, "all ranks %s one %s by %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
+        yield node, "all ranks %s the same %s with %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
             name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
 
 
 def data(program: 'Program') -> 'Iterator[tuple]':
-    """Each rank trains on its own part of the same data, all of it."""
+    """Each rank trains on its own part of the same data, and the ranks together on all of it."""
     names, started = program.names, 'init_process_group' in program.names
     loaders = [node for node in program.calls if called(node) == 'DataLoader']
     for node in program.calls:
@@ -239,45 +241,45 @@ def data(program: 'Program') -> 'Iterator[tuple]':
             size, rank = program.value(words.get('num_replicas')), words.get('rank')
             if 'set_epoch' not in names and literal(words.get('shuffle')) is not False:
                 yield node, "DistributedSampler without set_epoch(): each epoch has the same order", \
-                    "call sampler.set_epoch(epoch) at the beginning of each"
+                    "call sampler.set_epoch(epoch) at the beginning of each epoch"
             if started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
-                yield node, "the seed of DistributedSampler is not the same on all ranks: their parts of the data " \
-                    "overlap", "leave seed out, or give all ranks one number"
+                yield node, "the seed of DistributedSampler differs between ranks: their parts of the data overlap", \
+                    "leave seed out, or use the same number on all ranks"
             if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) and \
                     program.world > 1 or program.several and re.search(
                         'local_?rank|LOCALID', program.words(rank), re.I):
-                yield node, "DistributedSampler is told other ranks than the %d of this job" % program.world, \
-                    "leave num_replicas and rank out"
+                yield node, "num_replicas or rank of DistributedSampler does not fit the %d ranks of this job" % (
+                    program.world), "leave num_replicas and rank out"
         if node in loaders:
             workers = program.value(words.get('num_workers'))
             if 'sampler' in words and literal(words.get('shuffle')) is True:
                 yield node, "DataLoader has a sampler and shuffle=True, which exclude each other", "leave shuffle out"
             if isinstance(workers, int) and 0 < program.cores < workers:
-                yield node, "DataLoader starts %d workers, and a rank has %d cores" % (workers, program.cores), \
-                    "ask for more cores (--cpus-per-task), or take fewer workers"
+                yield node, "DataLoader starts %d workers, but a rank has %d cores" % (workers, program.cores), \
+                    "ask for more cores (--cpus-per-task), or use fewer workers"
         if name in DRAWS and started and 'generator' not in words and not program.for_one_rank(node) and (
                 owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')):
             seeds = [one for one in program.calls if re.search(SEEDS, called(one))]
             own = any(RANK.search(' '.join(map(program.words, one.args))) for one in seeds)
             if own and name == 'random_split' or not seeds:
-                yield node, "%s() draws other numbers on each rank: %s" % (
-                    name, "the seed depends on the rank" if own else "nothing sets a seed"), "give it a generator"
+                yield node, "%s() draws different numbers on each rank: %s" % (
+                    name, "the seed depends on the rank" if own else "nothing sets a seed"), "pass it a generator"
         if name in LISTINGS and started and program.several and no_order(program, node):
-            yield node, "%s() has no order that all nodes share" % name, "sorted(...)"
+            yield node, "%s() may list files in a different order on each node" % name, "use sorted(...)"
     if program.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
             word is None or 'sampler' in str(word) for node in loaders for word in keywords(node)) and not any(
                 len(node.args) > 3 for node in loaders) and not any(map(FRAMEWORKS.search, program.imports)):
-        yield loaders[0], "DistributedDataParallel, and a DataLoader without a sampler: all ranks train on the same " \
-            "data", "DataLoader(..., sampler=DistributedSampler(dataset))"
+        yield loaders[0], "DistributedDataParallel with a DataLoader without a sampler: all ranks train on the same " \
+            "data", "use DataLoader(..., sampler=DistributedSampler(dataset))"
     sets = [node for node in program.nodes if goes_through_set(program, node)] if started and program.world > 1 and \
         not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', '')) else []
     if sets:
-        yield getattr(sets[0], 'iter', sets[0]), "the order of a set of texts is another one in each rank", \
-            "sorted(...), or export PYTHONHASHSEED=0 before srun"
+        yield getattr(sets[0], 'iter', sets[0]), "the order of a set of strings differs from rank to rank", \
+            "use sorted(...), or export PYTHONHASHSEED=0 before srun"
 
 
 def no_order(program: 'Program', node: 'ast.Call') -> bool:
-    """Whether the files that a call lists are kept, and nothing sorts them."""
+    """Whether the program keeps the files that a call lists, and nothing sorts them."""
     around = list(program.around(node))
     kept = next((one for one, _ in around if isinstance(one, ast.stmt)), node)     # type: Any
     whose = {named(target) for target in getattr(kept, 'targets', ())} - {''}
@@ -289,7 +291,7 @@ def no_order(program: 'Program', node: 'ast.Call') -> bool:
 
 
 def is_set(program: 'Program', node: 'Any', deep: int = 3) -> bool:
-    """Whether an expression is a set of what may be texts."""
+    """Whether an expression is a set whose elements may be strings."""
     if isinstance(node, ast.Set):
         return not all(isinstance(literal(part), (int, float)) for part in node.elts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Sub, ast.BitXor)):
@@ -300,7 +302,7 @@ def is_set(program: 'Program', node: 'Any', deep: int = 3) -> bool:
 
 
 def goes_through_set(program: 'Program', node: 'Any') -> bool:
-    """Whether it goes through a set of texts in an order that counts: not where it only prints, checks or adds up."""
+    """Whether a node iterates over a set of strings and the order matters, as it does not for printing or adding up."""
     through = node.iter if isinstance(node, (ast.For, ast.comprehension)) else node.args[0] if called(node) in (
         'list', 'tuple', 'enumerate', 'zip', 'iter', 'map', 'tensor', 'array', 'join') and node.args else None
     if through is None or not is_set(program, through):
@@ -313,7 +315,7 @@ def goes_through_set(program: 'Program', node: 'Any') -> bool:
 
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
-    """Parameters that DistributedDataParallel or FSDP do not see, and steps that do not go through them."""
+    """Parameters that DistributedDataParallel or FSDP do not see, and steps that bypass them."""
     wraps = [node for node in program.calls if called(node) in DDP and program.world > 1]
     if wraps and not any(literal(keywords(node).get(word)) for node in wraps
                          for word in ('find_unused_parameters', 'static_graph')):
@@ -331,10 +333,10 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
                 program.function(call) is program.function(node) and call.lineno > node.lineno
             if (bare or 'module' in (called(call), owner(call) * (called(call) == 'forward'))) and call.args and \
                     not program.without_gradients(call):
-                yield call, "%s() goes past DistributedDataParallel: gradients are not averaged" % (
+                yield call, "%s() bypasses DistributedDataParallel: gradients are not averaged" % (
                     inner if bare else 'module'), "call what DistributedDataParallel() returns"
         if isinstance(keywords(node).get('device_ids'), ast.List) and not program.gpus and not program.optional(node):
-            yield node, "DistributedDataParallel(device_ids=...), and this rank sees no GPU", \
+            yield node, "DistributedDataParallel(device_ids=...), but this rank sees no GPU", \
                 "ask for GPUs, or leave device_ids out"
         own = {one.name for part in program.nodes if isinstance(part, ast.ClassDef) for one in part.body if isinstance(
             one, FUNCTIONS)} - {'forward', 'train', 'eval', 'state_dict', 'load_state_dict', 'parameters', 'to', 'join'}
@@ -342,7 +344,7 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
             if isinstance(part, ast.Attribute) and part.attr in own and isinstance(part.value, ast.Name) and \
                     part.value.id in outer and part.lineno > node.lineno and \
                     program.function(part) is program.function(node):
-                yield part, "DistributedDataParallel has no %s(), which the model in it has" % part.attr, \
+                yield part, "DistributedDataParallel has no %s(): it belongs to the wrapped model" % part.attr, \
                     "write .module.%s()" % part.attr
     for node in [node for node in program.calls if called(node) in FSDP and node.args]:
         early = [one for one in program.calls if called(one) == 'parameters'
@@ -350,8 +352,8 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
                  and owner(one) == named(node.args[0])
                  and any(re.match('[A-Z]', called(above)) for above, _ in program.around(one))]
         if early:
-            yield early[0], "the optimizer has the parameters from before %s" % called(node), \
-                "build it after the model is wrapped"
+            yield early[0], "the optimizer has the parameters that the model had before %s" % called(node), \
+                "create the optimizer after wrapping the model"
 
 
 def unused_layers(program: 'Program', node: 'ast.ClassDef', classes: dict, read: set) -> 'Iterator[tuple]':
@@ -360,39 +362,39 @@ def unused_layers(program: 'Program', node: 'ast.ClassDef', classes: dict, read:
         LAYERS.match(called(part.value)) or called(part.value) in classes) for target in part.targets
               if isinstance(target, ast.Attribute) and named(target.value) == 'self'}
     every = {'children', 'modules', 'named_children', 'named_modules', 'getattr'} & {called(p) for p in ast.walk(node)}
-    remedy = "DistributedDataParallel(find_unused_parameters=True)"
+    remedy = "use DistributedDataParallel(find_unused_parameters=True)"
     for name in sorted(set(layers) - read) if not every else ():
-        yield layers[name], "self.%s takes no part in forward(): DistributedDataParallel stops at the second step" % (
-            name), "take it out, or " + remedy
+        yield layers[name], "forward() does not use self.%s: DistributedDataParallel stops at the second step" % (
+            name), "remove it, or " + remedy
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.IfExp)) and re.search(r'\brand|random', program.words(part.test)) and any(
                 named(one) in layers for one in ast.walk(part)):
-            yield part, "layers take part in forward() by chance: DistributedDataParallel stops at the next", remedy
+            yield part, "forward() uses layers at random: DistributedDataParallel stops at the next step", remedy
 
 
 def python(program: 'Program') -> 'Iterator[tuple]':
-    """What torch.compile and this Python make of it, and GPUs that are not there."""
+    """What torch.compile or this Python does not accept, and missing GPUs."""
     for node in filter(compiles, program.calls):
         above, words = program.above.get(id(node)), keywords(node)
         inside = [above] if isinstance(above, FUNCTIONS) else [one for one in program.nodes if isinstance(
             one, FUNCTIONS) and one.name in ('forward', named((node.args + [None])[0]))]
         breaks = [part for one in inside for part in ast.walk(one) if called(part) in BREAKS]
         if breaks and literal(words.get('fullgraph')):
-            yield breaks[0], "torch.compile(fullgraph=True) cannot take %s() into its graph" % called(breaks[0]), \
-                "take it out of forward(), or leave fullgraph out"
+            yield breaks[0], "torch.compile(fullgraph=True) cannot compile %s()" % called(breaks[0]), \
+                "move it out of forward(), or leave fullgraph out"
     flag = program.environ.get('PYTHONOPTIMIZE', '')
     nccl = re.search(rb'[\'"]nccl[\'"]', b''.join(program.files.values()))
     for node in program.nodes if flag not in ('', '0') else ():
         if isinstance(node, ast.Assert) and any(isinstance(part, ast.Call) and called(part) not in UNORDERED + (
                 'hasattr', 'callable') for part in ast.walk(node.test)):
-            yield node, "PYTHONOPTIMIZE=%s takes out assert, and what this one calls is not done" % flag, \
-                "unset PYTHONOPTIMIZE, or call it in a line of its own"
+            yield node, "PYTHONOPTIMIZE=%s removes assert statements, so the call in this one does not happen" % flag, \
+                "unset PYTHONOPTIMIZE, or make the call a separate statement"
     asks = program.gpus or nccl or {'is_available', 'device_count'} & program.names
     for node in program.calls if not asks else ():
         if (called(node) in ('cuda', 'set_device') and isinstance(node.func, ast.Attribute) or called(node) in (
                 'to', 'device') and any(str(literal(part)).startswith('cuda') for part in node.args)) and \
                 not program.optional(node):
-            yield node, "takes a GPU, and this rank sees none", "ask for GPUs (srun --gpus-per-task=1)"
+            yield node, "uses a GPU, but this rank sees none", "ask for GPUs (srun --gpus-per-task=1)"
 
 
 def undefined(program: 'Program') -> 'Iterator[tuple]':
@@ -411,11 +413,11 @@ def undefined(program: 'Program') -> 'Iterator[tuple]':
         for part in parts if not known & {'*'} and not {'exec', 'globals', 'vars'} & set(map(called, parts)) else ():
             if isinstance(part, ast.Name) and part.id not in known and id(part) not in notes and not program.optional(
                     part):
-                yield part, "'%s' is used, and nothing defines it" % part.id, "define or import it"
+                yield part, "'%s' is used, but nothing defines it" % part.id, "define or import it"
 
 
 def check(report: 'Report', program: 'Program', gpus: bool, cores: int = 0) -> None:
-    """All of them; of what is said of several lines the first one."""
+    """Apply all rules; if several lines have the same finding, report the first one."""
     said = set()    # type: set
     program.gpus, program.cores = gpus, cores
     for rule in (group, ranks, order, files, steps, data, gradients, python, undefined):

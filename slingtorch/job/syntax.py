@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""A program by its syntax trees: what decides about a call, what an expression's text is, what it reads and writes."""
+"""A program's syntax trees: which conditions a call depends on, the text of an expression, files read and written."""
 import ast
 import functools
 import os
@@ -8,7 +8,7 @@ import warnings
 
 from .kinds import Any, Iterator, Mapping, Optional
 
-# what tells ranks apart; and what a condition says of one of them
+# names in conditions that tell ranks apart
 RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
 # options that name what a program writes
 OUTPUT = re.compile(r'-o$|-{0,2}(\w+\.)*(out|save|log|ckpt|checkpoint|work_?dir|run_?dir|results?)[\w.-]*$', re.I)
@@ -17,7 +17,7 @@ WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'Fi
            'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
 FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
 LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
-# words that a program is started with at most; how deep names are followed
+# words of a command line that are examined at most; how deep names are followed
 ARGUMENTS, DEEP = 50, 9
 # how much of a large program is read: half a second
 NODES = 50000
@@ -25,14 +25,14 @@ NODES = 50000
 
 @functools.lru_cache(None)
 def parse(text: bytes) -> 'ast.Module':
-    """Its syntax tree, without a word on what Python only warns of."""
+    """The text's syntax tree; Python's warnings about it are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return ast.parse(text)
 
 
 def parsed(text: bytes) -> 'Optional[ast.Module]':
-    """Its syntax tree; None of one that is not Python."""
+    """The text's syntax tree, or None if the text is not valid Python."""
     try:
         return parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -40,7 +40,7 @@ def parsed(text: bytes) -> 'Optional[ast.Module]':
 
 
 def imported(tree: 'ast.AST') -> 'Iterator[str]':
-    """Names of the modules that it imports anywhere: 'a.b', also where 'from a import b' may mean a file."""
+    """Names of all modules that a tree imports; 'from a import b' gives 'a' and 'a.b', since b may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -51,33 +51,33 @@ def imported(tree: 'ast.AST') -> 'Iterator[str]':
 
 
 def named(node: 'Any') -> str:
-    """The last word of a name: 'spawn' of mp.spawn; '' of another node."""
+    """The last word of a name: 'spawn' of mp.spawn; '' for another node."""
     return str(getattr(node, 'attr', getattr(node, 'id', '')))
 
 
 def called(node: 'Any') -> str:
-    """The last word of what is called: 'spawn' of mp.spawn(...); '' of another node."""
+    """The last word of the called name: 'spawn' of mp.spawn(...); '' for another node."""
     return named(getattr(node, 'func', None))
 
 
 def owner(node: 'Any') -> str:
-    """What stands before the last word of what is called: 'mp' of mp.spawn(...)."""
+    """The word before the last one of the called name: 'mp' of mp.spawn(...)."""
     return named(getattr(node.func, 'value', None))
 
 
 def keywords(call: 'Any') -> dict:
-    """{name: expression}"""
+    """The keyword arguments of a call: {name: expression}."""
     return {word.arg: word.value for word in call.keywords}
 
 
 def literal(node: 'Any') -> 'Any':
-    """The value of a constant, also of an index; None of something else."""
+    """The value of a constant, also of an index; None for anything else."""
     node = node.value if type(node).__name__ == 'Index' else node       # before Python 3.9
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def variable(node: 'Any') -> 'Optional[tuple]':
-    """(name of the variable of the environment that an expression reads, its default, whether there must be one)."""
+    """(name of the environment variable that an expression reads, its default, whether the variable must be set)."""
     name, default, must = None, None, False     # type: Any, Any, bool
     if isinstance(node, ast.Subscript) and named(node.value) == 'environ' and isinstance(node.ctx, ast.Load):
         name, must = literal(node.slice), True
@@ -87,12 +87,12 @@ def variable(node: 'Any') -> 'Optional[tuple]':
 
 
 def main_block(node: 'ast.AST') -> bool:
-    """Whether it is: if __name__ == '__main__'."""
+    """Whether a node is: if __name__ == '__main__'."""
     return isinstance(node, ast.If) and any(getattr(part, 'id', '') == '__name__' for part in ast.walk(node.test))
 
 
 def arguments_of(words: list) -> list:
-    """[(option or '', value)] of a program, as far as options are written in one of the usual ways."""
+    """[(option or '', value)] of a command line, if its options are written in one of the usual ways."""
     found, option = [], ''
     for word in words[:ARGUMENTS]:
         key, equals, value = word.partition('=')
@@ -105,7 +105,7 @@ def arguments_of(words: list) -> list:
 
 
 def is_number(kind: str, text: str) -> bool:
-    """Whether int() or float() takes it."""
+    """Whether int() or float() accepts the text."""
     try:
         return bool((int if kind == 'int' else float)(text)) or True
     except ValueError:
@@ -114,13 +114,13 @@ def is_number(kind: str, text: str) -> bool:
 
 class Program:
     """
-    Syntax trees, asked for what decides about a call, and for the text of an expression.
+    Syntax trees of a program: which conditions a call depends on, and what the text of an expression is.
 
     :param files: {path: its text}, the script first
-    :param given: words that it is started with
-    :ivar wrong: {path: why it is not Python}
-    :ivar values: {name: all expressions that are assigned to it}, {(path, name): those of this file}
-    :ivar used: names that are read anywhere
+    :param given: the words of its command line
+    :ivar wrong: {path: why it is not valid Python}
+    :ivar values: {name: all expressions assigned to it}, {(path, name): those in this file}
+    :ivar used: all names that the program reads
     :ivar imports: names of modules
     :ivar defined: (path, name) of classes and functions
     """
@@ -157,10 +157,10 @@ class Program:
                 self.learn_option(call)
 
     def learn(self, node: 'Any', path: str) -> None:
-        """What a node assigns or reads."""
+        """Record what a node assigns or reads."""
         value, targets = getattr(node, 'value', None), []  # type: Any, Any
         if isinstance(node, ast.Assign):
-            # a table holds what is asked for among others
+            # a dictionary has other values, too
             targets = node.targets if not isinstance(value, (ast.Dict, ast.DictComp)) else ()
         elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and value:
             # of a dataclass it is a default
@@ -178,7 +178,7 @@ class Program:
                 self.values.setdefault(key, []).append(value)
 
     def learn_option(self, call: 'ast.Call') -> None:
-        """What args.NAME of an option is: as it is given, or its default."""
+        """Record the value of args.NAME for this option: from the command line, else its default."""
         names, words = [literal(part) for part in call.args if isinstance(literal(part), str)], keywords(call)
         dest = literal(words.get('dest')) or next((name.lstrip('-').replace('-', '_') for name in names
                                                   if name.startswith('--')), names[0].lstrip('-') if names else '')
@@ -186,18 +186,18 @@ class Program:
         self.options[dest] = ast.Constant(given[-1]) if given else words.get('default')
 
     def where(self, node: 'Any') -> str:
-        """Line, and file if it is not the script."""
+        """The line of a node, and its file if that is not the script."""
         path = self.place.get(id(node), '')
         return ('%s, ' % path if self.files and path != next(iter(self.files)) else '') + 'line %d' % node.lineno
 
     def around(self, node: 'ast.AST') -> 'Iterator[tuple]':
-        """(what it is in, the part of that in which it is), from the inside."""
+        """(enclosing node, its child that encloses `node` or is it), from the innermost."""
         while id(node) in self.above:
             yield self.above[id(node)], node
             node = self.above[id(node)]
 
     def function(self, node: 'ast.AST') -> 'ast.AST':
-        """The function that it stands in, else the module."""
+        """The function that encloses a node, else the module."""
         top = node
         for top, _ in self.around(node):
             if isinstance(top, FUNCTIONS):
@@ -205,12 +205,12 @@ class Program:
         return top
 
     def assigned(self, node: 'Any') -> list:
-        """What is assigned to a name, in its file or else anywhere."""
+        """The expressions assigned to a name in its file, else anywhere."""
         name = named(node)
         return self.values.get((self.place.get(id(node)), name)) or self.values.get(name, [])
 
     def value(self, node: 'Any') -> 'Any':
-        """Of a constant, or of a name that has one value alone; else None."""
+        """The value of a constant, or of a name with only one value; else None."""
         if isinstance(node, (ast.Name, ast.Attribute)):
             values = self.assigned(node)
             known = {literal(value) for value in values if isinstance(value, ast.Constant)}
@@ -220,13 +220,13 @@ class Program:
 
     def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
         """
-        The names and texts of an expression, and of what is assigned to these names; 'modulo' for this operation.
+        The names and strings in an expression, and in what is assigned to these names; 'modulo' for this operation.
         """
         found = []
         for part in ast.walk(node) if node else ():
             name = getattr(part, 'id', getattr(part, 'attr', getattr(part, 'arg', getattr(part, 'value', ''))))
             found.append(name if isinstance(name, str) else '')
-            # but '%' of a text
+            # '%' of a string formats it
             if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and not isinstance(part.left, ast.Constant):
                 found.append('modulo')
             if isinstance(part, (ast.Name, ast.Attribute)) and deep:
@@ -236,7 +236,7 @@ class Program:
     # --- the text of an expression
 
     def text(self, node: 'Any', deep: int = DEEP) -> tuple:
-        """(what the text or the path of an expression begins with, as far as it is known, whether that is all of it)"""
+        """(the known beginning of the text or path that an expression gives, whether this is all of it)"""
         read = variable(node)
         if not deep or node is None:
             return '', False
@@ -271,7 +271,7 @@ class Program:
         return self.text_of_call(node, deep) if isinstance(node, ast.Call) else ('', False)
 
     def text_of_call(self, node: 'ast.Call', deep: int) -> tuple:
-        """text() of what a function returns that has to do with paths."""
+        """text() for the result of a function that handles paths."""
         name, before = called(node), getattr(node.func, 'value', None)
         if name in ('join', 'Path', 'PurePath', 'joinpath'):
             return self.joined([before] * (name == 'joinpath') + node.args, deep, True)
@@ -285,7 +285,7 @@ class Program:
         return '', False
 
     def joined(self, parts: list, deep: int, as_path: bool = False) -> tuple:
-        """text() of several, one after the other."""
+        """text() of several expressions, joined."""
         found = ''
         for part in parts:
             more, whole = self.text(part, deep - 1)
@@ -295,7 +295,7 @@ class Program:
         return found, True
 
     def argument(self, index: 'Any') -> tuple:
-        """text() of sys.argv[...]: a number, or behind an option."""
+        """text() of sys.argv[...], by its number or by the option before it."""
         number = literal(index)
         options = [literal(part) for part in ast.walk(index) if literal(part)]
         for option, value in self.arguments:
@@ -305,14 +305,14 @@ class Program:
         return (self.given[number - 1], True) if there else ('', False)
 
     def directory(self, node: 'Any') -> str:
-        """A path as far as it is known: '/scratch' of f'/scratch/{name}.pt'."""
+        """The known part of a path: '/scratch' for f'/scratch/{name}.pt'."""
         found, whole = self.text(node)
         return found if whole else found.rpartition('/')[0]
 
     # --- what decides about a call
 
     def reached(self, call: 'ast.AST') -> bool:
-        """Whether it stands in no function, or in one that something names, or in a method of a class that is."""
+        """Whether a call is outside all functions, or in a function, or a method of a class, that something uses."""
         around = [node for node, _ in self.around(call) if isinstance(node, FUNCTIONS + (ast.ClassDef,))]
         return all(node.name in self.used or isinstance(above, ast.ClassDef) and (
             node.name.startswith('__') or re.search('forward|_step$|_dataloader$', node.name))
@@ -332,7 +332,7 @@ class Program:
             isinstance(node, ast.Return) and node.lineno < getattr(call, 'lineno', 0) for node in ast.walk(top))
 
     def optional(self, node: 'ast.AST') -> bool:
-        """Whether it may not be done at all: in a try, or where something else than the rank or an option decides."""
+        """Whether the program may skip a node: in a try, or under a condition not about the rank or a given option."""
         for above, part in self.around(node):
             if isinstance(above, ast.Try) and part not in above.finalbody and part not in above.orelse:
                 return True
@@ -344,7 +344,7 @@ class Program:
         return not self.reached(node)
 
     def without_gradients(self, node: 'ast.AST') -> bool:
-        """Whether it is of no training: within no_grad() or in a function for something else."""
+        """Whether a node is no part of the training: within no_grad(), or in a function for something else."""
         return any(isinstance(above, ast.With) and re.search(r'no_grad|inference_mode', self.words(ast.Tuple(
             [item.context_expr for item in above.items], ast.Load()), 0)) or isinstance(above, FUNCTIONS) and (
                 re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
@@ -352,7 +352,7 @@ class Program:
             for above, _ in self.around(node))
 
     def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
-        """Whether a condition or a decorator that has to do with ranks decides about a call, as far as is seen here."""
+        """Whether a call depends on a condition or a decorator about ranks, as far as the syntax shows."""
         for node, part in self.around(call):
             if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and RANK.search(
                     self.words(getattr(node, 'test', node))) and part is not getattr(node, 'test', None):
@@ -367,7 +367,7 @@ class Program:
         return False
 
     def zero(self, node: 'ast.AST') -> bool:
-        """Whether it is a condition that holds for rank 0 alone, or for all others."""
+        """Whether a node is a condition that is true only on rank 0, or only on all others."""
         test = getattr(node, 'test', None) if isinstance(node, ast.If) else None     # type: Any
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
             return bool(RANK.search(self.words(test.left, 0))) and literal(test.comparators[0]) == 0
@@ -378,8 +378,8 @@ class Program:
 
     def one_branch(self, call: 'ast.Call') -> bool:
         """
-        Whether rank 0 alone does it, or all others, and no other branch of the function does the same; or some ranks
-        have left the function before.
+        Whether only rank 0 makes a call, or only the others, and no other branch of the function makes the same call;
+        or whether some ranks have left the function before.
         """
         around, top = list(self.around(call)), self.function(call)
         for node in ast.walk(top):
@@ -393,7 +393,7 @@ class Program:
             self.zero(one) for one, _ in self.around(node)) for node in ast.walk(top)) == 1
 
     def takes_local(self) -> bool:
-        """Whether it takes the GPU with the number of its local rank, without a look at how many it sees."""
+        """Whether a rank uses the GPU with the number of its local rank, without checking how many it sees."""
         for node in self.nodes:
             place = None    # type: Any
             if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
@@ -412,7 +412,7 @@ class Program:
     # --- files
 
     def outputs(self) -> dict:
-        """{path that it writes to: what says so}: arguments, defaults of its options, and calls that write."""
+        """{path that the program writes to: option or line}: from arguments, defaults of options, and calls."""
         found = {}
         for option, value in self.arguments:
             if OUTPUT.match(option) and ('/' in value or os.path.isdir(value)) and '://' not in value:
@@ -436,13 +436,13 @@ class Program:
         return found
 
     def made(self) -> dict:
-        """{directory that it makes: the call}; '' for one that is not known."""
+        """{directory that the program makes: the call}; '' for an unknown directory."""
         makes = [node for node in self.calls if re.match('(make|mk)_?dirs?$', called(node))]
         return {self.directory(node.args[0] if node.args and owner(node) in ('os', '') else getattr(
             node.func, 'value', None)): node for node in makes}
 
     def read_paths(self) -> dict:
-        """{path of which it reads: the call, or None for one that only stands in its text}"""
+        """{path that the program reads: the call, or None if the path is only a string in its text}"""
         found = {}  # type: dict
         for node in self.nodes:
             value = literal(node)
@@ -472,7 +472,7 @@ class Program:
                 and '://' not in path and '\0' not in path and '\n' not in path}
 
     def late(self) -> 'Iterator[tuple]':
-        """What it loads in functions, or in a condition that has to do with ranks: (node, code, text)."""
+        """Imports and libraries that the program loads later, in functions or conditions: (node, code, text)."""
         for node in self.nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 within = any(isinstance(above, FUNCTIONS + (ast.If,)) for above, _ in self.around(node))
@@ -487,7 +487,7 @@ class Program:
                     yield node, 'import ctypes\nctypes.CDLL(%r)' % path, '%s(%r)' % (called(node), path)
 
     def variables(self) -> dict:
-        """{variable of the environment that it reads: [(node, whether it ends the program where it is not set)]}"""
+        """{environment variable that the program reads: [(node, whether the program ends if it is not set)]}"""
         found, sets, asked = {}, set(), set()  # type: dict, set, set
         for node in self.nodes:
             read = variable(node)

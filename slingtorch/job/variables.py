@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Variables that nobody refuses: names against the strings of the libraries, values against variables.cfg."""
+"""Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
 import contextlib
 import difflib
 import glob
@@ -16,7 +16,7 @@ KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
 
 
 class Family:
-    """A section of the table: the variables with one prefix."""
+    """A section of the table: the variables with the same prefix."""
 
     def __init__(self, prefix: str, section: dict) -> None:
         self.prefix, self.source, self.warn, self.misspelt = prefix, section.get('source', ''), {}, {}
@@ -36,7 +36,7 @@ class Family:
                 self.misspelt[names.split()[1]] = value
 
     def kind(self, name: str) -> list:
-        """[kind, its words and options], or []. A bool is a choice of the words that this family takes."""
+        """[kind, its words and options], or []. A bool is a choice of the words that this family accepts."""
         for kind in KINDS:
             if kind in self.known[name]:
                 return self.bool if kind == 'bool' else [kind] + self.known[name][kind].split()
@@ -45,7 +45,7 @@ class Family:
 
 def read_table(path: str = TABLE) -> list:
     """The families, longest prefix first."""
-    # every rank reads it: configparser takes ten times as long
+    # every rank reads it, and configparser would take ten times as long
     sections = {}  # type: dict
     with open(path) as stream:
         for line in stream:
@@ -59,12 +59,12 @@ def read_table(path: str = TABLE) -> list:
 
 
 def family_of(name: str, families: list) -> 'Optional[Family]':
-    """The family of a variable; None if it is not one of ours."""
+    """The family of a variable; None if the table has none."""
     return next((family for family in families if name.startswith(family.prefix)), None)
 
 
 def wrong_number(name: str, words: list, options: dict, value: str) -> str:
-    """The same for a number: int as strtol(3) reads it (NCCL, libfabric, MIOpen), whole without anything around it."""
+    """As wrong_value() for a number: 'int' as strtol(3) reads it (NCCL, libfabric, MIOpen), 'whole' only digits."""
     digits = '[0-9]+' if name == 'whole' or options.get('base') == '10' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'
     match = re.match(r'\s*([-+]?)(%s)' % digits, value)
     if not match:
@@ -73,17 +73,17 @@ def wrong_number(name: str, words: list, options: dict, value: str) -> str:
     octal = figures.startswith('0') and digits != '[0-9]+'
     number = int(figures, 16 if figures.startswith('0x') else 8 if octal else 10) * (-1 if match.group(1) == '-' else 1)
     if rest and (name == 'whole' or rest.strip()):
-        return 'is not a whole number' if name == 'whole' else 'counts as %d: the rest is ignored' % number
+        return 'is not a whole number' if name == 'whole' else 'is read as %d: the rest is ignored' % number
     if words and not int(words[0]) <= number <= int(words[1]):
-        return 'is not from %s to %s' % tuple(words)
+        return 'is not between %s and %s' % tuple(words)
     step, least = int(options.get('step', 1)), int(options.get('least', 1))
     if number > 0 and (number % step or number < least):
-        return 'is not a multiple of %d from %d' % (step, least)
+        return 'is not a multiple of %d, or is less than %d' % (step, least)
     return ''
 
 
 def wrong_value(kind: list, value: str) -> str:
-    """What is wrong with a value of this kind; '' if nothing is. The kinds are in variables.cfg."""
+    """What is wrong with a value of this kind; '' if nothing is. variables.cfg describes the kinds."""
     name, words = kind[0], [word for word in kind[1:] if '=' not in word]
     options = dict(word.split('=') for word in kind[1:] if '=' in word)
     if name in ('int', 'whole'):
@@ -106,12 +106,12 @@ def wrong_value(kind: list, value: str) -> str:
 
 
 class LibraryProbe:
-    """The libraries that the process maps (paths), and what NCCL loads (plugins): do they read a variable?
+    """Whether the libraries that the process maps (paths), or those that NCCL loads (plugins), read a variable.
 
-    :param fi_info: names that `fi_info -e` prints, or None if it could not be asked
+    :param fi_info: names that `fi_info -e` prints, or None if it did not run
     """
 
-    # libfabric makes names from those of provider and parameter: prefix, a parameter of each one that can be asked
+    # libfabric builds names from those of provider and parameter: (prefix, a parameter that shows whether to search)
     FABRIC = (('FI_CXI_', 'rdzv_threshold'), ('FI_', 'mr_cache_max_size'))
 
     def __init__(self, paths: list, fi_info: 'Optional[set]' = None, plugins: 'Iterable[str]' = ()) -> None:
@@ -119,7 +119,7 @@ class LibraryProbe:
         self.open = {}  # type: dict
 
     def file(self, path: str) -> 'Optional[elf.Library]':
-        """This file as elf.Library, or None."""
+        """This file as elf.Library, or None if it is not readable."""
         if path not in self.open:
             try:
                 self.open[path] = elf.Library(path)
@@ -128,12 +128,12 @@ class LibraryProbe:
         return self.open[path]
 
     def library(self, family: Family) -> 'Optional[elf.Library]':
-        """The first one mapped of the family that can be asked, as elf.Library, or None."""
+        """The first mapped library of the family whose strings are usable, as elf.Library, or None."""
         key, wanted = (family.prefix,), {library_kind(name + '.so') or name for name in family.libraries}
         for path in self.paths if key not in self.open else []:
             if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted:
                 library = self.file(path)
-                # one without its constants where we look says nothing
+                # a library without the family's constants where we look tells nothing
                 marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
                 if library and any(library.has_string(mark) for mark in marks):
                     self.open[key] = library
@@ -141,19 +141,19 @@ class LibraryProbe:
         return self.open.setdefault(key, None)
 
     def reads(self, name: str, family: Family) -> tuple:
-        """(whether it does, the library that was asked); (None, None): nobody could be asked."""
+        """(whether a library reads the variable, that library); (None, None) if unknown."""
         library = self.library(family)
-        # 'size' ends many constants: the end of one is believed for a name that the table has, an unknown one must be
-        # whole; others than libfabric's have their prefix, and the end of a message may be a name
+        # many constants end in 'size': for a name in the table, the end of a constant suffices; an unknown name must be
+        # a whole constant of libfabric. Other libraries' names have their prefix, and may be at the end of a message.
         front = b'' if name in family.known else b'\0' if family.prefix == 'FI_' else br'\W'
         if family.prefix == 'FI_':
             if self.fi_info and name in self.fi_info:
                 return True, 'fi_info -e'
             prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
-            # some are read by their whole names (prov/cxi/src/cxip_curl.c)
+            # some variables are read by their full names (prov/cxi/src/cxip_curl.c)
             if library and library.has_string(mark):
                 found = any(library.has_string(text, front) for text in (name, name[len(prefix):].lower()))
-                # a known one that is not of the core may be of a provider in a file of its own
+                # a known name that is not in the core may be in a provider's own file
                 if found or prefix == 'FI_CXI_' or name not in family.known:
                     return found, library.path
             return None, None
@@ -166,15 +166,15 @@ class LibraryProbe:
             for plugin in filter(None, map(self.file, self.plugins)):
                 if plugin.has_string(name, front):
                     return True, plugin.path
-        # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names whole
-        # (maint/extractcvars); nobody here has seen how Cray's has its own
+        # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names in full
+        # (maint/extractcvars); how Cray MPICH stores its own has not been seen
         if not library or family.prefix == 'HSA_' or \
                 family.prefix == 'MPICH_' and library.match(re.compile(b'CRAY MPICH')):
             return None, None
         return False, library.path
 
     def names(self, family: Family) -> set:
-        """Names of variables in the library's strings; none for libfabric, which makes its names at run time."""
+        """Names of variables in the library's strings; none for libfabric, which builds its names at run time."""
         library = self.library(family)
         if not library or family.prefix == 'FI_':
             return set()
@@ -182,10 +182,10 @@ class LibraryProbe:
 
 
 def strings(path: str, begin: str, pattern: str) -> set:
-    """What the pattern finds where a text of a file begins so; the byte in front is part of it. Not by a pattern alone:
-    that takes 30 s for 400 MB."""
+    """Matches of the pattern at each place where the file has `begin`; a match includes the byte before. Searching only
+    by the pattern would take 30 s for 400 MB."""
     found = set()
-    # empty, or not to be read: the import says so
+    # empty or unreadable: the import reports it
     with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
         place = text.find(begin.encode(), 1)
@@ -198,17 +198,17 @@ def strings(path: str, begin: str, pattern: str) -> set:
 
 
 def one_edit(name: str, other: str) -> bool:
-    """Whether one becomes the other by one letter more, less or different, or by two neighbours swapped."""
+    """Whether two names differ only by one letter (added, missing or different), or by two swapped neighbours."""
     begin = len(os.path.commonprefix([name, other]))
     one, two = name[begin:], other[begin:]
     return one != two and (one[1:] == two or one == two[1:] or one[1:] == two[1:]
                            or one[:2] == two[1::-1] and one[2:] == two[2:])
 
 
-# a number that is set to nothing: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c,
-# -EINVAL in aws-ofi-nccl include/nccl_ofi_param_impl.h, which older ones did not have
+# the effect of an empty number: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c,
+# -EINVAL in aws-ofi-nccl include/nccl_ofi_param_impl.h, which older plugins do not have
 NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0', 'OFI_NCCL_': 'a newer plugin does not start'}
-# those that read a number only if nothing follows it; strtol(3) of the others reads up to a blank
+# families that accept a number only if nothing follows it; strtol(3) of the others stops at a space
 STRICT = ('MPICH_', 'OFI_NCCL_')
 
 
@@ -216,23 +216,23 @@ def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
     number = kind[:1] in (['int'], ['whole'])
-    # the default may be out of the window: -2 of NCCL is "not set". NCCL takes nothing as not set (src/misc/param.cc)
+    # the default may be out of range: NCCL's -2 means "not set", as does an empty value (src/misc/param.cc)
     if not kind or value == known.get('default') or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
     if number and value.strip() and family.prefix not in STRICT:
         value = value.strip()
     if not value.strip():
-        return 'is set to nothing' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
+        return 'is empty' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
     wrong = wrong_value(kind, value)
     if value != value.strip() and not wrong_value(kind, value.strip()):
-        return 'has a blank at an end, and is not a value with it' if wrong or number else ''
+        return 'begins or ends with a space, which makes it invalid' if wrong or number else ''
     return wrong + '; ' + known['note'] if wrong and 'note' in known else wrong
 
 
 def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool) -> None:
-    """Look at the variables that the ranks have, which are facts of the report: 'env NAME'.
+    """Check the variables of the ranks, which are facts of the report: 'env NAME'.
 
-    Red is what a library said; what this table alone says is yellow: a newer library may know better.
+    A finding is red if a library's strings show it, and yellow if only this table does: a newer library may differ.
     """
     for fact, values in sorted(report.facts.items()):
         name = fact[4:]
@@ -242,10 +242,10 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         ranks = 0
         for mask in values.values():
             ranks |= mask
-        limit = " (known to release %s)" % family.newest if family.newest else ''
+        limit = " (up to release %s)" % family.newest if family.newest else ''
         if name != name.upper() and name not in family.known:      # MIOPEN_RNNFWD_exp
             if name.upper() in family.known:
-                report.add('yellow', 'variable', "%s is set, and nobody reads it: names are in capital letters" % name,
+                report.add('yellow', 'variable', "%s is set, but nothing reads it: names have capital letters" % name,
                            "write %s" % name.upper(), ranks)
             continue
         reads, library = asked.reads(name, family)
@@ -256,25 +256,25 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
             near = sorted((other for other in sorted(names) if one_edit(name, other)),
                           key=lambda other: asked.reads(other, family)[0] is False)
             meant = next(iter(near), family.misspelt.get(name))
-            # the table has few names: without a library, another one may well be right
+            # the table has few names: without a library to check, another name may well be right
             if reads is None and not meant:
                 continue
             meant = meant or next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.84)), None)
             text = "%s is not a variable that %s reads" % (name, library or 'a known ' + family.libraries[0])
             if meant:
-                text += ". Meant is perhaps %s" % meant
+                text += ". Perhaps it should be %s" % meant
             report.add('red' if near and reads is False else 'yellow', 'variable', text,
                        "unset it in the job script, or write %s" % meant if meant else
-                       "see whether the name is right; unset it otherwise", ranks)
+                       "check the name, and unset it if it is wrong", ranks)
             continue
         if reads is False:
-            report.add('yellow', 'variable', "%s is set, and %s does not read it" % (name, library),
-                       "it has no effect with this release; unset it, or take a library that knows it", ranks)
+            report.add('yellow', 'variable', "%s is set, but %s does not read it" % (name, library),
+                       "it has no effect in this release: unset it, or use a library that reads it", ranks)
         for value, mask in values.items():
             wrong = wrong_text(name, value, family)
             if wrong:
                 report.add('yellow', 'value', "%s='%s' %s%s" % (name, value, wrong, limit),
-                           "unless this release knows better, correct or unset it (source: %s)" % family.source, mask)
+                           "correct or unset it, unless this release accepts it (source: %s)" % family.source, mask)
             elif with_gpu and (value, name) in family.warn:
                 report.add('yellow', 'value', "%s=%s: %s" % (name, value, family.warn[value, name]),
                            "change it in the job script", mask)
@@ -282,24 +282,24 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
 
 # --- PyTorch's own
 
-# the runscript sets these, for older and newer releases
+# variables that the runscript sets, for older and newer releases
 OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_FR_DUMP_ON_TIMEOUT',
         'TORCH_NCCL_DUMP_ON_TIMEOUT', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
-# GNU's libgomp takes a list of numbers above 0 (libgomp/env.c), and all cores for anything else
+# GNU's libgomp accepts a list of positive numbers (libgomp/env.c), and uses all cores for anything else
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
-# What ProcessGroupNCCL.cpp reads by getCvarBool(), whose words are in Utils.hpp (both of torch/csrc/distributed/c10d,
-# 2.13): another word ends a program that uses NCCL.
+# Variables that ProcessGroupNCCL.cpp reads with getCvarBool(), which accepts only the words in Utils.hpp (both in
+# torch/csrc/distributed/c10d, 2.13): any other word ends a program that uses NCCL.
 BOOLS = ('BCAST_UNIQUEID', 'BLOCKING_WAIT', 'DUMP_ON_TIMEOUT', 'DESYNC_DEBUG',
          'ENABLE_TIMING', 'ENABLE_MONITORING', 'RETHROW_CUDA_ERRORS', 'LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN',
          'CUDA_EVENT_CACHE', 'NAN_CHECK', 'AVOID_RECORD_STREAMS', 'USE_TENSOR_REGISTER_ALLOCATOR_HOOK')
 WORDS = {'TORCH_NCCL_' + name: 'choice y yes 1 t true n no 0 f false'.split() for name in BOOLS}
-# libc10 says so itself when it is loaded
+# libc10 prints these words when it is loaded with another one
 WORDS['TORCH_CPP_LOG_LEVEL'] = 'choice INFO WARNING ERROR FATAL 0 1 2 3'.split()
 
 
 def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
-    """PyTorch's variables, against the strings of its own libraries in a directory. Its Python files and other packages
-    read names with the same prefixes: only one that looks like a misspelt one is said."""
+    """Check PyTorch's variables against the strings of its own libraries. Its Python files and other packages also read
+    names with these prefixes, so only a name that looks misspelt is reported."""
     names = {fact[4:]: values for fact, values in report.facts.items()
              if re.match(r'env (TORCH|GLOO|PYTORCH|OMP|MKL)_', fact)}
     libraries = [path for kind in ('torch_', 'c10') for path in glob.glob(
@@ -318,19 +318,19 @@ def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
                 report.add('yellow', 'value', "%s='%s' %s" % (name, value, wrong),
                            "correct it in the job script, or unset it", ranks)
             if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
-                report.add('yellow', 'value', "%s='%s' is not a number of threads: the library takes its own number, "
+                report.add('yellow', 'value', "%s='%s' is not a number of threads: the library uses its own number, "
                            "such as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
             elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
-                report.add('yellow', 'value', "%s=%s: the node has %d cores" % (name, value, cores),
-                           "take the number of cores that a rank has", ranks)
+                report.add('yellow', 'value', "%s=%s, but the node has only %d cores" % (name, value, cores),
+                           "use the number of cores that a rank has", ranks)
             elif name.startswith('PYTORCH') and libraries:
                 for key in (part.partition(':')[0].strip() for part in re.sub(r'\[[^]]*\]', '', value).split(',')):
                     if key and not re.search('[^a-z0-9_]', key) and not after(key + '\0', r'(.*)\0'):
                         report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
-                                   "correct it in the job script: an unknown one ends a program that uses a GPU", ranks)
+                                   "correct it in the job script: an unknown word ends programs that use a GPU", ranks)
         if name.startswith(('TORCH_', 'GLOO_')) and name not in OURS and libraries:
             known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')
             near = sorted(other for other in known if one_edit(name, other)) if name not in known else []
             if near:
-                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Meant is "
-                           "perhaps %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)
+                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Perhaps it"
+                           " should be %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Bandwidth between nodes, pair by pair, before a job starts on them: names slow and failing ones (docs/check.md).
+Measures the bandwidth between nodes, pair by pair, before a job starts; names slow and failing nodes (docs/check.md).
 
     python job vet [--rounds N] [--write PREFIX] [--json FILE] [--reference BACKEND=GB/S]
                                                    in one rank per node; further ranks of a node end at once
 
-In every round each node has one partner (the circle method of a round-robin tournament): all nodes measure at the
-same time, over process groups of what a training takes (pairs.py).
+In each round, each node has one partner (the circle method of a round-robin tournament). All nodes measure at the
+same time, over process groups of the backend that a training uses (pairs.py).
 """
 import argparse
 import collections
@@ -21,15 +21,15 @@ from .kinds import Any, Optional
 from .machine import Machine, expand_hosts, seconds_to_wait
 from .messages import Child, one_line
 
-# A node is slow whose best pair reaches less than this part of the median of the best pairs of all nodes.
+# A node is slow if its best pair reaches less than this share of the median, over all nodes, of their best pairs.
 SLOW = 0.5
 ROUNDS = 8
-# the share of the line rate below which it is said, by backend: over TCP, gloo reaches a tenth of a fast network's
+# by backend, the share of the line rate below which vet reports it: on a fast network, gloo over TCP reaches a tenth
 OF_LINE_RATE = {'nccl': 0.5, 'gloo': node.SLOW_LINK}
 
 
 def best_pairs(speeds: dict) -> dict:
-    """{number of a node: bytes a second of its best pair, in the slower direction}; 0 if none worked."""
+    """{number of a node: bytes per second of its best pair, in the slower direction}; 0 if no pair worked."""
     pairs, best = {}, {}  # type: dict, dict
     for (one, other), speed in speeds.items():
         pair = tuple(sorted((one, other)))
@@ -42,21 +42,21 @@ def best_pairs(speeds: dict) -> dict:
 
 def judge(names: list, speeds: dict) -> tuple:
     """
-    Who is good.
+    Decide which nodes are good.
 
-    :param names: of the nodes
-    :param speeds: {(number, number of the partner): bytes a second or a text}, each direction
-    :return: (numbers of the good nodes, {number of another one: why}, median of the best pairs)
+    :param names: names of the nodes
+    :param speeds: {(number, number of the partner): bytes per second or a text}, each direction
+    :return: (numbers of the good nodes, {number of each other node: why}, median of the best pairs)
     """
     best, wrong = best_pairs(speeds), {}  # type: dict, dict
     median = statistics.median([speed for speed in best.values() if speed] or [0.0])
     for number in range(len(names)):
         failed = [text for (one, _), text in speeds.items() if one == number and not isinstance(text, float)]
         if not best.get(number):
-            wrong[number] = "fails: no pair of it worked%s" % (' (%s)' % failed[0] if failed else '')
+            wrong[number] = "fails: none of its pairs worked%s" % (' (%s)' % failed[0] if failed else '')
         elif best[number] < SLOW * median:
             wrong[number] = "slow: best pair %.2f GB/s, median %.2f GB/s" % (best[number] / 1e9, median / 1e9)
-    # Two nodes have one pair: none can be said to be the slow one. One node alone has none.
+    # Two nodes have one pair, which does not show which node is slow. A single node has no pair.
     if len(names) == 1:
         wrong = {}
     return [number for number in range(len(names)) if number not in wrong], wrong, median
@@ -64,11 +64,11 @@ def judge(names: list, speeds: dict) -> tuple:
 
 def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
     """
-    Who is good, by what the processes of pairs.py say.
+    Decide which nodes are good from the messages of the processes of pairs.py.
 
-    :param states: {number of a node: what each of its processes said at first}
-    :param speeds: {number of the process: speeds as judge() has them}
-    :return: ({number of a node: why}, {number of a node: GB/s of all its processes together}, what was not tested)
+    :param states: {number of a node: first message of each of its processes}
+    :param speeds: {number of the process: speeds as in judge()}
+    :return: ({number of a bad node: why}, {number of a node: GB/s of all its processes}, what was not tested)
     """
     wrong, figures, untested = {}, collections.Counter(), []  # type: dict, Any, list
     for lane in range(max(map(len, states.values()), default=0)):
@@ -84,7 +84,7 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
             if not said.get('ready'):
                 wrong.setdefault(number, "fails: %s does not start: %s" % (kind, said['error']))
             elif said['backend'] != kind:
-                wrong.setdefault(number, "fails: its PyTorch takes %s, that of the others %s" % (said['backend'], kind))
+                wrong.setdefault(number, "fails: its PyTorch uses %s, the others use %s" % (said['backend'], kind))
         found = speeds.get(lane, {})
         members = sorted({number for pair in found for number in pair})
         place = {number: index for index, number in enumerate(members)}
@@ -98,25 +98,25 @@ def judge_backend(names: list, states: dict, speeds: dict) -> tuple:
 
 
 def positive(text: str) -> int:
-    """A number from 1 on: without a round no node is measured, and none would be good."""
+    """A positive number: without a round, no node is measured, so none would be good."""
     if int(text) < 1:
-        raise argparse.ArgumentTypeError("%s is not a number from 1 on" % text)
+        raise argparse.ArgumentTypeError("%s is not a positive number" % text)
     return int(text)
 
 
 def reference_of(text: str) -> tuple:
-    """('nccl', 80.0) of 'nccl=80'."""
+    """('nccl', 80.0) for 'nccl=80'."""
     backend, _, figure = text.partition('=')
     return backend, float(figure)
 
 
 def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict, references: dict) -> list:
     """
-    Lines about nodes whose network is slower than what it is said to be: nothing that stops a job.
+    Lines about nodes whose network is slower than expected, which does not stop a job.
 
-    :param figures: GB/s of a node
-    :param rates: of each node {network card: GB/s}
-    :param lanes: {number of a node: how many GPUs were measured}: that many cards at most are used
+    :param figures: {number of a node: GB/s}
+    :param rates: for each node, {network card: GB/s}
+    :param lanes: {number of a node: how many GPUs were measured}; at most as many cards are used
     :param references: {backend: GB/s that the site expects of a node}
     """
     lines, share = [], OF_LINE_RATE.get(kind, 0.5)
@@ -128,7 +128,7 @@ def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict,
         low = sorted(number for number, least in wanted.items() if figures[number] < least)
         if low:
             shown = ', '.join(names[number] for number in low[:8]) + (', ...' if len(low) > 8 else '')
-            lines.append("%s: %d of %d nodes: %.2f GB/s over %s at least, %s (%.4g GB/s): %s" % (
+            lines.append("%s: %d of %d nodes: lowest %.2f GB/s over %s, %s (%.4g GB/s): %s" % (
                 what, len(low), len(figures), min(figures[number] for number in low), kind, text,
                 wanted[low[0]], shown))
     return lines
@@ -136,23 +136,23 @@ def judge_rates(names: list, figures: dict, kind: str, rates: list, lanes: dict,
 
 def judge_two(figures: dict, lines: list, wanted: dict) -> tuple:
     """
-    Two nodes have one pair, and no median says which is slow: figures of others decide, if there are any.
+    Judge two nodes: their one pair does not show which is slow, so line rates or references decide, if known.
 
-    :param lines: of judge_rates()
-    :param wanted: {number of a node: a figure it is compared with}, {} without one
+    :param lines: result of judge_rates()
+    :param wanted: {number of a node: a figure to compare with}, {} without one
     :return: ({number: why it is slow}, {number: why it is untested})
     """
     if not figures:
         return {}, {}
     if lines:
-        return dict.fromkeys(figures, "slow: it or its one partner: %s" % lines[0].split(': ', 2)[-1]), {}
+        return dict.fromkeys(figures, "slow: it or its only partner: %s" % lines[0].split(': ', 2)[-1]), {}
     return {}, {} if wanted else dict.fromkeys(
-        figures, "one partner alone, and neither a line rate nor a reference to compare with")
+        figures, "only one partner, and neither a line rate nor a reference to compare with")
 
 
 def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Optional[dict]' = None,
                untested: 'Optional[dict]' = None) -> str:
-    """Lines as vetnode's readers take them: 'Vetted: NODE' and 'Cordon: NODE', and what was measured behind it."""
+    """Lines in the form of vetnode: 'Vetted: NODE' or 'Cordon: NODE', followed by what was measured."""
     more, untested = {number: '    ' + text for number, text in (columns or {}).items()}, untested or {}
     return ''.join(['Untested: %s    %s%s\n' % (names[number], untested[number], more.get(number, ''))
                     if number in untested else 'Vetted: %s%s\n' % (names[number], more.get(number, ''))
@@ -163,7 +163,7 @@ def table_text(names: list, good: list, wrong: dict, absent: list, columns: 'Opt
 
 
 def write_lists(prefix: str, good: list, bad: list) -> None:
-    """One node a line, which srun --nodelist=FILE and --exclude=FILE take (the name needs a '/' in it)."""
+    """Write one node per line, for srun --nodelist=FILE and --exclude=FILE (FILE must contain a '/')."""
     records.write_whole({prefix + suffix: ''.join(name + '\n' for name in names)
                          for suffix, names in (('.vetted', good), ('.cordon', bad))})
 
@@ -171,11 +171,11 @@ def write_lists(prefix: str, good: list, bad: list) -> None:
 def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
         path: 'Optional[str]' = None, references: 'Optional[dict]' = None) -> int:
     """
-    Vet, as one rank.
+    Run vet in one rank.
 
-    :param count: rounds at most
+    :param count: maximum number of rounds
     :param prefix: rank 0 writes PREFIX.vetted and PREFIX.cordon
-    :param path: rank 0 writes what it found there, as JSON
+    :param path: file to which rank 0 writes the results as JSON
     :param references: {backend: GB/s that the site expects of a node}
     :return: exit status: 0 on all nodes if none is bad, else 1
     """
@@ -194,7 +194,7 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
         said = [child.hear(end) for child in children]
         word = [each['word'] for each in said if 'word' in each]
         if not word:
-            raise gather.PeerLost(one_line(said[0].get('error', 'nothing was said'))[:600])
+            raise gather.PeerLost(one_line(said[0].get('error', 'no message'))[:600])
         for each in said:
             if 'error' in each:
                 gather.say('vet', machine, each['error'][:600])
@@ -206,7 +206,7 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
 
 def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'Optional[str]', path: 'Optional[str]',
             references: dict) -> int:
-    """Rank 0: as run(), with the processes of pairs.py, the last of which has the store."""
+    """Rank 0's part of run(), with the processes of pairs.py; the last one has the store."""
     environ, begin, keeper = machine.environ, time.monotonic(), children[-1]
     told = keeper.hear(end)
     if 'opened' in told:
@@ -240,18 +240,18 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
         wrong, untested = {}, {0: "no other node answered"}
     good = [number for number in range(len(names)) if number not in wrong]
     if told['network'].startswith('Socket') and machine.slingshot():
-        yellow.append("NCCL takes sockets (TCP) here, not Slingshot: see 'plugin' and 'network' of --check")
+        yellow.append("NCCL uses sockets (TCP) here, not Slingshot: see 'plugin' and 'network' in --check's output")
     total_gpus, lanes = len(machine.gpus()), len(children) - 1
     if total_gpus > lanes:
-        not_tested.append("%d of a node's %d GPUs: not tested, this rank sees %d. Start one rank per node, with all "
-                          "GPUs" % (total_gpus - lanes, total_gpus, lanes))
+        not_tested.append("%d of a node's %d GPUs: not tested, since this rank sees only %d. Start one rank per node, "
+                          "with all GPUs" % (total_gpus - lanes, total_gpus, lanes))
     expected = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     absent = [name for name in expected if len(expected) > 1 and name not in names]
     missing = int(environ['WORLD_SIZE']) // int(environ['LOCAL_WORLD_SIZE']) - len(names)
-    absent += ['(a node that nothing names)'] * max(0, missing - len(absent))
+    absent += ['(a node of unknown name)'] * max(0, missing - len(absent))
     total, count = len(names) + len(absent), told['rounds']
     network = ' (%s)' % one_line(told['network']) if told['network'] else ''
-    figure = "median of the best pairs %.2f GB/s (%s%s)" % (
+    figure = "median over the nodes of their best pair: %.2f GB/s (%s%s)" % (
         statistics.median(figures.values()), told['kind'], network) if figures else "no pair was measured"
     text = "slingtorch vet: %d node%s, %d round%s, %.1f s; %s\ntimes: start of PyTorch %.1f s, pairs %.1f s" % (
         total, 's'[:total != 1], count, 's'[:count != 1], time.monotonic() - begin, figure, told['imported'],
@@ -278,7 +278,7 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
 
 
 def main(argv: list) -> int:
-    """Run the program; the exit status."""
+    """Run the program; returns the exit status."""
     parser = argparse.ArgumentParser(prog='vet', description="Measures the bandwidth between nodes (docs/check.md).")
     parser.add_argument('--rounds', metavar='N', type=positive, default=ROUNDS,
                         help="maximum number of partners of a node (default: %(default)s)")

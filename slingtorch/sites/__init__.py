@@ -43,7 +43,7 @@ ENCODING = 'utf-8-sig'
 FORBIDDEN = (
     ('NCCL_NET', "on one node NCCL would needlessly use the network, or not start: set SLINGTORCH_MULTINODE_NCCL_NET "
                  "instead, and the runscript sets NCCL_NET in jobs of several nodes"),
-    ('NCCL_ALGO', "NVIDIA documents it for debugging; the tuner chooses"),
+    ('NCCL_ALGO', "NVIDIA documents it only for debugging; NCCL's tuner chooses the algorithm"),
     ('NCCL_DEBUG* FI_LOG_*', "it floods the logs of large jobs: set it in a job script for debugging"),
     ('FI_PROVIDER', "it breaks other users of libfabric in the same shell; the plugin finds its provider by itself"),
     ('MIOPEN_*', "its directories differ per job and node: the runscript creates them"),
@@ -491,7 +491,7 @@ def check_private(path: str) -> None:
         raise SiteError("Others may write to the directory %s with your sites. Check its contents, then restrict it: "
                         "chmod go-w '%s'" % (path, path))
     if not os.access(path, os.R_OK | os.X_OK):
-        raise SiteError("You may not read the directory %s with your sites: chmod u+rwx '%s'" % (path, path))
+        raise SiteError("no permission to read the directory %s with your sites: chmod u+rwx '%s'" % (path, path))
 
 
 def bundle_sites() -> str:

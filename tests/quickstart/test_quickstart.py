@@ -199,9 +199,9 @@ def test_nothing_there_and_no_right_to_install_it(bare):
 
 
 def test_nothing_there_and_it_cannot_be_installed(bare):
-    assert 'install them, or what this distribution calls them' in bare(id='echo 0')
+    assert "install them, under this distribution's names" in bare(id='echo 0')
     said = bare(id='echo 0', apt_get='echo "E: no $1 today"; [ "$1" = update ]')
-    assert 'E: no update today\nE: no install today' in said and 'failed; it says why above' in said
+    assert 'E: no update today\nE: no install today' in said and 'failed; see its output above' in said
     # it was installed, and is not found
     assert 'still missing after the installation: python3 python3-venv lmod' in bare(apt_get='true')
 
@@ -209,9 +209,9 @@ def test_nothing_there_and_it_cannot_be_installed(bare):
 def test_python_that_pytorch_is_not_for(bare):
     """Also for one that is named, whatever its wrapper prints; nothing is installed then."""
     old = 'echo "Welcome {"; echo 3.9'
-    assert 'for Python 3.11 to 3.14, and python3 is 3.9' in bare(python3=old)
-    assert 'for Python 3.11 to 3.14, and python3 is 3.9\n' in bare('--python=python3', python3_12='echo 3.12')
-    assert 'and true is no Python that starts' in bare('--python', 'true')
+    assert 'needs Python 3.11 to 3.14, and python3 is 3.9' in bare(python3=old)
+    assert 'needs Python 3.11 to 3.14, and python3 is 3.9\n' in bare('--python=python3', python3_12='echo 3.12')
+    assert 'and true does not start as Python' in bare('--python', 'true')
     # Debian keeps venv in a package
     said = bare(python3='case $3 in *version_info*) echo 3.12 ;; *) exit 1; esac', id='echo 1000', apt_get='')
     assert '--no-install-recommends python3.12-venv lmod' in said

@@ -41,7 +41,7 @@ def test_a_sound_job_has_no_red_line_and_trains(job):
     assert sorted(done.stdout.split()) == sorted(['training'] * 8 + list('01234567'))
     assert not red(found) and found['ranks'] == list(range(8))
     good = [entry['text'] for entry in found['findings'] if entry['level'] == 'good']
-    assert 'an all_reduce of gloo over one rank of each node was right' in good
+    assert 'an all_reduce of gloo over one rank of each node gave the right result' in good
     assert any(text.startswith('torch 2.13.0') for text in good)
     assert tuple(found['facts']['node']) == testbed.NODES
     assert 'slingtorch check: 8 ranks on 2 nodes' in done.stderr
@@ -69,7 +69,7 @@ def test_what_is_only_not_in_the_table_and_what_is_ignored_by_name_stop_nothing(
 def test_a_name_that_no_finding_has_is_refused(job):
     done, found = job(*PRINT, SLINGTORCH_CHECK_IGNORE='valeu')
     assert done.returncode == 2 and 'training' not in done.stdout and found is None
-    assert "'valeu' is not a name of a finding" in done.stderr
+    assert "no finding has the name 'valeu'" in done.stderr
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def cut_off(installed_pytorch, tmp_path):
 def test_a_node_without_network_is_named(job, cut_off):
     done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='40')
     text, ranks = red(found)['no-answer']
-    assert f'Nothing came from {testbed.NODES[1]}' in text and ranks == [1]
-    assert f'{testbed.NODES[1]} says: no connection to MASTER_ADDR=' in text
+    assert f'{testbed.NODES[1]} sent nothing' in text and ranks == [1]
+    assert f'{testbed.NODES[1]} reports: no connection to MASTER_ADDR=' in text
     assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
 
 

@@ -194,7 +194,7 @@ sys.exit(vet.main(sys.argv[1:]))
 
 @pytest.mark.parametrize('planted, says', [
     ('is slow', r'nccl, GPU 1 \(0000:81:00\.0\), slow: best pair 0\.\d\d GB/s, median \d\.\d\d GB/s'),
-    ('dies', r'nccl, GPU 1 \(0000:81:00\.0\), fails: no pair of it worked \(it did not answer\)'),
+    ('dies', r'nccl, GPU 1 \(0000:81:00\.0\), fails: none of its pairs worked \(it did not answer\)'),
 ])
 def test_the_gpu_of_a_node_is_named(installed_pytorch, tmp_path, planted, says):
     """Three nodes of two GPUs each, on this machine and with a stand-in for NCCL."""

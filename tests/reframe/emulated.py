@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-Sample configuration of ReFrame: the two emulated nodes of the tests, of site `local`. Copy the lines marked with an
-arrow into your own (docs/activation.md). It takes the modules of MODULEPATH.
+Sample configuration for ReFrame, with the two emulated nodes of the tests (site `local`). Copy the lines marked with an
+arrow into your own configuration (docs/activation.md). It uses the modules in MODULEPATH.
 """
 site_configuration = {
     'systems': [{
@@ -10,13 +10,13 @@ site_configuration = {
         'modules_system': 'lmod',
         'partitions': [{
             'name': 'gpu',
-            'scheduler': 'squeue',      # 'slurm' where there is sacct
+            'scheduler': 'squeue',      # 'slurm' if sacct works
             'launcher': 'srun',
             'access': ['--partition=gpu'],
             'environs': ['pytorch', 'pytorch_container'],
             'features': ['slingtorch'],                                                     # <--
             'extras': {'slingtorch': {'site': 'local', 'nodes': 2, 'ranks_per_node': 2}},   # <--
-            # where the ranks are as many as the GPUs, in place of ranks_per_node:
+            # for one rank per GPU, use these instead of ranks_per_node:
             #   'devices': [{'type': 'gpu', 'num_devices': 8}],
             #   'resources': [{'name': '_rfm_gpu', 'options': ['--gpus-per-node={num_gpus_per_node}']}],
             'prepare_cmds': ['source "$(dirname "$LMOD_CMD")/../init/bash"'],

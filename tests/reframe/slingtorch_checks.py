@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """
-ReFrame checks of an installed PyTorch, for any centre with a ReFrame configuration of its own: docs/activation.md.
+ReFrame checks of an installed PyTorch, for any centre with its own ReFrame configuration: docs/activation.md.
 
-They know no system. Partitions and environments with the feature `slingtorch` take part; the rest is in `extras`.
+They contain no system's data: they run in partitions and environments with the feature `slingtorch`, and read `extras`.
 """
 import json
 import os
@@ -23,16 +23,16 @@ from slingtorch.job import records  # noqa: E402
 
 CONTAINER = 'slingtorch_container'
 LOSS = 2e-4
-"""How far the losses may be apart; they are printed with four digits."""
+"""Largest difference between losses, which are printed with four digits."""
 
 
 class Slingtorch(rfm.RunOnlyRegressionTest):
     """
-    What all checks share: where they run, with how many ranks, and how a rank is started.
+    What all checks share: where they run, with how many ranks, and how a rank starts.
 
-    :ivar nodes: number of nodes; else that of the partition, else 2
-    :ivar ranks_per_node: else that of the partition, else the number of its devices of type `gpu`, else 2
-    :ivar site: whose values and reference figures are compared; else that of the partition, else none
+    :ivar nodes: number of nodes (default: the partition's, or 2)
+    :ivar ranks_per_node: ranks per node (default: the partition's, or its number of devices of type `gpu`, or 2)
+    :ivar site: site with the expected values and reference figures (default: the partition's, or none)
     """
     nodes = variable(int, type(None), value=None)
     ranks_per_node = variable(int, type(None), value=None)
@@ -42,7 +42,7 @@ class Slingtorch(rfm.RunOnlyRegressionTest):
     valid_prog_environs = ['+slingtorch']
     sourcesdir = None
     waits = False
-    """Whether ranks wait for one that died; --check and --vet have a time limit and say which one it was."""
+    """Whether ranks wait for one that died. --check and --vet have a time limit and name the rank."""
     time_limit = '15m'
     tags = {'slingtorch'}
 
@@ -51,18 +51,18 @@ class Slingtorch(rfm.RunOnlyRegressionTest):
         return self.nodes, self.ranks_per_node
 
     def arguments(self):
-        """Of conda-python-distributed."""
+        """Arguments of conda-python-distributed."""
         raise NotImplementedError
 
     def command(self):
-        """What the launcher starts; in a container, the runscript that the module has there."""
+        """The command that the launcher starts; in a container, the module's runscript there."""
         start = ['in-container', 'conda-python-distributed'] if CONTAINER in self.current_environ.features else [
             '"$RUNSCRIPTS"/conda-python-distributed']
         return start + self.arguments()
 
     @run_after('setup')
     def place(self):
-        """The command line's word, then the partition's."""
+        """Set the size and the site: the command line takes precedence over the partition."""
         said = self.current_partition.extras.get('slingtorch', {})
         gpus = sum(device.num_devices for device in self.current_partition.devices if device.device_type == 'gpu')
         self.nodes = self.nodes or said.get('nodes', 2)
@@ -79,7 +79,7 @@ class Slingtorch(rfm.RunOnlyRegressionTest):
         self.executable, *self.executable_opts = self.command()
 
     def output(self):
-        """What the job wrote to stdout."""
+        """The job's standard output."""
         with open(os.path.join(self.stagedir, str(sn.evaluate(self.stdout))), errors='replace') as stream:
             return stream.read()
 
@@ -88,9 +88,9 @@ class Slingtorch(rfm.RunOnlyRegressionTest):
         sn.evaluate(sn.assert_true(condition, text))
 
     def written(self, name):
-        """Path of a file that the job was to write."""
+        """Path of a file that the job must write."""
         path = os.path.join(self.stagedir, name)
-        self.expect(os.path.exists(path), "the job wrote no %s" % name)
+        self.expect(os.path.exists(path), "the job did not write %s" % name)
         return path
 
 
@@ -103,14 +103,14 @@ class OnePerNode(Slingtorch):
 
 @rfm.simple_test
 class ModuleCheck(OnePerNode):
-    """The module sets on every node its own variables and those of the site's file."""
+    """The module sets its own variables and those of the site's file on every node."""
     descr = 'the module loads and sets what it should'
 
     def command(self):
         return ['env']
 
     def contract(self):
-        """{variable: value, or None for any}. The module of PyTorch is the last one of the environment."""
+        """{variable: value, or None for any}. PyTorch's module is the last one in the environment."""
         words = self.current_environ.modules[-1].split('/')
         name = words[-2 if len(words) > 1 else 0].upper().replace('-', 'MIN')
         wanted = dict.fromkeys(['RUNSCRIPTS', 'RUNSCRIPTS' + name, 'EBROOT' + name])
@@ -127,15 +127,15 @@ class ModuleCheck(OnePerNode):
         for name, wanted in sorted(self.contract().items()):
             values = [value for key, value in found if key == name]
             if len(values) < self.nodes:
-                wrong.append('%s is set on %d of %d nodes' % (name, len(values), self.nodes))
+                wrong.append('%s is set on only %d of %d nodes' % (name, len(values), self.nodes))
             elif wanted is not None and set(values) != {wanted}:
-                wrong.append('%s is %s and should be %s' % (name, ' / '.join(sorted(set(values))), wanted))
+                wrong.append('%s is %s but should be %s' % (name, ' / '.join(sorted(set(values))), wanted))
         self.expect(not wrong, '; '.join(wrong))
         return True
 
 
 class Training(Slingtorch):
-    """examples/training/ddp_training.py, whose data come with scikit-learn."""
+    """Runs examples/training/ddp_training.py, which uses data from scikit-learn."""
     sourcesdir = os.path.join(ROOT, 'examples', 'training')
     waits = True
     program = variable(str, value='ddp_training.py')
@@ -144,14 +144,14 @@ class Training(Slingtorch):
         return [self.program, '--epochs', '2']
 
     def loss(self):
-        """The last loss. Ranks that do not see each other print one each."""
+        """The last loss. If ranks do not see each other, each prints one."""
         losses = re.findall(r'^epoch +2 of 2: loss (\S+)$', self.output(), re.M)
-        self.expect(len(losses) == 1, "%d last losses were printed, and not one" % len(losses))
+        self.expect(len(losses) == 1, "%d last losses were printed instead of one" % len(losses))
         return float(losses[0])
 
 
 class OneRank(Training):
-    """What one rank learns."""
+    """The training on a single rank."""
 
     def size(self):
         return 1, 1
@@ -163,27 +163,27 @@ class OneRank(Training):
 
 @rfm.simple_test
 class TrainingCheck(Training):
-    """DistributedDataParallel learns on all ranks what it learns on one."""
-    descr = 'the last loss of N ranks is that of one'
+    """With DistributedDataParallel, all ranks reach the same loss as a single rank."""
+    descr = 'the last loss with N ranks is the same as with one'
     one = fixture(OneRank, scope='environment')
 
     @sanity_function
     def same_loss(self):
         one, many = self.one.loss(), self.loss()
-        # a number of ranks that does not divide its 48 images makes other batches
+        # if the number of ranks does not divide 48, the batches differ
         self.expect(abs(one - many) <= (0.5 if 48 % self.num_tasks else LOSS),
-                    "the last loss is %g with one rank, and %g with %d" % (one, many, self.num_tasks))
+                    "the last loss is %g with one rank, but %g with %d" % (one, many, self.num_tasks))
         return True
 
 
 @rfm.simple_test
 class BandwidthCheck(Slingtorch):
     """
-    Bandwidth of the largest size of each operation, and of what the site has reference figures for.
+    Bandwidth for the largest size of each operation, and for sizes with reference figures of the site.
 
-    :ivar bench_options: of `--bench`
+    :ivar bench_options: options of `--bench`
     """
-    descr = "bandwidth, against the site's reference figures"
+    descr = "bandwidth, compared with the site's reference figures"
     bench_options = variable(typ.List[str], value=['--min', '1M', '--max', '1G'])
     waits = True
 
@@ -212,9 +212,9 @@ class BandwidthCheck(Slingtorch):
             for key in sorted(chosen)}
         self.reference = {self.current_partition.fullname: references}
         if not references:
-            # nobody reads the output of a check that passed
-            self.logger.warning("%s: no reference figure of site %s is for what was measured (%d x %d ranks): nothing "
-                                "says whether it is fast enough. See docs/check.md" % (
+            # a warning, since nobody reads the output of a check that passed
+            self.logger.warning("%s: site %s has no reference figure for this measurement (%d x %d ranks), so it was "
+                                "not compared. See docs/check.md" % (
                                     (self.name, self.site or '(none named)') + self.size()))
 
     @staticmethod
@@ -249,7 +249,7 @@ class NodesCheck(OnePerNode):
     descr = 'vet finds all nodes good'
 
     def arguments(self):
-        self.skip_if(self.nodes < 2, 'one node has no other one to measure with')
+        self.skip_if(self.nodes < 2, 'a single node has no partner to measure with')
         return ['--vet']
 
     @sanity_function

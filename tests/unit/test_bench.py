@@ -180,7 +180,7 @@ def test_the_network_is_what_nccl_says(log, network):
 def row(kind, operation, size, bus, wrong=0):
     return {'kind': kind, 'operation': operation, 'size': size, 'bytes': size, 'seconds': size / bus / 1e9,
             'repeats': 10, 'algorithm_bandwidth': bus, 'bus_bandwidth': bus,
-            'wrong': wrong, 'first_wrong': 'rank 3 on nid000002: value 17 is 3 and must be 20' if wrong else None}
+            'wrong': wrong, 'first_wrong': 'rank 3 on nid000002: value 17 is 3 but must be 20' if wrong else None}
 
 
 RECORD = {
@@ -247,7 +247,7 @@ def test_files_that_cannot_be_read(capsys, tmp_path, text, says):
 def test_wrong_values_and_an_early_end_are_said(capsys, files):
     status, out, _ = said(capsys, files(results=[row('nccl', 'broadcast', 2 ** 20, 5, wrong=12)], complete=False))
     assert status == 1
-    assert 'WRONG VALUES: nccl, broadcast of 1 MiB: 12; rank 3 on nid000002: value 17 is 3 and must be 20' in out
+    assert 'WRONG VALUES: nccl, broadcast of 1 MiB: 12; rank 3 on nid000002: value 17 is 3 but must be 20' in out
     assert 'INCOMPLETE' in out
 
 
@@ -367,7 +367,7 @@ def test_a_plot(capsys, files, tmp_path):
 
 
 @pytest.mark.parametrize('seen, local_rank, said', [
-    (0, 0, 'sees no GPU'), (2, 2, 'is local rank 2, and sees 2 GPUs: start one rank for each GPU'), (1, 3, 0), (4, 3, 3)])
+    (0, 0, 'sees no GPU'), (2, 2, 'is local rank 2, but sees only 2 GPUs: start one rank per GPU'), (1, 3, 0), (4, 3, 3)])
 def test_gpu_of_a_rank(monkeypatch, seen, local_rank, said):
     """The device, or what is wrong with the job."""
     cuda = types.SimpleNamespace(device_count=lambda: seen, set_device=lambda device: None)
@@ -394,7 +394,7 @@ def test_results_replace_no_other_file(program, tmp_path, capsys):
         (tmp_path / 'file').write_text(text)
         with pytest.raises(SystemExit) as stopped:
             main(['--json', str(tmp_path / 'file')])
-        assert stopped.value.code == 2 and 'stays as it is' in capsys.readouterr().err
+        assert stopped.value.code == 2 and 'this one is not overwritten' in capsys.readouterr().err
         assert (tmp_path / 'file').read_text() == text
 
 

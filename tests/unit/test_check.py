@@ -251,13 +251,13 @@ def test_named_red_lines_are_shown_and_ignored(job, ignore, left):
 
 @pytest.mark.parametrize('ignore', ['yes', '1,values', 'values', 'value,NCCL_ALGO', '1:NCCL_ALGO'])
 def test_what_is_no_name_of_a_finding_cannot_be_ignored(job, ignore):
-    with pytest.raises(gather.Usage, match='not a name of a finding.* no-answer, plugin'):
+    with pytest.raises(gather.Usage, match='no finding has the name.* no-answer, plugin'):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
 @pytest.mark.parametrize('ignore', ['variable: NCCL_ALG', 'variable:', ':NCCL_ALG', '1 :NCCL_ALG'])
 def test_a_word_without_its_name_shows_the_right_form(job, ignore):
-    with pytest.raises(gather.Usage, match='%s.* write NAME:WORD without blanks, as in variable:NCCL_ALG;' % ignore):
+    with pytest.raises(gather.Usage, match='%s.* write NAME:WORD without spaces, as in variable:NCCL_ALG;' % ignore):
         gather.read_ranks({**job.environ(0), 'SLINGTORCH_CHECK_IGNORE': ignore})
 
 
@@ -293,7 +293,7 @@ def test_twenty_nodes(job):
 @pytest.mark.parametrize('name, value, finding, says', [
     ('FI_CXI_RDV_PROTO', 'alt_read', 'variable', 'FI_CXI_RDZV_PROTO'),
     ('NCCL_NET_GDR_LEVEL', 'PBH', 'value', "NCCL_NET_GDR_LEVEL='PBH' is not one of"),
-    ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not from 16 to 16384'),
+    ('FI_CXI_DEFAULT_TX_SIZE', '131072', 'value', 'not between 16 and 16384'),
     ('NCCL_IB_TIMEOUT', 'ten', 'value', 'not a whole number'),
 ])
 def test_variables_that_nobody_refuses_are_named_and_stop_nothing(job, name, value, finding, says):
@@ -319,7 +319,7 @@ def test_the_library_present_is_asked_first(tmp_path):
     assert (level, name) == ('yellow', 'variable') and text.endswith('libnccl.so.2 does not read it')
     # a name that the library has and the table has not is meant
     [(level, name, text, _, _)] = check_variables({'NCCL_BRAND_NEWS': '1'}, [nccl])
-    assert (level, name) == ('red', 'variable') and text.endswith('Meant is perhaps NCCL_BRAND_NEW')
+    assert (level, name) == ('red', 'variable') and text.endswith('Perhaps it should be NCCL_BRAND_NEW')
     assert not check_variables({'FI_CXI_TOMORROW': '1'}, fi_info={'FI_CXI_TOMORROW'})
 
 
@@ -346,7 +346,7 @@ def test_the_end_of_another_name_is_no_name_and_the_end_of_a_message_may_be_one(
     assert (level, name) == ('yellow', 'variable') and text.startswith('NCCL_PROTOCOL is not a variable')
 
 
-@pytest.mark.parametrize('newest, says', [('2.30.7', ' (known to release 2.30.7)'), ('', '')])
+@pytest.mark.parametrize('newest, says', [('2.30.7', ' (up to release 2.30.7)'), ('', '')])
 def test_what_the_table_alone_says_names_its_newest_release(newest, says):
     families = variables.read_table()
     variables.family_of('NCCL_X', families).newest = newest
@@ -448,21 +448,21 @@ def test_what_goes_with_an_mpi_is_no_mpi(name):
 
 
 @pytest.mark.parametrize('name, value, says', [
-    ('nccl_debug', 'INFO', 'nccl_debug is set, and nobody reads it: names are in capital letters'),
-    ('Fi_Provider', 'cxi', 'Fi_Provider is set, and nobody reads it'),
+    ('nccl_debug', 'INFO', 'nccl_debug is set, but nothing reads it: names have capital letters'),
+    ('Fi_Provider', 'cxi', 'Fi_Provider is set, but nothing reads it'),
     ('hsa_tomorrow', '1', None), ('NCCL_DEBUG', 'INFO', None),
-    ('NCCL_DEBUG', 'INFO ', "NCCL_DEBUG='INFO ' has a blank at an end"),
-    ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' has a blank at an end"),
-    ('MPICH_RANK_REORDER_METHOD', '1 ', "MPICH_RANK_REORDER_METHOD='1 ' has a blank at an end"),
+    ('NCCL_DEBUG', 'INFO ', "NCCL_DEBUG='INFO ' begins or ends with a space"),
+    ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' begins or ends with a space"),
+    ('MPICH_RANK_REORDER_METHOD', '1 ', "MPICH_RANK_REORDER_METHOD='1 ' begins or ends with a space"),
     ('NCCL_IB_TC', '106 ', None), ('FI_CXI_RDZV_THRESHOLD', ' 16384 ', None),    # strtol(3) reads them
     ('NCCL_IB_TC', 'x ', 'is not a whole number'),
     ('NCCL_IB_TC', '', None),                           # ncclLoadParam: as if not set
-    ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is set to nothing"),
-    ('FI_CXI_RDZV_THRESHOLD', '', 'is set to nothing: libfabric reads 0'),
-    ('FI_CXI_ODP', '', "FI_CXI_ODP='' is set to nothing"),
-    ('MPICH_RANK_REORDER_METHOD', '', 'is set to nothing: MPICH reads 0'),
-    ('OFI_NCCL_CQ_SIZE', '', 'is set to nothing: a newer plugin does not start'),
-    ('OFI_NCCL_CQ_SIZE', '256 ', "OFI_NCCL_CQ_SIZE='256 ' has a blank at an end"), ('RCCL_IB_QPS_PER_P2P', '', None),
+    ('NCCL_SOCKET_FAMILY', '', "NCCL_SOCKET_FAMILY='' is empty"),
+    ('FI_CXI_RDZV_THRESHOLD', '', 'is empty: libfabric reads 0'),
+    ('FI_CXI_ODP', '', "FI_CXI_ODP='' is empty"),
+    ('MPICH_RANK_REORDER_METHOD', '', 'is empty: MPICH reads 0'),
+    ('OFI_NCCL_CQ_SIZE', '', 'is empty: a newer plugin does not start'),
+    ('OFI_NCCL_CQ_SIZE', '256 ', "OFI_NCCL_CQ_SIZE='256 ' begins or ends with a space"), ('RCCL_IB_QPS_PER_P2P', '', None),
 ])
 def test_blanks_small_letters_and_nothing(job, name, value, says):
     job.per_node, job.nodes = 1, ['nid1']
@@ -546,7 +546,7 @@ def test_one_node_of_two_is_unreachable(job):
     job.left_out, job.env['SLINGTORCH_CHECK_SECONDS'] = (4, 5, 6, 7), 2
     _, _, found = job.run()
     text, ranks = only(found, 'no-answer')
-    assert 'Nothing came from nid2' in text and ranks == [4, 5, 6, 7]
+    assert 'nid2 sent nothing' in text and ranks == [4, 5, 6, 7]
     assert named(found, 'collective', 'untested')
 
 
@@ -727,7 +727,7 @@ def test_partitions_of_an_accelerator_of_amd(job):
     job.ranks.update({rank: {'ROCR_VISIBLE_DEVICES': str(rank % 4 + 2)} for rank in EIGHT})
     _, text, found = job.run()
     assert not red(found), text
-    assert named(found, 'gpus', 'good')[0][0] == 'each rank sees one GPU, which no other rank has'
+    assert named(found, 'gpus', 'good')[0][0] == 'each rank sees a GPU of its own'
 
 
 def test_each_rank_with_its_own_gpu(job):
@@ -736,7 +736,7 @@ def test_each_rank_with_its_own_gpu(job):
     _, _, found = job.run()
     assert not red(found)
     assert {text for text, _ in named(found, 'gpus', 'good')} == {
-        'each rank sees one GPU, which no other rank has', 'each rank runs on cores beside its GPU'}
+        'each rank sees a GPU of its own', 'each rank runs on cores near its GPU'}
 
 
 def test_cores_far_from_the_gpu_and_no_gpu_at_all(job):
@@ -745,7 +745,7 @@ def test_cores_far_from_the_gpu_and_no_gpu_at_all(job):
     job.ranks[7] = {'CUDA_VISIBLE_DEVICES': '9'}
     _, _, found = job.run()
     assert only(found, 'gpus')[1] == [7]
-    assert named(found, 'gpus', 'yellow') == [('the cores of the rank are not those beside its GPU', EIGHT[:-1])]
+    assert named(found, 'gpus', 'yellow') == [("the rank's cores are not near its GPU", EIGHT[:-1])]
 
 
 def test_a_container_without_its_gpus(job):
@@ -754,10 +754,10 @@ def test_a_container_without_its_gpus(job):
     assert not red(job.run()[2])    # perhaps none is wanted
     job.env['SLURM_GPUS_ON_NODE'] = '4'
     text, ranks = only(job.run()[2], 'gpus')
-    assert 'sees no GPU of the 4' in text and ranks == EIGHT
+    assert "sees none of its node's 4 GPUs" in text and ranks == EIGHT
     for value in ('', '-1', 'NoDevFiles'):      # the user wants none
         job.env['CUDA_VISIBLE_DEVICES'] = value
-        assert 'sees no GPU of the 4' in only(job.run()[2], 'gpus', 'yellow')[0]
+        assert "sees none of its node's 4 GPUs" in only(job.run()[2], 'gpus', 'yellow')[0]
 
 
 def test_number_of_gpus_that_is_none(job):
@@ -797,7 +797,7 @@ def test_cache_that_others_can_write(job, tmp_path):
     (tmp_path / 'cache').mkdir()
     (tmp_path / 'cache').chmod(0o777)
     entries = named(job.run()[2], 'cache', 'yellow')
-    assert len(entries) == 2 and all('written by others (mode 777)' in text for text, _ in entries)
+    assert len(entries) == 2 and all('writable by others (mode 777)' in text for text, _ in entries)
 
 
 def test_cache_on_a_parallel_file_system(tmp_path):
@@ -806,7 +806,7 @@ def test_cache_on_a_parallel_file_system(tmp_path):
     env = {'MIOPEN_USER_DB_PATH': str(tmp_path), 'TRITON_CACHE_DIR': str(tmp_path / 'new')}
     look.look_at_caches(Machine(env, mounts=str(tmp_path / 'mounts')), report)
     assert [(level, name) for level, name, _, _, _ in report.sorted()] == [('yellow', 'cache')] * 2
-    assert 'lustre' in report.sorted()[0][2] and 'locks do not serve a database' in report.sorted()[0][2]
+    assert 'lustre' in report.sorted()[0][2] and 'locks do not work for a database' in report.sorted()[0][2]
 
 
 def torch_of(directory, version, cuda="'12.4'"):
@@ -847,12 +847,12 @@ NCCL = 'const char *a[] = {"NCCL_DEBUG", %s};' % ', '.join('"ncclNetPlugin_v%d"'
 
 
 @pytest.mark.parametrize('symbols, runtime, need, level, says', [
-    ((4, 5), '12', True, 'red', 'has the interface v4 to v5, and %s loads v6 to v10 only'),
-    ((4, 5), '12', False, 'yellow', 'has the interface v4 to v5, and %s loads v6 to v10 only'),
-    ((9, 10), '11', True, 'yellow', 'wants libcudart.so.11, and torch is for libcudart 12'),
+    ((4, 5), '12', True, 'red', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
+    ((4, 5), '12', False, 'yellow', 'has the interfaces v4 to v5, but %s loads only v6 to v10'),
+    ((9, 10), '11', True, 'yellow', 'needs libcudart.so.11, but torch is for libcudart 12'),
     ((9, 10), '12', True, 'good', 'has an interface that %s loads'),
-    ((), '12', True, 'red', 'is no network plugin: it has no ncclNetPlugin_v*'),
-    ((), '12', False, 'yellow', 'is no network plugin: it has no ncclNetPlugin_v*'),
+    ((), '12', True, 'red', 'is not a network plugin: it has no ncclNetPlugin_v*'),
+    ((), '12', False, 'yellow', 'is not a network plugin: it has no ncclNetPlugin_v*'),
 ])
 def test_plugin_of_another_major(tmp_path, symbols, runtime, need, level, says):
     cudart = library(tmp_path / 'libcudart.so', 'int cudart;', '-Wl,-soname,libcudart.so.' + runtime)
@@ -905,9 +905,9 @@ def test_plugin_missing_where_there_is_slingshot(job, tmp_path):
     with_gpus(job)
     job.files['sys/class/net/hsn0/operstate'] = 'up'
     job.env.update(NCCL_SOCKET_IFNAME='hsn')
-    assert 'NCCL takes TCP' in only(job.run()[2], 'plugin', 'yellow')[0]
+    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin', 'yellow')[0]
     job.torch, job.answer = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0')), {'plugin_missing': True}
-    assert 'NCCL takes TCP' in only(job.run()[2], 'plugin')[0]
+    assert 'NCCL uses TCP' in only(job.run()[2], 'plugin')[0]
     job.answer.update(plugin_missing=False, plugin_error='libfabric.so.1 is missing')
     assert 'libfabric.so.1 is missing' in only(job.run()[2], 'plugin')[0]
     job.answer.update(network='AWS Libfabric')      # NCCL's own word
@@ -996,7 +996,7 @@ def test_an_import_that_goes_wrong_is_a_finding(tmp_path, code, says):
     result = probe.result(time.monotonic() + seconds)
     assert says in result['error'] and result['phase'] == 'import'
     assert result.get('level') == ('yellow' if late else None)
-    assert (f'[PYTHONPATH brings {tmp_path}/torch.py]' in result['error']) == ('failed' in says)
+    assert (f'[{tmp_path}/torch.py is from PYTHONPATH]' in result['error']) == ('failed' in says)
 
 
 @pytest.mark.parametrize('names, code, missing, error', [
@@ -1053,7 +1053,7 @@ def test_slow_and_failing_nodes_are_named_as_vetnode_does():
     assert [line.split()[1] for line in lines if line.startswith('Vetted:')] == ['n0', 'n1', 'n3', 'n5']
     assert [line.split()[1] for line in lines if line.startswith('Cordon:')] == ['n2', 'n4', 'n6']
     assert 'slow: best pair 1.00 GB/s, median 10.00 GB/s' in lines[4]
-    assert 'fails: no pair of it worked (refused)' in lines[5]
+    assert 'fails: none of its pairs worked (refused)' in lines[5]
 
 
 def test_one_direction_is_enough_to_be_slow():

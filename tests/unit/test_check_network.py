@@ -37,7 +37,7 @@ def of_level(report, level, name):
 @pytest.mark.parametrize('error, told, says', [
     # the second node's egress dropped all packets above 1000 bytes
     ('the all_reduce of 64 kB did not end within 5 s', {'stuck': True, 'underway': True, 'resent': 5},
-     'small messages pass, the all_reduce of 64 kB does not.*MTU'),
+     'small messages pass, but the all_reduce of 64 kB does not.*MTU'),
     ('the all_reduce of 64 kB failed: RuntimeError: Read error [10.77.0.2]:50820: Connection timed out', {},
      'small messages pass'),
     # 60 % of all packets dropped: the small ones needed several trials too
@@ -58,15 +58,15 @@ def of_level(report, level, name):
      'connections to other ports get no answer.*firewall'),
     # MASTER_PORT itself, where the nodes meet at another port
     ('the rendezvous of one rank of each node did not end', {'silent': True, 'to': [23000]},
-     "connections to MASTER_PORT=23000 of rank 0's node get no answer"),
+     "connections to rank 0's node get no answer at MASTER_PORT=23000"),
     # GLOO_SOCKET_IFNAME=ib0, which is up and has no IPv4 address
     ('the rendezvous of one rank of each node did not end within 6 s', {'silent': True, 'link': True},
-     'the interface of GLOO_SOCKET_IFNAME=ib0 has no address but one of its link alone'),
+     'the interface of GLOO_SOCKET_IFNAME=ib0 has only a link-local address'),
     ('an all_reduce of gloo among the ranks of a node failed: makeDeviceForHostname(): unsupported gloo device', {},
-     'GLOO_DEVICE_TRANSPORT=TPC is not a transport'),
+     "GLOO_DEVICE_TRANSPORT=TPC: this PyTorch's gloo"),
     # 127.0.1.1 in the hosts file
-    ('the rendezvous of one rank of each node did not end within 6 s', {'loopback': ['127.0.1.1']}, '127.0.1.1 as the'),
-    ('... connect [127.0.1.1]:40000: Connection refused', {}, '127.0.1.1 as the address'),
+    ('the rendezvous of one rank of each node did not end within 6 s', {'loopback': ['127.0.1.1']}, 'gives 127.0.1.1 to the other nodes'),
+    ('... connect [127.0.1.1]:40000: Connection refused', {}, 'gives 127.0.1.1 to the other nodes'),
     ('an all_reduce of gloo among the ranks of a node failed: no connection to 127.0.0.1 (timed out)', {},
      'processes of a node cannot reach each other: no connection'),
 ])
@@ -83,7 +83,7 @@ def test_what_nobody_knows_is_not_explained():
 
 
 @pytest.mark.parametrize('own, says', [
-    ('::1', 'gloo tells the other nodes ::1'), ('2001:db8::1', 'an IPv6 address of a node'), ('192.0.2.1', None),
+    ('::1', 'gloo on a node gives ::1 to the other nodes'), ('2001:db8::1', 'gloo on a node uses an IPv6 address'), ('192.0.2.1', None),
 ])
 def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own, says):
     # both nodes see this text
@@ -116,7 +116,7 @@ def test_a_raw_error_has_a_line_on_what_to_do_as_well():
     check.look_there(report)
     said = {finding.name: (finding.remedy, mask) for finding, mask in report.findings.items()}
     assert said['collective'] == ('look at the MTU', 2)
-    assert said['import'] == ("python -c 'import torch' on one of these nodes shows all of it", 1)
+    assert said['import'] == ("run python -c 'import torch' on one of these nodes to see the whole error", 1)
     assert 'vet finds the node' in said['rendezvous'][0]
 
 
@@ -393,7 +393,7 @@ def tree(directory, files):
     return str(directory)
 
 
-@pytest.mark.parametrize('most, says', [('6', 'its control group has 5 processes and threads of 6'),
+@pytest.mark.parametrize('most, says', [('6', 'its control group has 5 of at most 6 processes and threads'),
                                         ('9000', 'ulimit -u is|no limit is near: a filter')])
 def test_how_many_processes_there_may_be(tmp_path, most, says):
     root = tree(tmp_path, {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/pids.max': most + '\n',
@@ -401,7 +401,7 @@ def test_how_many_processes_there_may_be(tmp_path, most, says):
     assert re.match(says, limits.processes(Machine({}, root)))
     report = findings.Report(0)
     limits.look(Machine({}, root), report, {})
-    said = [text for text in of_level(report, 'yellow', 'limit') if '5 processes and threads of' in text]
+    said = [text for text in of_level(report, 'yellow', 'limit') if '5 of at most 6 processes' in text]
     assert bool(said) == (most == '6')
 
 
@@ -419,12 +419,12 @@ def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
     report = findings.Report(0)
     limits.look_at_directories(Machine({}, str(tmp_path)), report)
     said = ' '.join(of_level(report, 'yellow', 'disk'))
-    assert 'cannot be written (Read-only file system)' in said and 'stdout goes to is on a full disk' in said
+    assert 'is not writable (Read-only file system)' in said and 'stdout goes to a file on a full disk' in said
     assert list(report.facts['working directory']) == [os.getcwd()]
 
 
 @pytest.mark.parametrize('environ, title, level, says', [
-    ({'SLURM_JOB_ID': '8'}, 'slurmstepd: [7.0]', 'yellow', 'the slurmstepd of this process is of job 7'),
+    ({'SLURM_JOB_ID': '8'}, 'slurmstepd: [7.0]', 'yellow', 'this process runs in job 7'),
     ({'SLURM_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''), ({'SLURM_JOB_ID': '8'}, 'bash', None, ''),
     ({'SLURM_JOB_ID': '8', 'SLURM_HET_JOB_ID': '7'}, 'slurmstepd: [7.0]', None, ''),
 ])
@@ -510,7 +510,7 @@ def test_two_nodes_that_tell_one_address_are_named():
         report.fact('address of gloo', '10.0.0.1 (eth0)', 1 << number)
     report.add('red', 'rendezvous', 'the rendezvous did not end', '', 3)
     check.one_cause(report)
-    assert 'n0 and n1 tell the other nodes one address, 10.0.0.1 (eth0)' in of_level(report, 'red', 'rendezvous')
+    assert 'n0 and n1 give the other nodes the same address, 10.0.0.1 (eth0)' in of_level(report, 'red', 'rendezvous')
 
 
 @pytest.mark.parametrize('least, most, right', [(2, 2, True), (1, 2, False), (2, 3, False),
@@ -560,7 +560,7 @@ def test_directories_are_really_written_to(tmp_path):
     limits.compare_directories(report)
     assert [text.split('=')[0] for text in of_level(report, 'yellow', 'disk')] == ['HOME']
     assert ['XDG_CACHE_HOME' in text and 'it is a file' in text for text in of_level(report, 'red', 'disk')] == [True]
-    assert 'not there' in of_level(report, 'red', 'shm')[0]
+    assert 'does not exist' in of_level(report, 'red', 'shm')[0]
 
 
 def test_a_directory_that_only_some_nodes_can_write_is_red():
@@ -569,7 +569,7 @@ def test_a_directory_that_only_some_nodes_can_write_is_red():
     report.fact('HF_HOME=/scratch/hf: models', 'No space left on device', 2)
     limits.compare_directories(report)
     [finding] = report.having('red', 'disk')
-    assert 'HF_HOME=/scratch/hf cannot be written (No space left on device), and on' in finding.text
+    assert 'HF_HOME=/scratch/hf is not writable (No space left on device), but is on' in finding.text
     assert report.findings[finding] == 2
 
 
@@ -603,7 +603,7 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     whole.merge(reports[1])
     program.compare_programs(whole)
     assert ['different copies' in text for text in of_level(whole, 'red', 'script')] == [True]
-    assert 'is not Python that' in of_level(reports[4], 'red', 'script')[0]
+    assert 'train.py is not valid for this Python' in of_level(reports[4], 'red', 'script')[0]
 
 
 @pytest.mark.parametrize('line, sees, words', [
@@ -620,9 +620,9 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
     ("torch.cuda.set_device(args.local_rank)", 4, None),
     ("torch.cuda.set_device(local_rank % torch.cuda.device_count())", 1, None),
     ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
-    ("device = torch.device('cuda')", 4, 'takes GPU 0 in each rank'),
+    ("device = torch.device('cuda')", 4, 'each rank uses GPU 0'),
     ("device = torch.device('cuda:0')", 1, None),
-    ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'takes GPU 0 in each rank'),
+    ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'each rank uses GPU 0'),
     ("import lightning\ndevice = 'cuda'", 4, None),
     ("if True: x =", 1, None),
 ])
@@ -645,12 +645,12 @@ def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
 
 
 @pytest.mark.parametrize('facts, level, says', [
-    ([('file train.py', 'a', 3), ('file shapes.py', 'a', 1)], 'red', 'these nodes lack shapes.py, which others have'),
+    ([('file train.py', 'a', 3), ('file shapes.py', 'a', 1)], 'red', 'these nodes lack shapes.py, but others have it'),
     ([('file shapes.py', 'a', 1), ('file shapes.py', 'b', 2)], 'red', 'nodes have different copies of shapes.py'),
     ([('argument /data/x', '5 bytes, abc', 1), ('argument /data/x', 'No such file or directory', 2)], 'yellow',
-     '/data/x, an argument, is not the same on all nodes: 5 bytes, abc; No such file or directory'),
+     '/data/x, an argument, differs between nodes: 5 bytes, abc; No such file or directory'),
     ([('named /data/x', '5 bytes, abc', 1), ('named /data/x', '6 bytes, abd', 2)], 'yellow',
-     '/data/x, which the program names, is not the same on all nodes: 5 bytes, abc; 6 bytes, abd'),
+     '/data/x, which the program names, differs between nodes: 5 bytes, abc; 6 bytes, abd'),
     ([('working directory', '/home/a', 1), ('working directory', '/tmp', 2)], 'yellow',
      'the nodes have different working directories: /home/a, /tmp'),
     ([('file train.py', 'a', 3), ('argument 10', 'No such file or directory', 3)], None, None),
@@ -690,7 +690,7 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
 def test_data_that_is_not_there(words, said):
     report = findings.Report(0)
     program.look_at_arguments(report, ['train.py', *words])
-    assert [' is not there on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
+    assert [' does not exist on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
 
 
 def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monkeypatch):
@@ -713,7 +713,7 @@ def test_how_many_processes_a_user_may_have(tmp_path, monkeypatch, most, says):
     monkeypatch.setattr(os, 'getuid', lambda: 77)
     report = findings.Report(0)
     limits.look(Machine({}, root), report, {'local_rank': 0})
-    assert [text.startswith('ulimit -u: this user may have 70 processes and threads on a node, and has 8')
+    assert [text.startswith('ulimit -u: this user may have 70 processes and threads on a node, and has 8 ')
             for text in of_level(report, 'yellow', 'limit')] == [True] * says
 
 
@@ -743,10 +743,10 @@ def test_where_a_program_writes(words, text, path):
 
 
 @pytest.mark.parametrize('path, made, says', [
-    ('sound/a', {}, ''), ('sound/new/a', {}, 'is not there, and the program does not make it'),
-    ('sound/new/a', {'sound/other': None}, 'is not there'), ('sound/new/a', {'sound/new': None}, ''),
+    ('sound/a', {}, ''), ('sound/new/a', {}, 'does not exist, and the program does not make it'),
+    ('sound/new/a', {'sound/other': None}, 'does not exist'), ('sound/new/a', {'sound/new': None}, ''),
     ('sound/new/a', {'': None}, ''), ('file/a', {}, 'is not a directory'), ('full/a', {}, 'No space left on device'),
-    ('file', {'file': None}, 'a file is there'), ('sound', {'sound': True}, 'it is there already'), ('sound', {'sound': None}, ''),
+    ('file', {'file': None}, 'it is a file'), ('sound', {'sound': True}, 'it exists, '), ('sound', {'sound': None}, ''),
 ])
 def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says):
     (tmp_path / 'sound').mkdir()
@@ -788,7 +788,7 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
 def test_what_a_program_reads_is_there(text, words, path):
     report, found = findings.Report(0), parsed(text, words, {'DATA': '/d'})
     program.look_at_reads(report, found, set(found.outputs()))
-    assert [f'reads {path}, which is not there' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
+    assert [f'reads {path}, which does not exist' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
 
 
 @pytest.mark.parametrize('text, missing, reads', [
@@ -814,91 +814,91 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
 
 
 @pytest.mark.parametrize('text, level, says', [
-    ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), and this job has 4'),
+    ("dist.init_process_group('gloo', world_size=2)", 'red', 'init_process_group(world_size=2), but this job has 4'),
     ("SIZE = 2\ndef main():\n    dist.init_process_group('gloo', world_size=SIZE)\nmain()", 'red', 'world_size=2'),
     ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
     ("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", None, ''),
     ("dist.init_process_group('fake', rank=0, world_size=1024)", None, ''),
     ("dist.init_process_group('gloo', world_size=4)", None, ''),
     ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
-    ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'and this rank sees no GPU'),
+    ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'but this rank sees no GPU'),
     ("dist.init_process_group('nccl' if cuda else 'gloo')", None, ''),
     ("dist.init_process_group()", None, ''),
-    ("mp.spawn(main, nprocs=2)", 'yellow', 'spawn() starts processes, and the launcher has started 2 ranks'),
+    ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''),
-    ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'takes the number on the node for the rank'),
+    ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("local_rank = int(os.environ['SLURM_LOCALID'])", None, ''),
     (GROUP + SAMPLED + "DistributedDataParallel(model)", None, ''),
     ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
     (GROUP + "DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
-    ("dist.init_process_group('gloo', rank=0)", 'red', 'init_process_group(rank=0) in each of the 4 ranks'),
+    ("dist.init_process_group('gloo', rank=0)", 'red', 'all 4 ranks call init_process_group(rank=0)'),
     ("dist.init_process_group('gloo', rank=rank)", None, ''),
-    ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'takes the number on the'),
-    ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'which is each node itself'),
+    ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'uses the local rank'),
+    ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'means another host on each node'),
     ("dist.init_process_group(init_method='tcp://n1:2345')", None, ''),
-    ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'which names a node, and this job has'),
-    ("dist.init_process_group(init_method='file:///x')", 'yellow', 'that all nodes must share'),
+    ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'means a fixed host, but MASTER_ADDR=n1'),
+    ("dist.init_process_group(init_method='file:///x')", 'yellow', 'works only if all nodes share this file'),
     ("dist.init_process_group(init_method='env://')", None, ''),
-    (GROUP + "torch.save(model, 'model.pt')", 'yellow', 'all ranks write one file'),
+    (GROUP + "torch.save(model, 'model.pt')", 'yellow', 'all ranks write the same file'),
     (GROUP + "if rank == 0:\n    torch.save(model, 'model.pt')", None, ''),
     (GROUP + "torch.save(model, f'model-{rank}.pt')", None, ''),
     (GROUP + "name = 'model-%d.pt' % dist.get_rank()\ntorch.save(model, name)", None, ''),
     (GROUP + "def save():\n    torch.save(model, 'model.pt')\nif main_process:\n    save()", None, ''),
-    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nsave()", 'yellow', 'all ranks write one file'),
+    (GROUP + "def save():\n    torch.save(model, 'model.pt')\nsave()", 'yellow', 'all ranks write the same file'),
     (GROUP + "def save():\n    if rank:\n        return\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     (GROUP + "@rank_zero_only\ndef save():\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     ("torch.save(model, 'model.pt')", None, ''),     # of one process
-    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'not the same on all ranks'),
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'the seed of DistributedSampler differs'),
     (GROUP + SAMPLED.replace('(data))', '(data, seed=args.seed))'), None, ''),
-    (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'barrier() where some ranks alone come'),
+    (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'only some ranks call barrier()'),
     (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
     (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
     (GROUP + "if rank != -1:\n    dist.barrier()", None, ''),
-    (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', 'GPU with the number of the rank'),
-    (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', 'GPU with the number of the rank'),
+    (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', "uses the rank as the GPU's number"),
+    (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', "uses the rank as the GPU's number"),
     (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
     (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
-    ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each of them runs all of it again'),
+    ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each process runs the whole script again'),
     ("def f(): pass\nif __name__ == '__main__':\n    mp.set_start_method('spawn')", None, ''),
     # --- ranks and groups
     ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
-    ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', and"),
-    ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'all ranks have 3 seconds'),
+    ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
+    ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'a rank has only 3 seconds'),
     ("dist.init_process_group('gloo', timeout=timedelta(minutes=30))", None, ''),
-    (GROUP + "if rank == 0:\n    other = dist.new_group([0])", 'yellow', 'new_group() where some ranks alone come'),
-    (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'barrier() where some ranks alone come'),
-    (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'backward() where'),
-    (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'state_dict() where some'),
+    (GROUP + "if rank == 0:\n    other = dist.new_group([0])", 'yellow', 'only some ranks call new_group()'),
+    (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'only some ranks call barrier()'),
+    (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'only some ranks call backward()'),
+    (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'only some ranks call state_dict()'),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", None, ''),
     ("print(dist.get_rank())\ndist.init_process_group()", 'yellow', 'get_rank() comes before init_process_group()'),
     ("m = DDP(m)", 'yellow', 'nothing calls init_process_group()'), ("from lightning import x\nm = DDP(m)", None, ''),
     ("setup_distributed()\nm = DDP(m)", None, ''),
-    (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename one file'), (GROUP + "a.replace('b', 'c')", None, ''),
-    (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make one directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
-    (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove one'),
+    (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename the same file'), (GROUP + "a.replace('b', 'c')", None, ''),
+    (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make the same directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
+    (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove the same'),
     # --- data
     (GROUP + "DataLoader(d, sampler=s, shuffle=True)", 'yellow', 'which exclude each other'),
-    (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'told other ranks than the 4'),
+    (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'does not fit the 4 ranks'),
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=4, rank=rank))'), None, ''),
     (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
     (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1, 2])", 'yellow', 'the seed depends on the rank'),
     (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1], generator=g)", None, ''),
-    (GROUP + "names = {w: i for i, w in enumerate(set(words))}", 'yellow', 'the order of a set of texts'),
-    (GROUP + "words = set(read())\nfor w in words:\n    index[w] = len(index)", 'yellow', 'the order of a set of texts'),
+    (GROUP + "names = {w: i for i, w in enumerate(set(words))}", 'yellow', 'the order of a set of strings'),
+    (GROUP + "words = set(read())\nfor w in words:\n    index[w] = len(index)", 'yellow', 'the order of a set of strings'),
     (GROUP + "for w in sorted(set(words)):\n    index[w] = 1\nn = len(list(set(words)))", None, ''),
     (GROUP + "for n in {1, 2}:\n    x = n\nfor n in set(a):\n    print(n)", None, ''),
-    (GROUP + "files = glob.glob('*.pt')\nuse(files[rank::4])", 'yellow', 'glob() has no order that all nodes share'),
+    (GROUP + "files = glob.glob('*.pt')\nuse(files[rank::4])", 'yellow', 'glob() may list files in a different order'),
     (GROUP + "files = sorted(glob.glob('*.pt'))\nuse(files)", None, ''), (GROUP + "f = os.listdir('x')\nf.sort()\nuse(f)", None, ''),
     (GROUP + "files = glob.glob('*.pt')\nprint(len(files))", None, ''),
     # --- gradients
-    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'self.b takes no part in forward()'),
+    (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'forward() does not use self.b'),
     (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
     (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.b(self.a(x))') + "DDP(Net())", None, ''),
     (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net(), find_unused_parameters=True)", None, ''),
-    (GROUP + NET % ('', 'self.a(x) if random.random() < 0.5 else x') + "DDP(Net())", 'yellow', 'by chance'),
-    (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() goes past DistributedDataParallel'),
-    (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() goes past DistributedDataParallel'),
+    (GROUP + NET % ('', 'self.a(x) if random.random() < 0.5 else x') + "DDP(Net())", 'yellow', 'uses layers at random'),
+    (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() bypasses DistributedDataParallel'),
+    (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nwith torch.no_grad():\n    loss = m.module(x) + net(x)", None, ''),
     (GROUP + "net = DDP(net)\nloss = net(x)", None, ''), (GROUP + "def validate():\n    m.module(x)\nm = DDP(net)", None, ''),
     ("import os\ndef alone():\n    dist.init_process_group('gloo', rank=0)\nif 'RANK' not in os.environ:\n    alone()",
@@ -908,28 +908,28 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "def note(x: 'Later', y: Unknown) -> Other:\n    return x, y\nnote(1, 2)", None, ''),
     (GROUP + "if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
     (GROUP + "zero_grad()\nloss.backward()\nopt.step()", None, ''),
-    (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters from before FSDP'),
+    (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters that the model had before FSDP'),
     (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
-    (GROUP + "DDP(m, device_ids=[7])", None, ''), (GROUP + "m = m.to('cu' 'da')", 'yellow', 'takes a GPU, and this rank sees none'),
+    (GROUP + "DDP(m, device_ids=[7])", None, ''), (GROUP + "m = m.to('cu' 'da')", 'yellow', 'uses a GPU, but this rank sees none'),
     (GROUP + "if torch.cuda.is_available():\n    m.cuda()", None, ''),
-    (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download one data set'),
-    (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'step() where some ranks alone come'),
+    (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
+    (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
     (LOOP % "if time.time() > end:\n        break", 'yellow', "a rank leaves the loop by its own 'time'"),
     (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
     (LOOP % "if step > 3:\n        break", None, ''),
     (LOOP % "dist.all_reduce(loss)\n    if loss < 1:\n        break", None, ''),
     (GROUP + "m = DDP(m)\nfor x in s:\n    try:\n        m(x).backward()\n    except RuntimeError:\n        pass", 'yellow',
-     'a rank whose step fails goes on'),
+     'a rank skips a step that fails'),
     (GROUP + "m = DDP(nn.Linear(4, 4 + rank))", 'yellow', 'a size depends on the rank'),
     (GROUP + "m = DDP(m)\nfor x in range(10 + dist.get_rank()):\n    m(x)", 'yellow', 'a size depends on the rank'),
     (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
-    ("dist.init_process_group('glo')", 'yellow', "init_process_group('glo'): PyTorch has gloo"),
+    ("dist.init_process_group('glo')", 'yellow', "init_process_group('glo'): use one of gloo"),
     ("dist.init_process_group('cpu:gloo,cuda:nccl')", None, ''), (GROUP + GROUP, 'yellow', 'is called twice'),
-    ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'takes the GPUs of a node for the ranks'),
+    ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'uses the number of GPUs on a node'),
     (GROUP + "dist.destroy_process_group()\ndist.barrier()", 'yellow', 'comes after destroy_process_group()'),
-    (GROUP + "dist.broadcast(x, src=4)", 'yellow', 'broadcast(src=4), and the job has 4 ranks'), (GROUP + "dist.broadcast(x, src=3)", None, ''),
-    (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'what one may still be writing'),
+    (GROUP + "dist.broadcast(x, src=4)", 'yellow', 'broadcast(src=4), but the job has 4 ranks'), (GROUP + "dist.broadcast(x, src=3)", None, ''),
+    (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'read a file that one may still be writing'),
     (GROUP + SAVED % 'a' + "dist.barrier()\ntorch.load('a')", None, ''),
     (GROUP + SAVED % '/tmp/a' + "dist.barrier()\ntorch.load('/tmp/a')", 'yellow', 'which other nodes do not see'),
     (GROUP + "class Net:\n    def loss(self): pass\nm = DDP(n)\nm.loss()", 'yellow', 'DistributedDataParallel has no loss()'),
@@ -937,10 +937,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     # --- options
     (OPTION + "add_argument('--lr', type=float)", None, ''),
     # --- Python
-    ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot take item() into its graph'),
-    ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot take print() into its graph'),
+    ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot compile item()'),
+    ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot compile print()'),
     ("def forward(x):\n    return x.item()\ntorch.compile(m)", None, ''),
-    ("assert load(net)", 'yellow', 'PYTHONOPTIMIZE=1 takes out assert'), ("assert len(x) == 2", None, ''),
+    ("assert load(net)", 'yellow', 'PYTHONOPTIMIZE=1 removes assert'), ("assert len(x) == 2", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
@@ -962,7 +962,7 @@ def test_what_the_program_says_of_ranks_and_data(text, level, says):
 ])
 def test_names_that_nothing_defines(text, name):
     found = list(rules.undefined(parsed(text)))
-    assert [said for _, said, _ in found] == [f"'{name}' is used, and nothing defines it"] * bool(name)
+    assert [said for _, said, _ in found] == [f"'{name}' is used, but nothing defines it"] * bool(name)
 
 
 IMPORTS = {
@@ -989,7 +989,7 @@ IMPORTS = {
     'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, {}, False,
                'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'import json\n', 'random.py': 'numbers = 1\n', 'torch.py': 'from random import shuffle\n'}, {},
-               True, "import torch takes a file beside the script: ImportError: cannot import name 'shuffle'"),
+               True, "import torch loads a file beside the script: ImportError: cannot import name 'shuffle'"),
     'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'}, {}, 'later',
               "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
     'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, {}, 'later', "cannot import name 'nothing'"),
@@ -1048,7 +1048,7 @@ def test_packages_are_compared_by_what_was_loaded(tmp_path):
 
 @pytest.mark.parametrize('env, says', [
     ({'PYTHONWARNINGS': 'error::UserWarning'}, 'ends the program'), ({'PYTHONWARNINGS': 'ignore'}, None),
-    ({'PYTHONINSPECT': '1'}, 'asks for commands'), ({'CUDA_LAUNCH_BLOCKING': '0'}, None),
+    ({'PYTHONINSPECT': '1'}, 'waits for commands'), ({'CUDA_LAUNCH_BLOCKING': '0'}, None),
 ])
 def test_variables_that_change_what_a_program_does(env, says):
     report = findings.Report(0)
@@ -1123,10 +1123,10 @@ def test_remedy_fits_what_an_import_says(error, remedy):
 
 @pytest.mark.parametrize('name, value, says', [
     ('OMP_NUM_THREADS', 'abc', 'not a number of threads'), ('OMP_NUM_THREADS', '0', 'not a number of threads'),
-    ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'the node has 16 cores'),
-    ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Meant is perhaps TORCH_NCCL_ASYNC_ERROR_HANDLING'),
+    ('OMP_NUM_THREADS', '4,2', ''), ('OMP_NUM_THREADS', '100000', 'the node has only 16 cores'),
+    ('TORCH_NCCL_ASYNC_ERROR_HANDLIN', '1', 'Perhaps it should be TORCH_NCCL_ASYNC_ERROR_HANDLING'),
     ('TORCH_NCCL_ASYNC_ERROR_HANDLING', '1', ''), ('TORCH_HOME', '/x', ''),
-    ('GLOO_SOCKET_IFNAM', 'eth0', 'Meant is perhaps GLOO_SOCKET_IFNAME'),
+    ('GLOO_SOCKET_IFNAM', 'eth0', 'Perhaps it should be GLOO_SOCKET_IFNAME'),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segment:True', "has 'expandable_segment'"),
     ('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True', ''),
     ('TORCH_FR_BUFFER_SIZE', '2000', ''), ('TORCH_NCCL_BLOCKING_WAIT', 'perhaps', 'is not one of y, yes, 1'),
@@ -1156,7 +1156,7 @@ def test_a_module_of_pythonpath_with_a_name_of_pythons_own_is_named(tmp_path):
                                'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '1', 'MASTER_ADDR': 'localhost',
                                'MASTER_PORT': '1', 'TMPDIR': str(tmp_path)}, check=False)
     assert done.returncode == 1 and done.stderr.count('\n') == 1
-    assert f"PYTHONPATH: 'import socket' takes {tmp_path}/socket.py, and not Python's own module" in done.stderr
+    assert f"PYTHONPATH: 'import socket' loads {tmp_path}/socket.py instead of Python's own module" in done.stderr
 
 
 def test_a_library_that_is_cut_off_is_named(tmp_path):

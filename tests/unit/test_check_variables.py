@@ -56,18 +56,18 @@ def test_right_as_upstream_says(name, value):
 
 
 @pytest.mark.parametrize('name, value, says', [
-    ('FI_CXI_DEFAULT_TX_SIZE', '8', 'not from 16 to 16384'),
-    ('FI_CXI_DEFAULT_RX_SIZE', '8', 'not from 16 to 15360'),
-    ('FI_CXI_DEFAULT_RX_SIZE', '15361', 'not from 16 to 15360'),
+    ('FI_CXI_DEFAULT_TX_SIZE', '8', 'not between 16 and 16384'),
+    ('FI_CXI_DEFAULT_RX_SIZE', '8', 'not between 16 and 15360'),
+    ('FI_CXI_DEFAULT_RX_SIZE', '15361', 'not between 16 and 15360'),
     ('FI_CXI_RDZV_PROTO', 'alt_write', 'not one of default, alt_read'),
     ('FI_CXI_RDZV_PROTO', 'ALT_READ', 'not one of'),
     ('FI_CXI_RX_MATCH_MODE', 'Software', 'not one of'),
-    ('NCCL_SOCKET_NTHREADS', '-3', 'not from 1 to 16'),
-    ('NCCL_CROSS_NIC', '-2', 'not from 0 to 2'),            # its default is 2 in all tags
+    ('NCCL_SOCKET_NTHREADS', '-3', 'not between 1 and 16'),
+    ('NCCL_CROSS_NIC', '-2', 'not between 0 and 2'),            # its default is 2 in all tags
     ('FI_LOG_LEVEL', 'verbose', 'not one of'),
-    ('NCCL_NTHREADS', '100', 'not a multiple of 32 from 64'),
-    ('NCCL_NTHREADS', '32', 'not a multiple of 32 from 64'),
-    ('NCCL_BUFFSIZE', '4M', 'counts as 4'),
+    ('NCCL_NTHREADS', '100', 'not a multiple of 32, or is less than 64'),
+    ('NCCL_NTHREADS', '32', 'not a multiple of 32, or is less than 64'),
+    ('NCCL_BUFFSIZE', '4M', 'is read as 4'),
     ('NCCL_IB_TC', 'low', 'not a whole number'),
     ('NCCL_ALGO', 'Ring, Tree', "has ' Tree'"),
     ('NCCL_DEBUG_SUBSYS', 'INIT:NET', "has 'INIT:NET'"),
@@ -93,7 +93,7 @@ def test_wrong_as_upstream_says(name, value, says):
     ('NCCL_TOMORROW', None), ('FI_EFA_TOMORROW', None), ('MIOPEN_RNNFWD_exp', None),
 ])
 def test_a_name_that_no_library_was_asked_for(name, meant):
-    assert [entry[1].partition('. Meant is perhaps ')[2] for entry in found(name, '1')] == ([meant] if meant else [])
+    assert [entry[1].partition('. Perhaps it should be ')[2] for entry in found(name, '1')] == ([meant] if meant else [])
 
 
 def test_all_that_cray_mpich_displays_is_known_with_its_values():

@@ -124,7 +124,7 @@ def test_where_the_jobs_directory_is_full_ranks_meet_in_shm(tmp_path, full):
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, 'places', lambda environ: ['/proc/a/b', '/proc/c/d'])
-    with pytest.raises(OSError, match='nothing can be written in /proc/a/b or /proc/c/d .*: free space there'):
+    with pytest.raises(OSError, match='cannot write to /proc/a/b or /proc/c/d .*: free space there'):
         gather.Files({}).write('rank-1', {})
 
 
@@ -145,7 +145,7 @@ def test_a_directory_of_others_is_not_used(tmp_path):
     open_ = tmp_path / 'open'
     open_.mkdir()
     open_.chmod(0o777)
-    with pytest.raises(PermissionError, match='only you can write'):
+    with pytest.raises(PermissionError, match='only you may be able to write'):
         gather.make_private(str(open_))
 
 
@@ -163,7 +163,7 @@ def test_two_jobs_and_two_starts_of_a_job_on_one_node_have_files_of_their_own(tm
 
 
 def test_a_second_first_rank_is_refused(first, tmp_path):
-    with pytest.raises(gather.PeerLost, match='local rank 0 of this node too: unset LOCAL_RANK'):
+    with pytest.raises(gather.PeerLost, match='also local rank 0 of this node: unset LOCAL_RANK'):
         gather.LocalRanks(environment(tmp_path), 4, 'digest')
 
 
@@ -238,7 +238,7 @@ def test_a_rank_that_a_node_has_twice_is_named(tmp_path):
     env = environment(tmp_path, 3, MASTER_ADDR='n1')
     files = gather.Files(env)
     files.write('rank-3', {'pid': 1})
-    with pytest.raises(gather.PeerLost, match='has RANK=3 too'):
+    with pytest.raises(gather.PeerLost, match='also has RANK=3'):
         check.other_rank(check.Rank(check.Machine(env), None, None, []))
 
 
@@ -306,7 +306,7 @@ def test_why_a_node_does_not_reach_rank_0s_names_address_and_what_the_kernel_say
 def test_a_program_that_answers_at_the_port_is_said():
     with socket.create_server(('127.0.0.1', 0)) as server:
         said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(server.getsockname()[1])})
-    assert "something answers there, in another way than PyTorch's store" in said
+    assert "something answers there, but not as PyTorch's store does" in said
 
 
 def test_a_name_without_an_address_is_said():
@@ -321,7 +321,7 @@ def test_ipv6_alone():
 def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
     monkeypatch.setattr(network, 'port_range', lambda: '12000 60999')
     said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
-    assert 'ip_local_port_range is 12000 60999, by which conda-python-distributed chooses MASTER_PORT' in said
+    assert 'derives MASTER_PORT from ip_local_port_range, which is 12000 60999 here' in said
 
 
 # --- messages
@@ -399,7 +399,7 @@ def test_a_node_that_does_not_meet_rank_0s_tells_it_why_in_a_file(tmp_path, monk
     check.check_answers(whole, env, [], 'n1', network.segments(), said)
     check.check_same(whole)
     texts = [finding.text for finding in whole.having('red')]
-    assert 'n2 says: import torch failed: ImportError: libmkl -> load it' in texts[0]
+    assert 'n2 reports: import torch failed: ImportError: libmkl -> load it' in texts[0]
     assert 'MASTER_PORT differs: 1 on ranks 0-3; 2 on rank 4' in texts[1]
 
 

@@ -334,7 +334,7 @@ def test_directory_that_cannot_be_read(own, monkeypatch):
     """By root too."""
     _, environ = own
     monkeypatch.setattr(sites.os, 'access', lambda path, mode: False)
-    with pytest.raises(sites.SiteError, match="You may not read .*chmod u"):
+    with pytest.raises(sites.SiteError, match="no permission to read .*chmod u"):
         sites.choose(environ, 'h')
 
 

@@ -41,7 +41,7 @@ def test_a_sound_backend():
 @pytest.mark.parametrize('planted, says', [
     (speeds(slow=[2]), 'gloo slow: best pair 1.00 GB/s, median 10.00 GB/s'),
     (speeds(slow=[2], one_direction=True), 'gloo slow: best pair 1.00 GB/s'),
-    (speeds(failing=[2]), 'gloo fails: no pair of it worked (no route)'),
+    (speeds(failing=[2]), 'gloo fails: none of its pairs worked (no route)'),
 ])
 def test_a_node_that_is_slow_or_fails_over_the_backend(planted, says):
     wrong, _, untested = vet.judge_backend(NAMES, states(), {0: planted})
@@ -59,7 +59,7 @@ def test_one_slow_gpu_is_named():
     ([{'error': 'RuntimeError: no such interface'}], 'fails: gloo does not start: RuntimeError: no such interface'),
     ([NO_TORCH], 'fails: gloo does not start: no torch'),
     ([{'error': 'no answer in time', 'absent': True}], 'fails: gloo does not start: no answer in time'),
-    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch takes nccl, that of the others gloo'),
+    ([dict(GOOD, backend='nccl')], 'fails: its PyTorch uses nccl, the others use gloo'),
 ])
 def test_a_backend_that_does_not_start_on_one_node(said, says):
     wrong, figures, untested = vet.judge_backend(NAMES, states(n3=said), {0: {
@@ -70,10 +70,10 @@ def test_a_backend_that_does_not_start_on_one_node(said, says):
 def test_what_starts_nowhere():
     everywhere = {number: [NO_TORCH] for number in range(6)}
     assert vet.judge_backend(NAMES, everywhere, {}) == ({}, {}, ['backend: not tested, no torch'])
-    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, and no number 1', 'absent': True}]
+    everywhere = {number: [GOOD, {'error': 'PyTorch sees 0 GPUs, but none with number 1', 'absent': True}]
                   for number in range(6)}
     assert vet.judge_backend(NAMES, everywhere, {0: speeds()})[2] == [
-        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, and no number 1']
+        'backend of GPU 1: not tested, PyTorch sees 0 GPUs, but none with number 1']
     # it was tried, and is certain
     broken = {number: [{'error': 'ImportError: libmkl.so', 'absent': False}] for number in range(6)}
     assert set(vet.judge_backend(NAMES, broken, {})[0]) == set(range(6))
@@ -83,10 +83,10 @@ HSN = {'hsn%d' % number: 25.0 for number in range(4)}
 
 
 @pytest.mark.parametrize('figure, kind, lanes, reference, says', [
-    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: 49.00 GB/s over nccl']),
+    (90, 'nccl', 8, 0, []), (49, 'nccl', 8, 0, ['line rate: 2 of 2 nodes: lowest 49.00 GB/s over nccl']),
     (20, 'nccl', 1, 0, []),         # one GPU has one card
     (3, 'gloo', 1, 0, []), (0.4, 'gloo', 1, 0, ['line rate: 2 of 2 nodes']),
-    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: 80.00 GB/s over nccl at least, less than the site\'s reference']),
+    (80, 'nccl', 8, 85, ['reference: 2 of 2 nodes: lowest 80.00 GB/s over nccl, less than the site\'s reference']),
     (86, 'nccl', 8, 85, []),
 ])
 def test_line_rate_and_reference_are_only_said(figure, kind, lanes, reference, says):
@@ -352,11 +352,11 @@ def test_gpus_that_this_rank_does_not_see_are_said(tmp_path, monkeypatch, capsys
         'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
     assert vet.run(Machine(ALONE), sys.stdout) == 0
     out = capsys.readouterr().out
-    assert "3 of a node's 4 GPUs: not tested, this rank sees 1." in out and 'Untested: ' in out
+    assert "3 of a node's 4 GPUs: not tested, since this rank sees only 1." in out and 'Untested: ' in out
 
 
 @pytest.mark.parametrize('count', ['0', '-1'])
 def test_no_round_is_no_verdict(count, capsys):
     with pytest.raises(SystemExit):
         vet.main(['--rounds', count])
-    assert 'not a number from 1 on' in capsys.readouterr().err
+    assert 'not a positive number' in capsys.readouterr().err
