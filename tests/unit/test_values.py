@@ -99,7 +99,7 @@ def test_what_differs_from_a_module(environment, tmp_path):
     driver.write_text('NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri\n')
     own = values.OwnPyTorch(Machine(env, root=str(tmp_path / 'root')))
     said = '\n'.join(values.differences(SITES.load('local', {}), own, {}))
-    for text in ('driver 550.90.07 of this node is too old for CUDA 13.2, which needs 580', f"{tmp_path}/compat/libcuda.so.1 of NVIDIA's cuda-compat is found first",
+    for text in ('driver 550.90.07 of this node is too old for CUDA 13.2, which needs 580', f'{tmp_path}/compat/libcuda.so.1 is found first',
                  'mpi4py is installed', 'OMP_NUM_THREADS=4 is set', 'a PyTorch module is loaded (/sw/PyTorch)'):
         assert text in said
 
