@@ -192,9 +192,10 @@ def activation(root: str, choice: Any, groups: Iterable[str], keep_hooks: bool =
     """Variables that make EasyBuild use the bundle at this root for this sites.Choice, with these groups."""
     check_path("The directory of the bundle", root, LIST_CHARACTERS)
     variables = []  # type: Variables
-    if not shutil.which('eb'):
-        # appended, so that the user's python stays the same
-        os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), os.path.dirname(sys.executable))
+    own = os.path.dirname(sys.executable)
+    if not shutil.which('eb') or not shutil.which('slingtorch') and os.path.exists(own + '/slingtorch'):
+        # appended, so that the user's python and eb stay the same
+        os.environ['PATH'] = '%s:%s' % (os.environ.get('PATH', os.defpath), own)
         variables.append(('PATH', os.environ['PATH']))
     config = easybuild_configuration()
     if not shutil.which('eb'):

@@ -27,7 +27,7 @@ class EnvironmentPackage(PythonPackage):
         """Options of an extension."""
         return with_parameters(PythonPackage.extra_options(extra_vars), {
             'mpicc': [None, "MPI's C compiler, for $MPICC: a command in $PATH, with options (for mpi4py on Cray: "
-                            "'cc -shared'). The sanity check verifies that its MPI is linked"],
+                            "'cc -shared'). The sanity check verifies that the extension links its MPI"],
             'unload_modules': [[], "Modules to unload while this extension is built"],
         })
 

@@ -58,8 +58,8 @@ def read(path: str) -> dict:
     if not isinstance(record, dict) or record.get('format') != FORMAT:
         raise BenchError("%s is not a result of bench: give the file that '--bench --json FILE' wrote" % path)
     if record.get('version') != VERSION:
-        raise BenchError("%s has version %s of the file's form, and this slingtorch reads %s: read it with the one "
-                         "that wrote it, or measure again" % (path, ascii(record.get('version')), VERSION))
+        raise BenchError("%s has format version %s, but this slingtorch reads version %s: use the slingtorch that "
+                         "wrote it, or measure again" % (path, ascii(record.get('version')), VERSION))
     try:
         return {
             'date': text(record['date']), 'complete': record['complete'] is True,
@@ -114,8 +114,8 @@ def judge(record: dict, site: Any) -> tuple:
             site.name, 'good' if good else 'WRONG VALUES' if row['wrong'] else 'TOO SLOW', what, found, found / wanted,
             wanted, reference.tolerance, reference.source))
     if well is False:
-        lines.append("Check the network in the tables (TCP or Socket: the plugin was not used), the variables NCCL_* "
-                     "and FI_* (slingtorch sites %s), and other jobs on the same nodes" % site.name)
+        lines.append("Look for the reason: the network in the lines above (with TCP or Socket, the plugin was not used), "
+                     "the variables NCCL_* and FI_* (slingtorch sites %s), other jobs on the same nodes" % site.name)
     if well is None:
         lines.append("site %s: nothing was compared: there is no reference figure for this number of nodes and "
                      "ranks" % site.name)

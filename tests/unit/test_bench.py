@@ -228,7 +228,7 @@ def test_tables_of_a_file(capsys, files):
 
 @pytest.mark.parametrize('text,says', [
     ('{', 'is not JSON'), ('[]', 'not a result of bench'), ('{"format": "other"}', 'not a result of bench'),
-    (json.dumps({**RECORD, 'version': 2}), 'has version 2 of the file.s form, and this slingtorch reads 1'),
+    (json.dumps({**RECORD, 'version': 2}), 'has format version 2, but this slingtorch reads version 1'),
     (json.dumps({key: RECORD[key] for key in ('format', 'version')}), 'is damaged: .* is missing'),
     (None, 'cannot be read: No such file'),
     (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "is damaged: .* is not text"),

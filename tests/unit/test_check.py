@@ -918,8 +918,8 @@ def test_two_libnccl_in_a_process_and_two_mpis(job, tmp_path):
     job.torch = dict.fromkeys(EIGHT, torch_of(tmp_path, '2.4.0'))
     job.answer = {'maps': ['/a/libnccl.so.2', '/b/libnccl.so.2', '/a/libmpi.so.40', '/b/libmpich.so.12']}
     entries = named(job.run()[2], 'libraries', 'yellow')
-    assert entries == [('one process maps 2 MPI: /a/libmpi.so.40 and /b/libmpich.so.12', EIGHT),
-                       ('one process maps 2 libnccl: /a/libnccl.so.2 and /b/libnccl.so.2', EIGHT)]
+    assert entries == [('one process has loaded 2 MPI: /a/libmpi.so.40 and /b/libmpich.so.12', EIGHT),
+                       ('one process has loaded 2 libnccl: /a/libnccl.so.2 and /b/libnccl.so.2', EIGHT)]
 
 
 def probed(answer, env=(), files=(), tmp_path=None):

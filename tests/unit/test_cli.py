@@ -327,6 +327,14 @@ def test_eb_is_found(environ):
     assert 'This is EasyBuild' in done.stdout and done.stdout.endswith('\n/usr/bin:/bin:%s\n' % BIN), done.stderr
 
 
+def test_slingtorch_is_found_beside_a_centres_eb(environ, tmp_path):
+    (tmp_path / 'eb').write_text('#!/bin/sh\necho the eb of the centre\n')
+    (tmp_path / 'eb').chmod(0o755)
+    environ['PATH'] = f'{tmp_path}:/usr/bin:/bin'
+    done = bash(f'eval "$({BIN}/slingtorch env)" && eb --version && slingtorch sites lumi', environ)
+    assert done.stdout.startswith('the eb of the centre') and 'lumi: ' in done.stdout, done.stderr
+
+
 def test_modules_are_visible(environ, tmp_path):
     """Those that eb will make here, before the others; as often as it is activated, once."""
     environ['MODULEPATH'] = '/site/modules'
