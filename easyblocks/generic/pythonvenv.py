@@ -413,7 +413,7 @@ class PythonVenv(RunScripts):
         return path
 
     def offline_options(self, directory):
-        """Options for pip without network, and a lock file without addresses: pip would contact them even with --no-index."""
+        """Options for pip without network, and a lock file without addresses, which pip would contact even so."""
         return ['--isolated', '--no-index', '--requirement',
                 shlex.quote(self.lock_file_without(ADDRESS_REGEX, directory))] + self.find_links()
 
