@@ -99,10 +99,12 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
         files = sorted(files)
         report.fact('maps ' + kind, ' '.join(files))
         if len(files) > 1:
-            report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (len(files), kind, ' and '.join(files)),
+            report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (
+                len(files), kind, ' and '.join(files)),
                        "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
     if {'libnccl', 'librccl'} <= set(by_kind):
-        report.add('yellow', 'libraries', "one process has loaded both libnccl and librccl", "use PyTorch for one kind of GPU")
+        report.add('yellow', 'libraries', "one process has loaded both libnccl and librccl",
+                   "use PyTorch for one kind of GPU")
     gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
     if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
             any('cray' in path for path in by_kind['MPI']):
