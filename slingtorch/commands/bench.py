@@ -115,7 +115,8 @@ def judge(record: dict, site: Any) -> tuple:
             wanted, reference.tolerance, reference.source))
     if well is False:
         lines.append("Look for the reason: the network in the lines above (with TCP or Socket, the plugin was not "
-                     "used), the variables NCCL_* and FI_* (slingtorch sites %s), other jobs on the same nodes" % site.name)
+                     "used), the variables NCCL_* and FI_* (slingtorch sites %s), other jobs on the same nodes"
+                     % site.name)
     if well is None:
         lines.append("site %s: nothing was compared: there is no reference figure for this number of nodes and "
                      "ranks" % site.name)
