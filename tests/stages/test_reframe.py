@@ -65,7 +65,7 @@ def test_green(checked):
     assert done.returncode == 0
     names = ('ModuleCheck', 'OneRank', 'TrainingCheck', 'BandwidthCheck', 'JobCheck', 'NodesCheck')
     assert wrong == {('pytorch', name): None for name in names}
-    assert 'BandwidthCheck: no reference figure of site local is for what was measured (2 x 2 ranks)' in done.stdout
+    assert 'BandwidthCheck: site local has no reference figure for this measurement (2 x 2 ranks)' in done.stdout
 
 
 def test_green_in_container(checked):
