@@ -168,7 +168,7 @@ def test_red(checked, installed_pytorch, tmp_path):
                           SLINGTORCH_SITES_PATH=tmp_path / 'sites')
     assert done.returncode != 0
     for name, words in {
-        'ModuleCheck': 'NCCL_CROSS_NIC is set on 0 of 2 nodes',
+        'ModuleCheck': 'NCCL_CROSS_NIC is set on only 0 of 2 nodes',
         'TrainingCheck': 'the last loss is ',
         'BandwidthCheck': 'gloo_all_reduce_32KiB',
         'JobCheck': "red: interface: GLOO_SOCKET_IFNAME=hsn0",
