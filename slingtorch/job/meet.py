@@ -171,11 +171,11 @@ def route(host: str) -> str:
     return '%s is %s' % (host, '; '.join(dict.fromkeys(parts)))
 
 
-def attempt(environ: 'Any', seconds: float = 3) -> str:
+def attempt(environ: 'Any') -> str:
     """The kernel's answer to a connection to rank 0's node, for a message."""
     host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
     try:
-        with socket.create_connection((host, port), seconds):
+        with socket.create_connection((host, port), 3):
             return "something answers there, but not as PyTorch's store does"
     except socket.timeout:
         return "no answer"

@@ -97,8 +97,10 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
     cards = sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else []
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
-        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and \
-                not program.optional(node):
+        # a program may be for both: with a launcher, and without one
+        perhaps = isinstance(node, (ast.Assign, ast.Call)) and (program.optional(node) or any(
+            isinstance(one, ast.If) and not main_block(one) for one, _ in program.around(node)))
+        if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and not perhaps:
             yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
                 "node: each rank would start its own set" % program.local, \
                 "start one task per node (srun --ntasks-per-node=1), or remove spawn()"
@@ -106,8 +108,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
             key, text = program.value(getattr(target, 'slice', None)), str(literal(value))
             told = named(getattr(target, 'value', None)) == 'environ' and isinstance(value, ast.Constant)
             if told and key in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK') and \
-                    text != program.environ.get(str(key)) and not program.optional(node) and not any(
-                        isinstance(one, ast.If) for one, _ in program.around(node)):
+                    text != program.environ.get(str(key)) and not perhaps:
                 yield node, "sets %s='%s', but this job has %s" % (key, text, program.environ.get(str(key))), LET_IT
             if told and re.match('(GLOO|NCCL)_SOCKET_IFNAME$', str(key)) and cards and text[:1] != '^' and not any(
                     one.startswith(text.lstrip('=')) for one in cards):

@@ -808,7 +808,6 @@ def test_variables_that_a_program_reads(text, missing, reads):
 
 LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
 SAVED = "if rank == 0:\n    torch.save(m, '%s')\n"
-OPTION = "args = parse_args()\n"
 NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
@@ -826,6 +825,8 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     ("dist.init_process_group()", None, ''),
     ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
+    ("if __name__ == '__main__':\n    os.environ['RANK'] = '0'", 'yellow', "sets RANK='0'"),
+    ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
     ("local_rank = int(os.environ['SLURM_LOCALID'])", None, ''),
@@ -935,7 +936,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "class Net:\n    def loss(self): pass\nm = DDP(n)\nm.loss()", 'yellow', 'DistributedDataParallel has no loss()'),
     (GROUP + "class Net:\n    def loss(self): pass\nm.loss()\nm = DDP(n)\nm.module.loss()", None, ''),
     # --- options
-    (OPTION + "add_argument('--lr', type=float)", None, ''),
     # --- Python
     ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot compile item()'),
     ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot compile print()'),
