@@ -59,7 +59,7 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             'mpi_gtl': [None, "GPU Transport Layer of Cray MPICH to link with: 'cuda', 'hsa', or None"],
             'only_site': [None, "Name of the only site that this easyconfig is for"],
             'version_label': [None, "What follows '+' in the version that PyTorch reports; None: only_site, with the "
-                                    "modules of compiler and MPI, such as derecho-gcc-12.2.0-cray-mpich-8.1.27"],
+                                    "modules of compiler and MPI, such as system-gcc-12.2.0-cray-mpich-8.1.27"],
         })
         extra_vars['python_packages'][0] = PYTHON_PACKAGES
         # Not every EasyBuild has both parameters. This easyblock checks pip's list itself, because of the local version
