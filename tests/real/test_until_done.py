@@ -281,6 +281,12 @@ def test_minutes_are_counted_where_the_batch_system_sends_nothing(begin, tmp_pat
     assert said[-1].startswith('job N goes back to the queue: ') and (tmp_path / 'next').exists(), output
 
 
+def test_a_signal_cannot_interrupt_the_parsing_of_a_substitution():
+    """Bash 5.2 ended with "unexpected EOF" (status 134) in one of 80 starts on a loaded machine."""
+    caught = UNTIL_DONE.read_text().partition('\n_later() {')[2]
+    assert 'trap ' in caught and re.findall(r'(?m).*(?:\$\((?!\()|<\(|`).*', caught) == []
+
+
 def test_signal_before_the_program_has_a_handler(begin, tmp_path):
     """Nothing is lost; but two jobs in a row that save nothing are the last ones."""
     program = 'import os, pathlib, signal\npathlib.Path("in-" + os.environ["PMI_RANK"]).touch()\nsignal.pause()\n'
