@@ -12,24 +12,20 @@ Rank 0 prints one table. Exit status on all ranks: 0 nothing red, 1 something re
 """
 import argparse
 import contextlib
-import hashlib
-import json
 import os
 import re
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
 
-from . import gather, limits, look, meet, messages, nccl, network, node, records, variables
+from . import gather, limits, look, meet, messages, nccl, network, node, records
 from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
 from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
-from .probe import COMES, SLACK, patience
+from .probe import SLACK
 
 # {fact that must be the same on all ranks: (level and name of the finding, remedy)}
 SAME = {
@@ -51,8 +47,6 @@ SLOW_TIMES, SLOW_SECONDS = 4, 3
 BUSY = 4
 # seconds to wait for a rank of the node that has written nothing
 SILENT = 12
-# seconds for rank 0's node, which waits for others as long as this one did before it reads their files
-UNREAD = 8
 # from this number of seconds on, check reports how long an address takes to resolve to a name
 SLOW_NAME = 1
 # remedy for a step that did not end and perhaps did not fail
@@ -124,44 +118,6 @@ class Probe(messages.Child):
         return found
 
 
-def fi_info_names(report: Report, environ: dict) -> 'Optional[set]':
-    """The variables that `fi_info -e` prints, if one is set that the table does not know; else None."""
-    families = variables.read_table()
-    unknown = [fact[4:] for fact in report.facts if fact.startswith('env FI_')]
-    family = variables.family_of('FI_', families)
-    if not family or all(name in family.known or name in family.other or name.startswith(family.open)
-                         for name in unknown):
-        return None
-    return set(re.findall(r'FI_[A-Z0-9_]+', fi_info(environ, '-e') or '')) or None
-
-
-def fi_info(environ: dict, *options: str) -> 'Optional[str]':
-    """Output of fi_info, or None."""
-    try:
-        return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              timeout=10, check=False).stdout.decode(errors='replace')
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
-def check_providers(report: Report, machine: Machine) -> None:
-    """Which providers libfabric has on a node with Slingshot. NCCL's log names the one it uses, but needs GPUs."""
-    if not machine.slingshot():
-        return
-    text = fi_info(machine.environ)
-    if text is None:
-        report.add('untested', 'provider', "which providers libfabric has: fi_info is not in PATH")
-        return
-    providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
-    found = "libfabric has %s" % (', '.join(providers) or 'no provider')
-    if 'cxi' in providers:
-        report.add('good', 'provider', found)
-    else:
-        # the program may use another libfabric than fi_info
-        report.add('yellow', 'provider', found + ", but not cxi, on a node with Slingshot",
-                   "load the system's libfabric; in a container, bind it and libcxi")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # rank 0
 
@@ -183,21 +139,17 @@ def holder(port: int) -> str:
 
 def check_master(environ: dict, report: Report, name: str) -> None:
     """Whether MASTER_ADDR is this node."""
-    address = environ['MASTER_ADDR']
-    try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return      # look_at_master() reports it
-    for family, _, _, _, place in found:
+    host = environ['MASTER_ADDR']
+    address = network.address_of_host(host)
+    for one in network.addresses(host) if address else ():
         # to reach one of the node's own addresses, the kernel sends from that address
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as query:
-            query.connect((place[0], 9) + place[2:])
-            if query.getsockname()[0] == place[0]:
-                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % address)
+        with contextlib.suppress(OSError):
+            if network.source_of(one) == one:
+                report.add('good', 'master', "MASTER_ADDR=%s is the node of rank 0" % host)
                 return
-    report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0"
-               % (address, found[0][4][0], name),
-               "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them")
+    if address:     # else look_at_master() reports it
+        report.add('red', 'master', "MASTER_ADDR=%s (%s) is not the node of rank 0 (%s), or two nodes have RANK=0" % (
+            host, address, name), "unset MASTER_ADDR and RANK in the job script: conda-python-distributed sets them")
 
 
 def check_port(machine: Machine, report: Report) -> None:
@@ -257,13 +209,12 @@ def check_times(report: Report) -> None:
                            "check these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple, aside: list) -> None:
+def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple) -> None:
     """
     Report ranks and nodes that did not answer.
 
     :param nodes: first messages of the other nodes, None for one in an unknown form
     :param sent: network.segments() at the beginning
-    :param aside: Reports of nodes that cannot reach rank 0's node
     """
     world = int(environ['WORLD_SIZE'])
     missing = ((1 << world) - 1) & ~report.ranks
@@ -282,12 +233,6 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     text = "no answer from %s of %d" % (ranks_text(missing), world)
     if never:
         text += ". %s sent nothing: see their own messages" % ', '.join(never[:20])
-    for other in aside:
-        text += ". %s reports: %s" % (other.value('node', '?'), '; '.join(
-            finding.text + ' -> ' * bool(finding.remedy) + finding.remedy for finding in other.having('red')))
-        for fact in ('MASTER_ADDR', 'MASTER_PORT'):
-            for value, mask in other.facts.get(fact, {}).items():
-                report.fact(fact, value, mask)
     if silent:
         text += ". %s answered at first, then no longer" % ', '.join(silent[:20])
     if len(called) == 1:
@@ -296,10 +241,10 @@ def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tu
     if again >= 3 and 10 * again > total:
         text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
                  "meanwhile, %d were sent again" % (total, own, again))
+    address = network.address_of_host(environ['MASTER_ADDR'], 'no address here')
     report.add('red', 'no-answer', text, "check whether these nodes reach MASTER_ADDR=%s (%s), MASTER_PORT=%s, and "
                "whether all these ranks were started; start without these nodes (srun --exclude)"
-               % (environ['MASTER_ADDR'], look.address_of_host(environ['MASTER_ADDR']), environ['MASTER_PORT']),
-               missing)
+               % (environ['MASTER_ADDR'], address, environ['MASTER_PORT']), missing)
 
 
 def one_cause(report: Report) -> None:
@@ -355,12 +300,12 @@ def look_there(report: Report) -> None:
             report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
 
 
-def check_job(report: Report, machine: Machine, nodes: list, sent: tuple, aside: 'Iterable[Report]' = ()) -> None:
+def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
     """Check what only all ranks together show. Parameters as in check_answers()."""
     from . import program
 
     environ = machine.environ
-    check_answers(report, environ, nodes, machine.node, sent, list(aside))
+    check_answers(report, environ, nodes, machine.node, sent)
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others were waiting for a node that was still importing
@@ -404,29 +349,8 @@ def header(report: Report, seconds: float) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def environment_digest(environ: dict, torch: 'Optional[str]') -> str:
-    """A hash of all that affects which libraries are loaded: ranks of a node with the same one import PyTorch once."""
-    parts = [sys.executable, torch or '']
-    parts += ['%s=%s' % item for item in sorted(environ.items()) if re.match(r'LD_|PYTHON|PATH$|NCCL_NET', item[0])]
-    parts.append(str(sorted(limits.of_shell().items())))    # limits can make the import of PyTorch fail
-    return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
-
-
-def add_reports(report: Report, machine: Machine, local: gather.LocalRanks) -> list:
-    """On the first rank of a node: merge the reports of its other ranks, and report those that sent none."""
-    details = []
-    for other, own in local.reports.values():
-        report.merge(other)
-        details.append(own)
-    for rank, pid in local.ended.items():
-        report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
-                   "see its own messages", 1 << rank)
-    for rank in local.strange:
-        report.add('red', 'no-answer', "a rank of %s wrote a message that this version does not know" % machine.node,
-                   "start all ranks from one installation", 1 << rank)
-    for rank, seconds in local.late.items():
-        report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << rank)
-    return details
+# what affects which libraries a process loads: variables, and entries of Rank.all()
+LOADS = re.compile(r'LD_|PYTHON|PATH$|NCCL_NET| ')
 
 
 class Rank:
@@ -439,22 +363,25 @@ class Rank:
     """
 
     def __init__(self, machine: Machine, torch: 'Optional[str]', start: 'Callable', words: list) -> None:
-        self.words = words
-        self.machine, self.environ, self.torch, self.begin = machine, machine.environ, torch, time.monotonic()
+        self.words, self.begin = words, time.monotonic()
+        self.machine, self.environ, self.torch, self.start = machine, machine.environ, torch, start
         self.rank, self.world, self.local_rank, self.local_world = (int(self.environ[name]) for name in (
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
-        self.digest, self.report, self.start = environment_digest(self.environ, torch), Report(self.rank), start
-        self.several, self.nodes = self.world > self.local_world, []  # type: bool, list
-        self.looked_up, self.aside = [], gather.Aside(self.environ)  # type: list, Any
+        self.report, self.several = Report(self.rank), self.world > self.local_world
+        self.nodes, self.looked_up = [], []  # type: list, list
+
+    def all(self) -> dict:
+        """The environment and, with a space before their names, other things that may differ between ranks."""
+        # limits can make the import of PyTorch fail
+        return {**self.environ, ' python': sys.executable, ' torch': self.torch or '',
+                ' limits': str(sorted(limits.of_shell().items()))}
 
     def start_probe(self) -> 'Any':
         """The process with PyTorch; None without PyTorch."""
-        if not self.torch:
-            return None
-        # with GPUs, NCCL would be tried, which does not work in forks of one process
+        # with GPUs, NCCL would be tried, which does not work in one process
         ranks = 1 if self.local_rank or self.machine.gpus() else self.local_world
-        return self.start(self.environ, nccl.plugin_names(self.machine), {
+        return self.torch and self.start(self.environ, nccl.plugin_names(self.machine), {
             'ranks': ranks, 'seconds': self.seconds, 'program': self.words,
             'meet': not self.local_rank and (self.several or self.rank == 0)})
 
@@ -462,8 +389,8 @@ class Rank:
         """look.look(), limits.py and program.py"""
         if self.several and not self.local_rank:
             hosts = expand_hosts(self.environ.get('SLURM_STEP_NODELIST', ''))
-            address = look.address_of_host(self.environ['MASTER_ADDR'] if self.rank or not hosts else hosts[-1])
-            threading.Thread(target=lambda: self.looked_up.append(meet.look_up(address)), daemon=True).start()
+            name = self.environ['MASTER_ADDR'] if self.rank or not hosts else hosts[-1]
+            threading.Thread(target=lambda: self.looked_up.append(meet.look_up(name)), daemon=True).start()
         details = look.look(self.machine, self.report, self.torch, self.several)
         limits.look(self.machine, self.report, details)
         if not self.local_rank:     # directories and files are the same for all ranks of the node
@@ -486,22 +413,10 @@ class Rank:
 
 def run(machine: Machine, out: 'Any', json_file: 'Optional[str]' = None, torch: 'Optional[str]' = None,
         start: 'Callable' = Probe, words: 'Iterable[str]' = ()) -> int:
-    """
-    Run the whole check in one rank.
-
-    :param out: where rank 0 prints
-    :param torch: directory of torch, or None
-    :param start: starts the process with PyTorch
-    :param words: what Python will run, with its options
-    :return: exit status
-    """
+    """Run the whole check in one rank, with a Rank's parameters; rank 0 prints to `out`. Returns the exit status."""
     gather.read_ranks(machine.environ)
     rank = Rank(machine, torch, start, list(words))
-    if rank.local_rank:
-        word = other_rank(rank)
-    else:
-        word = for_the_node(rank, out, json_file)
-    return gather.verdict(word, machine.environ)
+    return gather.verdict(other_rank(rank) if rank.local_rank else for_the_node(rank, out, json_file), machine.environ)
 
 
 def other_rank(rank: Rank) -> str:
@@ -511,23 +426,21 @@ def other_rank(rank: Rank) -> str:
         raise PeerLost("another process of this node also has RANK=%d: see how the job script sets it" % rank.rank)
     files.write(name, {'pid': os.getpid()})
     first = files.wait(gather.FIRST, rank.begin + rank.seconds)
-    if not messages.has_form(first, {'digest': str, 'environ': dict}):
-        first = {'digest': '', 'environ': {}}
-    probe = rank.start_probe() if first['digest'] != rank.digest else None
-    details = rank.look()
-    details['differs'] = gather.differing(rank.environ, first['environ'])
+    differs = gather.differing(rank.all(), first if isinstance(first, dict) else {})
+    probe = rank.start_probe() if any(map(LOADS.match, differs)) else None
+    details = dict(rank.look(), differs=differs)
     if probe:
-        check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
+        node.check_probe(rank.report, probe.result(rank.begin + rank.seconds), rank.machine)
         probe.end()
-    files.write(name, {'report': json.loads(rank.report.dump().decode()), 'details': details})
-    word = files.wait(gather.WORD, time.monotonic() + 3 * rank.seconds + 60, gather.FIRST)
+    files.write(name, {'report': rank.report.dump(), 'details': details})
+    word = files.wait(gather.WORD, time.monotonic() + 4 * rank.seconds + 60, gather.FIRST)
     files.remove(name)
     return str(word)
 
 
 def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     """The first rank of a node: sends the node's report to rank 0's node, and tells the node's ranks the verdict."""
-    local = gather.LocalRanks(rank.environ, rank.local_world, rank.digest)
+    local = gather.LocalRanks(rank.environ, rank.local_world, rank.all())
     probe, word = rank.start_probe(), gather.LOST
     try:
         if not rank.rank:
@@ -544,22 +457,20 @@ def for_the_node(rank: Rank, out: 'Any', json_file: 'Optional[str]') -> str:
     return word
 
 
-def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
-    """The message of the process with PyTorch after it has met those of other nodes and tried the network."""
+def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
+    """The message of the process with PyTorch after it has met those of other nodes and tried the network; or {}."""
     from . import imports
 
     if not probe:
         if rank.several:
             rank.report.add('red', 'import', "this Python has no PyTorch, but the nodes meet in PyTorch's store (%s)"
                             % sys.executable, "start all ranks from the environment that has PyTorch")
-        return "this Python has no PyTorch"
-    if rank.rank:
-        threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
+        return {}
+    threading.Thread(target=tell_late, args=(rank, probe), daemon=True).start()
     end = rank.begin + rank.seconds
-    if probe.wait('took', end):
-        nodes = rank.world // rank.local_world
-        end = time.monotonic() + patience(probe.found['seconds']['import'], nodes, end - time.monotonic()) + (
-            network.ASIDE + 3) * max(1, rank.seconds / 120) + nodes / 100 + imports.LIMIT
+    if probe.wait('took', end):     # now it has limits of its own: for the store, the other nodes, the network
+        end = time.monotonic() + 2 * rank.seconds + (network.ASIDE + 3) * max(1, rank.seconds / 120) + (
+            rank.world // rank.local_world / 100 + imports.LIMIT)
     found = probe.result(end)
     rank.nodes = list((found.get('nodes') or {}).values())
     if found.get('port'):
@@ -577,88 +488,67 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> 'Any':
 
 
 def tell_late(rank: Rank, probe: Probe) -> None:
-    """Print why this node does not reach rank 0's node, before something else ends the job."""
+    """Print why this node does not reach PyTorch's store, before something else ends the job."""
     if probe.wait('late', time.monotonic() + rank.seconds):
         gather.say('check', rank.machine, probe.found['late'] + ". This node keeps trying")
-        tell_aside(rank, Report(rank.rank), probe.found['late'])
 
 
-def tell_aside(rank: Rank, report: Report, why: str) -> None:
-    """Write to a file why this node cannot reach rank 0's node, which may be able to read it."""
-    if not report.having('red', 'import'):
-        report.add('red', 'rendezvous', why)
-    report.fact('node', rank.machine.node)
-    for name in ('MASTER_ADDR', 'MASTER_PORT'):
-        report.fact(name, rank.environ[name])
-    limits.in_time(rank.aside.tell, report)
-
-
-def finish_node(rank: Rank, local: gather.LocalRanks, found: 'Any', details: dict) -> None:
+def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict) -> None:
     """
-    Merge what all ranks of the node found into the first rank's report.
+    Merge what all ranks of the node found into the first rank's report, and report ranks that sent nothing.
 
-    :param found: message of the process with PyTorch, or why there is none
+    :param found: of meet_nodes()
     :param details: the first rank's details (look.look())
     """
     from . import program
 
-    report, machine, told = rank.report, rank.machine, found if isinstance(found, dict) else {}
-    imported = told.get('seconds', {}).get('import', 0)
+    report, machine = rank.report, rank.machine
     if rank.several and (rank.looked_up or [SLOW_NAME])[0] >= SLOW_NAME:
         report.add('yellow', 'rendezvous', "on this node it takes %g s or more to look up the name of an address, and "
                    "PyTorch's store does this for each connection, one after the other" % SLOW_NAME,
                    "check the name server in /etc/resolv.conf; export RES_OPTIONS='timeout:1 attempts:1'")
     # on a busy node, where the import takes long, the other ranks are late, too
-    grace = min(BUSY, rank.seconds) if imported > BUSY else 0
+    grace = min(BUSY, rank.seconds) if found.get('seconds', {}).get('import', 0) > BUSY else 0
     end = rank.begin + rank.seconds
     local.wait(min(end, max(rank.begin + SILENT, time.monotonic() + grace)), end)
-    ranks = [dict(details, rank=rank.rank)] + add_reports(report, machine, local)
+    ranks = [dict(details, rank=rank.rank)]
+    for other, own in local.reports.values():
+        report.merge(other)
+        ranks.append(own)
+    for number, pid in local.ended.items():
+        report.add('red', 'ended', "a rank ended during the check (process %d on %s)" % (pid, machine.node),
+                   "see its own messages", 1 << number)
+    for number in local.strange:
+        report.add('red', 'no-answer', "a rank of %s wrote a message that this version does not know" % machine.node,
+                   "start all ranks from one installation", 1 << number)
+    for number, seconds in local.late.items():
+        report.fact('seconds starting the rank', '%.2g' % node.round_up(seconds), 1 << number)
     node.check_cores(report, ranks)
-    limits.check(report, ranks, told.get('took', {}), rank.world, not machine.gpus())
-    check_providers(report, machine)
-    node.check_gpus(report, ranks, check_probe(report, found, machine), rank.environ)
-    program.check_imports(report, told.get('script') or {}, details)
+    limits.check(report, ranks, found.get('took', {}), rank.world, not machine.gpus())
+    node.check_providers(report, machine)
+    node.check_gpus(report, ranks, node.check_probe(report, found, machine), rank.environ)
+    program.check_imports(report, found.get('script') or {}, details)
     for name in details.get('reads', ()):
         for one in ranks if 'env ' + name not in report.facts else ():
             value = one.get('differs', {}).get(name, rank.environ.get(name))
             if value is not None:
-                report.fact('env ' + name, value[:gather.SHOWN], 1 << one['rank'])
+                report.fact('env ' + name, str(value)[:gather.SHOWN], 1 << one['rank'])
 
 
-def deliver(rank: Rank, probe: 'Optional[Probe]', found: 'Any') -> str:
+def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     """Send this node's report to rank 0's node; returns rank 0's verdict. :raises PeerLost: rank 0 is not reached"""
+    met = bool(probe and found.get('met'))
     try:
-        if not probe:
-            raise PeerLost("this node has no PyTorch")
-        if not found.get('met'):
-            raise PeerLost(found.get('lost') or found.get('error') or "PyTorch was imported too late")
-        limits.in_time(rank.aside.end)
-        probe.ask(SLACK, put=rank.report.dump().decode())
-        return str(probe.ask(2 * rank.seconds + 60, hear=True)['word'])
+        if not probe or not met:
+            raise PeerLost(found.get('lost') or found.get('error') or "this node has no PyTorch" if not probe else
+                           "PyTorch was imported too late")
+        return str(probe.ask(3 * rank.seconds + 60, put=rank.report.dump())['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
             if level == 'red':
                 gather.say('check', rank.machine, "%s: %s -> %s" % (name, text, remedy))
-        if not (probe and found.get('met')):
-            tell_aside(rank, rank.report, str(err))
-            wait_aside(rank)
-        raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if probe and
-                        found.get('met') else "this node cannot reach rank 0's node: %s") % err)
-
-
-def wait_aside(rank: Rank) -> None:
-    """Wait until rank 0's node has read this node's file: else srun --kill-on-bad-exit might end it before."""
-    begin, there = time.monotonic(), False
-    while not rank.aside.is_read():
-        now = time.monotonic()
-        if not there and now > max(rank.begin + SILENT, begin + UNREAD):
-            there = meet.listens(rank.environ)
-            if not there:
-                break
-        if now > max(rank.begin + COMES, begin) + 2 * UNREAD:
-            break
-        time.sleep(10 * gather.LOOK)
-    rank.aside.end()
+        raise PeerLost(("rank 0 has ended, or its node is gone (%s): see rank 0's own messages" if met else
+                        "this node cannot reach rank 0's node: %s") % err)
 
 
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
@@ -666,10 +556,7 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
     report, machine, environ = rank.report, rank.machine, rank.environ
     there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
     collect(rank, probe, there)
-    said, missing = [], (1 << rank.world) - 1 & ~report.ranks   # type: list, int
-    if missing and rank.several:
-        limits.in_time(lambda: said.extend(gather.Aside(environ).read(missing)))
-    check_job(report, machine, rank.nodes, rank.sent, said)
+    check_job(report, machine, rank.nodes, rank.sent)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
@@ -696,9 +583,8 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         if said and said.get('twice'):
             report.add('red', 'world-size', "two nodes have rank %d, such as %s" % (said['rank'], said['node']),
                        "see how the job script sets RANK", 1)
-    imported = probe.found['seconds'].get('import', 0) if probe else 0
-    seconds = min(rank.seconds, network.ASIDE + 3 * imported) + SLACK
     if there:
+        seconds = min(rank.seconds, network.ASIDE + 3 * probe.found['seconds'].get('import', 0)) + SLACK
         try:
             texts = probe.ask(seconds, reports=[int(number) for number, said in there.items() if said])['reports']
         except PeerLost as err:
@@ -706,7 +592,7 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
     free = (1 << rank.world) - 1 & ~report.ranks
     for number, said in texts.items():
         try:
-            other = Report.load(messages.dump(said), free)
+            other = Report.load(said, free)
         except ValueError:
             strange.append(number)
             continue
@@ -716,11 +602,6 @@ def collect(rank: Rank, probe: 'Any', there: dict) -> None:
         names = sorted({(there[number] or {}).get('node', 'a node of unknown name') for number in strange})
         report.add('red', 'no-answer', "%s sent a message that this version does not know" % ', '.join(names[:20]),
                    "start all nodes from one installation; another program may use MASTER_PORT", 1)
-
-
-def check_probe(report: Report, found: 'Any', machine: Machine) -> list:
-    """Add the findings of the process with PyTorch; returns the libraries that it maps."""
-    return node.check_probe(report, found, machine, bool(machine.gpus()), fi_info_names(report, machine.environ))
 
 
 def main(argv: list) -> int:

@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Reads a 64-bit little-endian ELF library without loading it (elf(5))."""
+import contextlib
+import functools
 import glob
 import mmap
 import os
 import re
 import struct
 
-from .kinds import Any
+from .kinds import Any, Iterable, Iterator
 
 
 def cut_off(directory: str) -> list:
-    """Paths of truncated libraries in a directory: their headers need a longer file."""
+    """Paths of truncated libraries in a directory."""
     found = []
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*.so*'))):
-        with open(path, 'rb') as stream:
-            head, size = stream.read(64), os.fstat(stream.fileno()).st_size
-        if len(head) == 64 and head[:6] == b'\x7fELF\x02\x01':
-            table, = struct.unpack_from('<Q', head, 40)     # e_shoff, e_shentsize and e_shnum
-            if table + struct.unpack_from('<H', head, 58)[0] * struct.unpack_from('<H', head, 60)[0] > size:
-                found.append(path)
+        try:
+            Library(path)
+        except (OSError, ValueError) as err:
+            found += [path] * ('truncated' in str(err))
     return found
+
+
+def readable(paths: 'Iterable[str]') -> 'Iterator[Library]':
+    """Those of these libraries that can be read."""
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            yield _read(path)
+
+
+@functools.lru_cache()
+def _read(path: str) -> 'Library':
+    return Library(path)
 
 
 class Library:

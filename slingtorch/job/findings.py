@@ -21,6 +21,8 @@ NAMES = ('cache', 'clock', 'collective', 'cores', 'cuda-compat', 'disk', 'ended'
          'script', 'shm', 'slow', 'torch', 'value', 'variable', 'versions', 'worker', 'world-size')
 # `name` is a word that never changes, for searching; `remedy` tells the user what to do
 Finding = namedtuple('Finding', ['level', 'name', 'text', 'remedy'])
+# of a report as a message; masks are hexadecimal
+FORM = {'ranks': str, 'findings': [[str]], 'facts': {str: {str: str}}}
 
 
 def ranks_of(mask: int) -> list:
@@ -117,35 +119,32 @@ class Report:
         """The findings of this level and name."""
         return [finding for finding in self.findings if level in (None, finding.level) and name in (None, finding.name)]
 
-    def dump(self) -> bytes:
+    def dump(self) -> dict:
         """As a message, for load(). If it is too long, facts are left out, the longest first."""
         facts = {name: {value: '%x' % mask for value, mask in values.items()} for name, values in self.facts.items()}
-        while True:
-            data = messages.dump({'ranks': '%x' % self.ranks, 'facts': facts, 'findings': [
-                finding + ('%x' % mask,) for finding, mask in self.findings.items()]})
-            if len(data) <= messages.MOST or not facts:
-                return data
+        thing = {'ranks': '%x' % self.ranks, 'facts': facts, 'findings': [
+            [*finding, '%x' % mask] for finding, mask in self.findings.items()]}
+        while len(messages.dump(thing)) > messages.MOST // 2 and facts:     # details of the rank come with it
             del facts[max(facts, key=lambda name: len(str(facts[name])))]
+        return thing
 
     @classmethod
-    def load(cls, data: bytes, within: int) -> 'Report':
+    def load(cls, thing: 'Any', within: int) -> 'Report':
         """
         :param within: bit mask of the ranks that it may contain; ranks that died are only in findings
         :raises ValueError: it is not a report
         """
         report = cls()
-        try:
-            content = messages.load(data)
-            report.ranks = mask_of(content['ranks'], within)
-            for level, name, text, remedy, mask in content['findings']:
-                if level not in LEVELS or name not in NAMES:
-                    raise ValueError('no finding')
-                report.add(level, name, text, remedy, mask_of(mask, within))
-            for name, values in content['facts'].items():
-                for value, mask in values.items():
-                    report.fact(one_line(name)[:LONGEST], value, mask_of(mask, within))
-        except (KeyError, TypeError, AttributeError) as err:
-            raise ValueError("no report: %r" % err)
+        if not messages.has_form(thing, FORM):
+            raise ValueError("no report")
+        report.ranks = mask_of(thing['ranks'], within)
+        for level, name, text, remedy, mask in thing['findings']:
+            if level not in LEVELS or name not in NAMES:
+                raise ValueError("no finding")
+            report.add(level, name, text, remedy, mask_of(mask, within))
+        for name, values in thing['facts'].items():
+            for value, mask in values.items():
+                report.fact(one_line(name)[:LONGEST], value, mask_of(mask, within))
         return report
 
     def sorted(self) -> list:

@@ -6,13 +6,11 @@ one reads them all. A writer locks its file as long as it lives (flock(2)), so t
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import stat
 import sys
-import threading
 import time
 import zlib
 
@@ -27,8 +25,11 @@ LOOK = 0.02
 SHOWN = 200
 # the verdict if rank 0 gave none; else it is 0 or 1
 LOST = 'lost'
-# the first rank's files: its digest and environment, and rank 0's verdict
+# the first rank's files: its fingerprints(), and rank 0's verdict
 FIRST, WORD = 'first', 'word'
+# the details of a rank (look.py, limits.py) that node.py needs
+DETAILS = {'local_rank': int, 'cpus': [int], 'online': [int], 'gpus': (list, type(None)), 'near': {str: [int]},
+           'limits': {str: int}, 'memory': (int, type(None)), 'memory of': str, 'differs': dict}
 NEEDED = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
@@ -133,11 +134,11 @@ class Files:
     """
     Files that the ranks of a node write for each other.
 
-    :ivar kept: {name: descriptor} of this rank's own files
+    :ivar kept: descriptors of this rank's own files, which stay open for their locks
     """
 
-    def __init__(self, environ: dict, where: 'Optional[list]' = None) -> None:
-        self.places, self.kept = where or places(environ), {}  # type: list, dict
+    def __init__(self, environ: dict) -> None:
+        self.places, self.kept = places(environ), []  # type: list, list
 
     def write(self, name: str, thing: 'Any') -> None:
         """Write a file whole. :raises OSError: none of the places is writable"""
@@ -160,36 +161,28 @@ class Files:
             except OSError as err:
                 wrong = err
                 continue
-            if name in self.kept:
-                os.close(self.kept[name])
-            self.kept[name] = descriptor
+            self.kept.append(descriptor)
             return
         raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
     def read(self, name: str) -> tuple:
         """(content of a file or None, whether its writer is alive); (None, None) if there is no such file."""
         for place in self.places:
-            path = os.path.join(place, name)
-            for _ in range(3):
-                try:
-                    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                except OSError:
-                    break
-                try:
-                    state = os.fstat(descriptor)
-                    if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
-                        break
-                    data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
-                    # a new file may have replaced this one
-                    with contextlib.suppress(OSError):
-                        if not lives and os.stat(path).st_ino != state.st_ino:
-                            continue
-                finally:
-                    os.close(descriptor)
-                try:
-                    return messages.load(data), lives
-                except ValueError:
-                    return None, lives
+            try:
+                descriptor = os.open(os.path.join(place, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
+                continue
+            try:
+                state = os.fstat(descriptor)
+                if state.st_uid != os.getuid() or not stat.S_ISREG(state.st_mode):
+                    continue
+                data, lives = os.read(descriptor, messages.MOST + 1), held(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                return messages.load(data), lives
+            except ValueError:
+                return None, lives
         return None, None
 
     def wait(self, name: str, end: float, writer: str = '') -> 'Any':
@@ -229,54 +222,6 @@ class Files:
                     os.unlink(os.path.join(place, name))
 
 
-class Aside:
-    """
-    How a node that cannot meet rank 0's node tells it why: by a file in the working directory and in HOME, which nodes
-    may share, until rank 0's node has read it. If all nodes meet, no file is written.
-    """
-
-    def __init__(self, environ: dict) -> None:
-        self.name, self.told, self.over, self.lock = 'rank-%s' % environ['RANK'], 0, False, threading.Lock()
-        self.files = [Files(environ, [os.path.join(place, '.slingtorch-check-' + start_id(environ))])
-                      for place in {limits.working_directory(), environ.get('HOME', '')} if os.path.isabs(place)]
-
-    def tell(self, report: Report) -> None:
-        """Write the report, from any thread, until end() is called."""
-        with self.lock:
-            for files in self.files if not self.over else ():
-                with contextlib.suppress(OSError):
-                    files.write(self.name, json.loads(report.dump().decode()))
-                    self.told += 1
-
-    def is_read(self) -> bool:
-        """Whether rank 0's node has read the file, or there is none."""
-        return not self.told or any(self.name not in files.names() for files in self.files if files.kept)
-
-    def end(self, *names: str) -> None:
-        """Remove these files; without names, this rank's own."""
-        with self.lock:
-            self.over = True
-            for files in self.files:
-                for descriptor in files.kept.values():      # NFS keeps open files
-                    os.close(descriptor)
-                files.kept = {}
-                files.remove(*names or [self.name])
-                with contextlib.suppress(OSError):
-                    os.rmdir(files.places[0])
-
-    def read(self, within: int) -> list:
-        """On rank 0: read and remove the files of these ranks' nodes; returns the valid ones as Reports."""
-        found, names = {}, set()  # type: dict, set
-        for files in self.files:
-            for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, files.names()):
-                names.add(name)
-                with contextlib.suppress(ValueError):
-                    found[name] = Report.load(messages.dump(files.read(name)[0]), within)
-        if names:
-            self.end(*names)
-        return list(found.values())
-
-
 class LocalRanks:
     """
     On the first rank of a node: reads the files of the others.
@@ -285,10 +230,11 @@ class LocalRanks:
     :ivar ended: {rank: process id} of ranks that ended before they reported
     :ivar late: {rank: seconds until its first file was seen}
     :ivar strange: ranks whose file has a form that this version does not know
+    :param known: what the other ranks compare with their own
     :raises PeerLost: another process is already the first rank of this node
     """
 
-    def __init__(self, environ: dict, count: int, digest: str) -> None:
+    def __init__(self, environ: dict, count: int, known: dict) -> None:
         self.files, self.count, self.begin = Files(environ), count, time.monotonic()
         self.first, self.world = int(environ['RANK']), int(environ['WORLD_SIZE'])
         self.reports, self.ended, self.late, self.strange = {}, {}, {}, set()  # type: dict, dict, dict, set
@@ -298,22 +244,18 @@ class LocalRanks:
         for name in self.files.names():     # left behind by an earlier start that was killed
             if self.files.read(name)[1] is False:
                 self.files.remove(name)
-        self.files.write(FIRST, {'digest': digest, 'environ': fingerprints(environ)})
+        self.files.write(FIRST, fingerprints(known))
 
     def look(self) -> None:
         """Read the files written so far."""
-        for name in self.files.names():
-            if not re.match(r'rank-[0-9]{1,9}\Z', name) or int(name[5:]) in self.reports:
-                continue
-            rank = int(name[5:])
-            thing, lives = self.files.read(name)
-            if lives is None or rank == self.first or rank >= self.world:
+        for name in filter(re.compile(r'rank-[0-9]{1,9}\Z').match, self.files.names()):
+            rank, (thing, lives) = int(name[5:]), self.files.read(name)
+            if rank in self.reports or lives is None or rank == self.first or rank >= self.world:
                 continue
             self.late.setdefault(rank, time.monotonic() - self.begin)
-            if messages.has_form(thing, {'report': dict, 'details': dict}):
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    report = Report.load(messages.dump(thing['report']), 1 << rank)
-                    self.reports[rank] = report, own_details(thing['details'], rank)
+            if messages.has_form(thing, {'report': dict, 'details': DETAILS}):
+                with contextlib.suppress(ValueError):
+                    self.reports[rank] = Report.load(thing['report'], 1 << rank), dict(thing['details'], rank=rank)
                     self.strange.discard(rank)
                     continue
             if not messages.has_form(thing, {'pid': int}):
@@ -355,19 +297,3 @@ def differing(environ: dict, others: dict) -> dict:
     own = fingerprints(environ)
     return {name: environ[name][:SHOWN] if name in environ else None
             for name in set(own) | set(others) if own.get(name) != others.get(name)}
-
-
-def own_details(details: dict, rank: int) -> dict:
-    """
-    The details from look.py and limits.py that node.py needs. :raises ValueError, TypeError: they have another form
-    """
-    form = {'local_rank': int, 'cpus': list, 'online': list, 'near': dict, 'limits': dict, 'memory of': str}
-    gpus, memory = details.get('gpus'), details.get('memory')
-    if not messages.has_form(details, form) or not all(
-            isinstance(number, int) for number in details['cpus'] + details['online'] + list(
-                details['limits'].values())) or not isinstance(memory, (int, type(None))) or not (
-            gpus is None or all(isinstance(name, str) for name in gpus)) or not all(
-            isinstance(value, (str, type(None))) for value in details.get('differs', {}).values()):
-        raise ValueError("no details")
-    return dict(details, rank=rank, near={
-        name: [cpu for cpu in cpus if isinstance(cpu, int)] for name, cpus in details['near'].items()})

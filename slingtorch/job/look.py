@@ -195,14 +195,6 @@ def look_at_master(machine: 'Machine', report: 'Report') -> None:
                    "use a name with an IPv4 address, or export NCCL_SOCKET_FAMILY=AF_INET6 for NCCL")
 
 
-def address_of_host(name: str) -> str:
-    """The first address of a host, for a message."""
-    try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError):
-        return 'no address here'
-
-
 def job_of_process(machine: 'Machine') -> str:
     """The job's number in the title of the slurmstepd above this process; '' if there is none."""
     pid = 'self'

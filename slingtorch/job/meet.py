@@ -20,11 +20,12 @@ import time
 from . import messages, network
 from .kinds import Any, Callable, Iterable
 
-# seconds between two looks at the store, and the limit for each of its answers
-LOOK, ANSWER = 0.02, 20
+# seconds between two looks at the store
+LOOK = 0.02
 COMES = {'node': str, 'rank': int, 'ranks': int, 'ready': bool}
 # seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
+ANSWERS = "something answers there, but not as PyTorch's store does"
 
 
 class NotMet(Exception):
@@ -36,18 +37,18 @@ class Store:
     """
     A client of the store. Rank 0's first one is the server, except under torchrun, whose agent is.
 
+    :param seconds: limit for each answer; connections of strangers delay the store by up to 5 s each (look_up())
     :raises NotMet: the store cannot be reached, or the port is taken
     """
 
     def __init__(self, environ: 'Any', seconds: float, first: bool = True) -> None:
         import torch.distributed as dist
-        self.environ, self.dist = environ, dist
+        self.environ, self.dist, self.seconds = environ, dist, seconds
         master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
         host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
         try:
             self.store = dist.TCPStore(host, port, None, master, datetime.timedelta(seconds=seconds),
                                        False)  # type: Any
-            self.store.set_timeout(datetime.timedelta(seconds=ANSWER))
             self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'), self.store)
             self.store.add('here', 0)
         except Exception as err:
@@ -57,7 +58,7 @@ class Store:
 
     def another(self) -> 'Store':
         """A new client for another thread: while one waits, other threads cannot use it."""
-        return Store(self.environ, ANSWER, False)
+        return Store(self.environ, self.seconds, False)
 
     def put(self, key: str, thing: 'Any') -> None:
         """Store a message under this key. :raises NotMet: the store is gone"""
@@ -156,19 +157,17 @@ class Store:
 def route(host: str) -> str:
     """The addresses of a host, and the local addresses from which packets go there, for a message."""
     try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError) as err:
+        found = network.addresses(host)
+    except OSError as err:
         return "%s has no address here (%s)" % (host, err)
     parts = []
-    for family, kind, protocol, _, place in found:
-        with socket.socket(family, kind, protocol) as query:
-            try:
-                query.connect(place)
-                own = query.getsockname()[0]
-                parts.append('%s, from %s%s' % (place[0], own, network.interface_of(own)))
-            except OSError as err:
-                parts.append('%s (%s)' % (place[0], err.strerror))
-    return '%s is %s' % (host, '; '.join(dict.fromkeys(parts)))
+    for address in found:
+        try:
+            own = network.source_of(address)
+            parts.append('%s, from %s%s' % (address, own, network.interface_of(own)))
+        except OSError as err:
+            parts.append('%s (%s)' % (address, err.strerror))
+    return '%s is %s' % (host, '; '.join(parts))
 
 
 def attempt(environ: 'Any') -> str:
@@ -176,19 +175,11 @@ def attempt(environ: 'Any') -> str:
     host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
     try:
         with socket.create_connection((host, port), 3):
-            return "something answers there, but not as PyTorch's store does"
+            return ANSWERS
     except socket.timeout:
         return "no answer"
     except (OSError, UnicodeError, OverflowError) as err:
         return str(getattr(err, 'strerror', None) or err)
-
-
-def listens(environ: 'Any') -> bool:
-    """Whether a process listens at MASTER_ADDR and MASTER_PORT."""
-    with contextlib.suppress(OSError, UnicodeError, OverflowError):
-        socket.create_connection((environ['MASTER_ADDR'], int(environ['MASTER_PORT'])), 1).close()
-        return True
-    return False
 
 
 def why_not(environ: 'Any', said: str = '') -> str:
@@ -202,12 +193,12 @@ def why_not(environ: 'Any', said: str = '') -> str:
     return text + (' [%s]' % said if said else '')
 
 
-def look_up(address: str) -> float:
+def look_up(host: str) -> float:
     """
-    Seconds to look up the name of an address, as PyTorch's store does for each connection (c10d's socket.cpp,
+    Seconds to look up the name of a host's address, as PyTorch's store does for each connection (c10d's socket.cpp,
     getnameinfo(3) of an IPv4-mapped IPv6 address).
     """
-    begin = time.monotonic()
+    begin, address = time.monotonic(), network.address_of_host(host)
     with contextlib.suppress(OSError, UnicodeError):
         socket.getnameinfo(('::ffff:' + address if '.' in address else address, 9, 0, 0), 0)
     return time.monotonic() - begin

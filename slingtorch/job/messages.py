@@ -58,11 +58,18 @@ def dump(thing: 'Any') -> bytes:
     return json.dumps(thing).encode()
 
 
-def has_form(thing: 'Any', form: dict) -> bool:
-    """Whether a message is a dictionary with at least these keys and types of values."""
-    return isinstance(thing, dict) and all(
-        isinstance(thing.get(key), kind) and (kind is bool or not isinstance(thing[key], bool))
-        for key, kind in form.items())
+def has_form(thing: 'Any', form: 'Any') -> bool:
+    """
+    Whether a message has this form: a type or several; [form of each element]; {key: form of its value} for the keys
+    that it must have, or {str: form of all values}.
+    """
+    if isinstance(form, list):
+        return isinstance(thing, list) and all(has_form(one, form[0]) for one in thing)
+    if isinstance(form, dict):
+        return isinstance(thing, dict) and all(
+            all(has_form(one, kind) for one in thing.values()) if key is str else
+            key in thing and has_form(thing[key], kind) for key, kind in form.items())
+    return isinstance(thing, form) and (form is bool or not isinstance(thing, bool))
 
 
 def scratch_file() -> 'Any':

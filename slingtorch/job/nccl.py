@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Which libraries NCCL and RCCL load, which interfaces they look for, and which network their log names."""
-import contextlib
 import os
 import re
 
@@ -48,11 +47,7 @@ def plugin_files(machine: 'Machine', variable: str = 'NCCL_NET_PLUGIN') -> list:
 
 def library_of(paths: list) -> 'Optional[elf.Library]':
     """The first readable NCCL or RCCL among these libraries."""
-    for path in paths:
-        if library_kind(path) in ('libnccl', 'librccl'):
-            with contextlib.suppress(OSError, ValueError):
-                return elf.Library(path)
-    return None
+    return next(elf.readable(path for path in paths if library_kind(path) in ('libnccl', 'librccl')), None)
 
 
 def accepted(paths: list) -> tuple:

@@ -8,8 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import select
-import signal
 import socket
 import struct
 import threading
@@ -25,7 +23,7 @@ STEP, RENDEZVOUS, ALL, ASIDE = 5, 6, 8, 9
 # and how often connections are looked at
 LOOK = 0.25
 # ranks of a node that take part in its own all_reduce at most: each connects to all others
-LOCAL = 16
+LOCAL = 8
 # states of TCP (Linux net/tcp_states.h)
 CONNECTING, LISTENING = 2, 10
 # ip_local_port_range as Linux has it (ip(7))
@@ -92,25 +90,33 @@ def asked(inode: str) -> int:
     return 0
 
 
+def addresses(name: str) -> list:
+    """The addresses of a host, as texts. :raises OSError: it has none"""
+    try:
+        return list(dict.fromkeys(entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))
+    except UnicodeError as err:
+        raise OSError(err)
+
+
+def address_of_host(name: str, default: str = '') -> str:
+    """The first address of a host; the default if it has none."""
+    with contextlib.suppress(OSError):
+        return str(addresses(name)[0])
+    return default
+
+
+def source_of(address: str) -> str:
+    """The own address from which packets go to an address. :raises OSError: there is no route"""
+    with socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_DGRAM) as query:
+        query.connect((address, 9))
+        return str(query.getsockname()[0])
+
+
 def own_address(name: str) -> str:
     """The text about a MASTER_ADDR that means another host on each node; '' if it does not."""
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return ''
-    if not all(is_loopback(entry[4][0]) for entry in found):
-        return ''
-    return ". MASTER_ADDR=%s is %s on this node, a loopback address: see its /etc/hosts" % (name, found[0][4][0])
-
-
-def why_no_loopback() -> str:
-    """The kernel's error when this machine connects to 127.0.0.1; '' if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        try:
-            query.connect(('127.0.0.1', 9))
-            return ''
-        except OSError as err:
-            return str(err)
+    found = address_of_host(name)
+    return ". MASTER_ADDR=%s is %s on this node, a loopback address: see its /etc/hosts" % (
+        name, found) if found and all(map(is_loopback, addresses(name))) else ''
 
 
 def address_of(interface: str) -> str:
@@ -261,80 +267,43 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
 
 def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
     """
-    Try an all_reduce of gloo among as many processes as this node has ranks. They are forks of this one, since each
-    would need seconds to import PyTorch. Returns what went wrong; '' if nothing.
+    Try an all_reduce of gloo among as many threads as this node has ranks, since each process would need seconds to
+    import PyTorch. Returns what went wrong; '' if nothing.
     """
     import datetime
 
     import torch.distributed as dist
-    problem = why_no_loopback()
-    if problem:
-        return "no connection to 127.0.0.1 (%s)" % problem
-    ranks, limit, children = min(ranks, LOCAL), datetime.timedelta(seconds=seconds), []
-    answers, answer = os.pipe()
-    for rank in range(1, ranks):
-        given, give = os.pipe()
-        pid = os.fork()
-        if not pid:
-            text = b'died'
-            try:
-                text = _local_rank(dist, torch, dist.TCPStore(
-                    'localhost', int(os.read(given, 20) or 0), ranks, False, limit), rank, ranks, limit)
-            except BaseException as err:    # every error is an answer
-                text = str(err).encode()[:200] or b'failed'
-            finally:
-                os.write(answer, text.replace(b'\n', b' ') + b'\n')
-                os._exit(0)
-        os.close(given)
-        children.append((pid, give))
-    wrong = b''
     try:
-        store = dist.TCPStore('localhost', 0, ranks, True, limit, False)
-        for _, give in children:
-            os.write(give, b'%d' % store.port)
-        wrong = _local_rank(dist, torch, store, 0, ranks, limit)
-    except Exception as err:
-        wrong = str(err).encode()
-    os.close(answer)
-    end, texts = time.monotonic() + seconds, b''
-    while not wrong and texts.count(b'\n') < ranks - 1:
-        if not select.select([answers], [], [], max(0, end - time.monotonic()))[0]:
-            break
-        more = os.read(answers, 4096)
-        texts += more
-        if not more:
-            break
-    for pid, give in children:
-        os.close(give)
-        os.kill(pid, signal.SIGKILL)    # safe if it has ended: nobody has waited for it yet
-        os.waitpid(pid, 0)
-    os.close(answers)
-    missing = ranks - 1 - texts.count(b'\n')
-    text = wrong or next((line for line in texts.split(b'\n') if line), b'')
-    return text.decode(errors='replace') or ("%d of %d ranks did not answer" % (missing, ranks) if missing else '')
+        source_of('127.0.0.1')
+    except OSError as err:
+        return "no connection to 127.0.0.1 (%s)" % err
+    ranks, store = min(ranks, LOCAL), dist.HashStore()  # type: Any, Any
+    wrong, right, kept, end = [], [], [], time.monotonic() + seconds    # type: list, list, list, float
 
+    def reduce(rank: int) -> None:
+        try:
+            group = dist.ProcessGroupGloo(store, rank, ranks, datetime.timedelta(seconds=seconds))
+            tensor = torch.ones(1)
+            group.allreduce([tensor]).wait()
+            kept.append(group)
+            (right if tensor.item() == ranks else wrong).append(
+                'an all_reduce of ones over %d ranks gave %g' % (ranks, tensor.item()))
+        except Exception as err:
+            wrong.append(str(err).partition('\n')[0][:200] or repr(err))
 
-def _local_rank(dist: 'Any', torch: 'Any', store: 'Any', rank: int, ranks: int, limit: 'Any') -> bytes:
-    """One process of among_local_ranks(): b'', or what went wrong."""
-    group = dist.ProcessGroupGloo(store, rank, ranks, limit)
-    tensor = torch.ones(1)
-    group.allreduce([tensor]).wait()
-    total = int(tensor.item())
-    return b'' if total == ranks else b'an all_reduce of ones over %d ranks gave %d' % (ranks, total)
-
-
-def own_name_address() -> str:
-    """The address that gloo uses without GLOO_SOCKET_IFNAME: the first one of the node's own name; '' if none."""
-    try:
-        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError):
-        return ''
+    threads = [threading.Thread(target=reduce, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(0 if wrong else max(0, end - time.monotonic()))
+    missing = ranks - len(right)
+    return wrong[0] if wrong else "%d of %d ranks did not answer" % (missing, ranks) if missing else ''
 
 
 def address_of_gloo(environ: 'Mapping[str, str]') -> str:
     """The address that gloo gives to the other nodes, and its interface."""
     name = environ.get('GLOO_SOCKET_IFNAME', '')
-    own = address_of(name) if name else own_name_address()
+    own = address_of(name) if name else address_of_host(socket.gethostname())   # as gloo chooses it
     return own + (interface_of(own) if own else '')
 
 
@@ -356,8 +325,9 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
             "ask the centre to check the node's loopback interface (ip link show lo)")
     loopback = told.get('loopback') or re.findall(r'\b127(?:\.\d+){3}\b', text)
     if 'ss_family' in text:
-        loopback = [address for address in [own_name_address()] if ':' in address]
-        if loopback and not is_loopback(loopback[0]):
+        own = address_of_host(socket.gethostname())
+        loopback = [own] * (':' in own)
+        if loopback and not is_loopback(own):
             return ("gloo on a node uses an IPv6 address, to which the node's own name resolves; other nodes use IPv4",
                     NAME_IT)
     if loopback:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """What only all ranks of a node together show: shared cores and GPUs, and the libraries that PyTorch's process maps."""
+import glob
 import os
 import re
+import subprocess
 
 from . import elf, limits, look, nccl, network, variables
-from .kinds import Any, Iterable, Machine, Optional, Report
+from .kinds import Iterable, Machine, Optional, Report
 from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
@@ -89,7 +91,7 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
         report.add('good', 'gpus', "each rank runs on cores near its GPU")
 
 
-def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu: bool) -> None:
+def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
     """Report libraries that the process with PyTorch maps twice, or that do not work together."""
     by_kind = {}  # type: dict
     for path in paths:
@@ -117,7 +119,7 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine', with_gpu:
     if not report.having(name='libraries'):
         report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
             names + ["no " + kind for kind in missing]))
-    if with_gpu and not {'libnccl', 'librccl'} & set(by_kind):
+    if machine.gpus() and not {'libnccl', 'librccl'} & set(by_kind):
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
                    "use a PyTorch that is built for the GPUs of this node")
 
@@ -158,58 +160,50 @@ def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Option
         report.add('good', 'plugin', "%s has an interface that %s loads" % (path, by))
 
 
-def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bool, asked_fi: 'Optional[set]') -> list:
+def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
     """
-    Report what the process with PyTorch found.
+    Report what the process with PyTorch found; returns the libraries that it maps.
 
-    :param probe: its message (probe.py), or a text: why there is none
-    :param asked_fi: names from fi_info -e, or None
-    :return: the libraries that it maps
+    :param probe: its message (probe.py); {} if there is no such process
     """
-    plugin = report.value('plugin')
-    plugins = sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), [])
-    if not isinstance(probe, dict):
-        report.add('untested', 'variable', "which variables the libraries read: %s. A table was used instead" % probe)
-        variables.check(report, variables.read_table(), variables.LibraryProbe([], asked_fi, plugins), with_gpu)
-        look.look_at_compat(machine, report)
-        if not plugin:
-            look.look_for_plugin(machine, report, False)
-        return []
-    mapped = probe.get('maps', [])
-    variables.check_torch(report, report.value('torch is in', ''), machine)
-    for name in ('import', 'rendezvous', 'collective'):
-        if name in probe.get('seconds', {}):
-            # in steps of a quarter, so that ranks with about the same time are counted together
-            report.fact('seconds ' + name, '%.2g' % round_up(probe['seconds'][name]))
+    plugin, mapped, torch = report.value('plugin'), probe.get('maps', []), report.value('torch is in', '')
+    seconds, phase, error = probe.get('seconds', {}), probe.get('phase', 'import'), probe.get('error', '')
+    of_torch = [path for kind in ('torch', 'c10') for path in glob.glob(
+        os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))] if torch and probe else []
+    if not probe:
+        report.add('untested', 'variable', "which variables the libraries read: this Python has no PyTorch. A table "
+                   "was used instead")
+    for name in sorted({'import', 'rendezvous', 'collective'} & set(seconds)):
+        # in steps of a quarter, so that ranks with about the same time are counted together
+        report.fact('seconds ' + name, '%.2g' % round_up(seconds[name]))
     for name, value in sorted(probe.get('facts', {}).items()):
         report.fact(name, value)
-    if probe.get('error'):
-        text, remedy = '', ''
-        if 'told' in probe:
-            text, remedy = network.explained(probe['error'], probe['told'], machine.environ)
-        limit = limits.cause_of(probe['error'], limits.of_shell())
+    if error:
+        text, remedy = network.explained(error, probe['told'], machine.environ) if 'told' in probe else ('', '')
+        limit = limits.cause_of(error, limits.of_shell())
         if limit:
-            text, remedy = '%s (%s)' % (probe['error'], limit), "raise this limit in the job script or where it is set"
-        elif probe['phase'] == 'import' and re.search(DAMAGED, probe['error']):
+            text, remedy = '%s (%s)' % (error, limit), "raise this limit in the job script or where it is set"
+        elif phase == 'import' and re.search(DAMAGED, error):
             remedy = "a file of the environment is damaged on this node: install or copy the environment again"
-        elif probe['phase'] == 'import' and 'status -7' in probe['error']:  # SIGBUS: a mapping exceeds the file
-            cut_off = elf.cut_off(os.path.join(report.value('torch is in', ''), 'lib'))
+        elif phase == 'import' and 'status -7' in error:  # SIGBUS: a mapping exceeds the file
+            cut_off = elf.cut_off(os.path.join(torch, 'lib'))
             if cut_off:
-                text = "%s: truncated: %s" % (probe['error'], ' and '.join(cut_off[:3]))
+                text = "%s: truncated: %s" % (error, ' and '.join(cut_off[:3]))
                 remedy = "install the environment again, or copy it to this node again"
-        report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), probe['phase'],
-                   text or probe['error'], remedy or probe.get('remedy', ''))
-    elif 'collective' in probe.get('seconds', {}):
+        report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
+                   remedy or probe.get('remedy', ''))
+    elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))
         check_speed(report, probe, machine)
-    if probe.get('local') and not probe.get('error'):
+    if probe.get('local') and not error:
         report.add('good', 'collective', "an all_reduce of gloo among the ranks of a node gave the right result")
-    check_libraries(report, mapped, machine, with_gpu)
+    if probe:
+        check_libraries(report, mapped, machine)
     look.look_at_compat(machine, report, mapped)
     carrier, provider = probe.get('network'), probe.get('provider')
     # NCCL over any other network has found the plugin that it needs
-    need = look.plugin_need(machine) if carrier in (None, 'Socket') else ''
+    need = look.plugin_need(machine) if carrier in (None, 'Socket') and probe else ''
     if probe.get('plugin_error'):
         report.add('red' if need else 'yellow', 'plugin', "cannot load the plugin: %s" % probe['plugin_error'],
                    "load the modules that the plugin was built with (libfabric, hwloc, CUDA or ROCm)")
@@ -219,19 +213,50 @@ def check_probe(report: 'Report', probe: 'Any', machine: 'Machine', with_gpu: bo
         report.fact('network of NCCL', carrier)
     if provider or carrier:
         slow = carrier == 'Socket' or (provider or '').split(';')[0] in SOCKET_PROVIDERS
-        fast = machine.slingshot()
-        report.add('red' if slow and fast else 'yellow' if slow else 'good', 'network', "NCCL runs over %s%s" % (
+        level = 'good' if not slow else 'red' if machine.slingshot() else 'yellow'
+        report.add(level, 'network', "NCCL runs over %s%s" % (
             "sockets (TCP)" if slow else carrier or 'its plugin',
             ", libfabric's provider %s" % provider if provider else ''),
             "the plugin was not loaded, or has no provider for this network: set NCCL_DEBUG=INFO "
             "NCCL_DEBUG_SUBSYS=INIT,NET" if slow else '')
-    if plugin:
-        cuda, hip = probe.get('facts', {}).get('CUDA'), probe.get('facts', {}).get('ROCm')
+    if plugin and probe:
+        cuda, hip = probe['facts'].get('CUDA'), probe['facts'].get('ROCm')
         major = ('libcudart', cuda.split('.')[0]) if cuda else ('libamdhip64', hip.split('.')[0]) if hip else None
         check_plugin(report, plugin, mapped, major, need)
-    variables.check(report, variables.read_table(),
-                    variables.LibraryProbe(mapped + ([plugin] if plugin else []), asked_fi, plugins), with_gpu)
+    asked = variables.LibraryProbe(
+        mapped + of_torch + ([plugin] if plugin and probe else []),
+        sum((nccl.plugin_files(machine, variable) for variable in nccl.PLUGINS), []),
+        lambda: fi_info(machine.environ, '-e'))
+    variables.check(report, variables.read_table(), asked, bool(machine.gpus()))
+    variables.check_torch(report, machine, of_torch)
     return mapped
+
+
+def fi_info(environ: dict, *options: str) -> 'Optional[str]':
+    """Output of fi_info, or None."""
+    try:
+        return subprocess.run(['fi_info', *options], env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              timeout=10, check=False).stdout.decode(errors='replace')
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def check_providers(report: 'Report', machine: 'Machine') -> None:
+    """Which providers libfabric has on a node with Slingshot. NCCL's log names the one it uses, but needs GPUs."""
+    if not machine.slingshot():
+        return
+    text = fi_info(machine.environ)
+    if text is None:
+        report.add('untested', 'provider', "which providers libfabric has: fi_info is not in PATH")
+        return
+    providers = sorted(set(re.findall(r'^provider: (\w+)', text, re.M)))
+    found = "libfabric has %s" % (', '.join(providers) or 'no provider')
+    if 'cxi' in providers:
+        report.add('good', 'provider', found)
+    else:
+        # the program may use another libfabric than fi_info
+        report.add('yellow', 'provider', found + ", but not cxi, on a node with Slingshot",
+                   "load the system's libfabric; in a container, bind it and libcxi")
 
 
 def check_speed(report: 'Report', probe: dict, machine: 'Machine') -> None:

@@ -43,7 +43,8 @@ class Probe:
         self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
-        self.begin, self.trial, self.given_up = time.monotonic(), None, False  # type: float, Any, bool
+        self.asks = None    # type: Any
+        self.trial, self.given_up = None, False  # type: Any, bool
         self.clock = time.time
 
     def say(self, **more: 'Any') -> None:
@@ -69,48 +70,53 @@ class Probe:
 
     # --- the nodes
 
-    def open(self, seconds: float, nodes: int) -> 'Optional[meet.Store]':
-        """Open the store; after SPEAKS seconds, report why this node cannot reach it. None if it is not reached."""
-        opened = threading.Event()
+    def open(self, seconds: float, limit: float) -> 'Optional[meet.Store]':
+        """
+        Open the store, and a second client for the thread of a Watch; None if it is not reached. After SPEAKS seconds,
+        report what this node waits for.
 
-        def speak():
-            if not opened.wait(SPEAKS) and self.environ['RANK'] != '0':
-                why = meet.why_not(self.environ)
-                if not opened.is_set():
-                    self.say(late=why)
+        :param seconds: if something answers at its address: a training would wait for half an hour
+        :param limit: if nothing answers
+        """
+        opened, found, begin = threading.Event(), [], time.monotonic()  # type: Any, list, float
 
-        limit, found = patience(self.result['seconds']['import'], nodes, seconds), []  # type: float, list
-
-        def connect():
+        def connect() -> None:
             try:
-                found.append(meet.Store(self.environ, limit))
+                store = meet.Store(self.environ, seconds)
+                found.append((store, store.another()))
             except meet.NotMet as err:
                 found.append(err)
             opened.set()
 
-        for function in (speak, connect):       # TCPStore has no limit if the other end accepts and sends nothing
-            threading.Thread(target=function, daemon=True).start()
-        opened.wait(limit + SLACK)
-        opened.set()
-        if found and isinstance(found[0], meet.Store):
-            return found[0]
+        # TCPStore has no limit if the other end accepts and sends nothing
+        threading.Thread(target=connect, daemon=True).start()
+        for end in sorted((SPEAKS, limit + SLACK)) + [seconds + SLACK]:
+            if opened.wait(max(0, begin + end - time.monotonic())):
+                break
+            why = meet.why_not(self.environ)
+            if end == SPEAKS and not opened.is_set():
+                self.say(late=why)
+            if end == limit + SLACK and meet.ANSWERS not in why:
+                break
+        if found and isinstance(found[0], tuple):
+            self.asks = found[0][1]
+            return found[0][0]
         err = found[0] if found else meet.NotMet('')
+        own = self.environ['RANK'] == '0' and str(err)
         self.say(port=re.sub('^.*message: ', '', str(err)) if err.port else '',
-                 lost=str(err) if self.environ['RANK'] == '0' else meet.why_not(self.environ, str(err)))
+                 lost=own or meet.why_not(self.environ, str(err)))
         return None
 
     def come(self, order: dict, ready: bool) -> bool:
         """Meet the other nodes; returns whether they will try the network."""
-        begin, environ = time.monotonic(), self.environ
-        seconds = float(order['seconds']) - (begin - self.begin)
+        environ, seconds = self.environ, float(order['seconds'])
         world, ranks, rank = (int(environ[name]) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'RANK'))
-        nodes = world // ranks
-        self.store = self.open(seconds, nodes)
+        limit = patience(self.result['seconds']['import'], world // ranks, seconds)
+        self.store = self.open(seconds, limit)
         if not self.store:
             return False
         if rank == 0:
-            end = begin + patience(self.result['seconds']['import'], nodes, seconds) + SLACK
-            self.nodes = self.store.others(world - ranks, world, end)
+            self.nodes = self.store.others(world - ranks, world, time.monotonic() + limit + SLACK)
             there = [said for said in self.nodes.values() if said]
             go = ready and len(there) == len(self.nodes) > 0 and all(said['ready'] for said in there) and \
                 sum(said['ranks'] for said in there) == world - ranks
@@ -120,7 +126,7 @@ class Probe:
             self.number = self.store.count('nodes', 1)
             self.store.put('come-%d' % self.number, {
                 'node': Machine(self.environ).node[:200], 'rank': rank, 'ranks': ranks, 'ready': ready})
-            said = self.store.get('go', begin + seconds + 2 * SLACK)
+            said = self.store.get('go', time.monotonic() + seconds + 2 * SLACK)
             if not messages.has_form(said, {'now': (int, float), 'nodes': int, 'go': bool}):
                 raise ValueError("the node of rank 0 sent a message that this version of slingtorch does not know")
             self.result['ahead'], go = self.clock() - said['now'], said['go']
@@ -140,20 +146,19 @@ class Probe:
         result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
         begin, limit = time.monotonic(), datetime.timedelta(seconds=seconds)
         self.say(phase='rendezvous')
-        asks = self.store.another()     # for the thread of `watch`
 
         def give_up(text, told):
             self.given_up = True
             result.update(error=text, told=told)
             with contextlib.suppress(meet.NotMet):
-                asks.count('given-up', 1)
+                self.asks.count('given-up', 1)
             self.words(gpu)
-            self.serve(asks)
+            self.serve(self.asks)
             os._exit(0)
 
         def gone():
             with contextlib.suppress(meet.NotMet):
-                return asks.count('given-up') > 0
+                return self.asks.count('given-up') > 0
             return True
 
         # more nodes take longer, since each connects to all others
@@ -189,8 +194,8 @@ class Probe:
 
     def serve(self, store: 'Optional[meet.Store]') -> None:
         """
-        Obey the orders on standard input until it ends: put (store this node's report), reports (wait for those of
-        other nodes), word (tell the others the verdict), hear (wait for the verdict).
+        Obey the orders on standard input until it ends: put (store this node's report, and wait for the verdict),
+        reports (wait for those of other nodes), word (tell the others the verdict).
         """
         if self.trial:
             self.result['script'] = self.trial.result()
@@ -207,14 +212,13 @@ class Probe:
             if not store:
                 raise meet.NotMet("the store was not opened")
             if 'put' in order:
-                store.put('report-%d' % self.number, json.loads(order['put']))
+                store.put('report-%d' % self.number, order['put'])
+                self.result['word'] = str(store.get('word', end))[:10]
+                store.count('heard', 1)
             elif 'reports' in order:
                 self.result['reports'] = store.reports(order['reports'], end)
             elif 'word' in order:
                 store.word(order['word'], len(self.nodes))
-            elif 'hear' in order:
-                self.result['word'] = str(store.get('word', end))[:10]
-                store.count('heard', 1)
         except (meet.NotMet, ValueError) as err:
             self.result['lost'] = str(err)
 

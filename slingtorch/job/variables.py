@@ -2,15 +2,17 @@
 """Variables that libraries accept silently: names checked by the libraries' strings, values by variables.cfg."""
 import contextlib
 import difflib
-import glob
+import functools
 import mmap
 import os
 import re
 
 from . import elf
-from .kinds import Iterable, Machine, Optional, Report
+from .kinds import Callable, Iterable, Machine, Optional, Report
 from .machine import library_kind
 
+# prefixes of PyTorch's own variables
+TORCH = ('TORCH_', 'GLOO_')
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'variables.cfg')
 KINDS = ('int', 'whole', 'bool', 'choice', 'exact', 'words')
 
@@ -26,6 +28,7 @@ class Family:
         self.open = tuple(section.get('open', '').split())
         self.newest = section.get('newest', '')
         self.bool = section.get('bool', 'choice 0 1').split()
+        self.empty, self.strict = section.get('empty', ''), 'strict' in section
         for names, value in section.items():
             if names.startswith(prefix):
                 parts = dict((part.split(None, 1) + [''])[:2] for part in value.split(';') if part.strip())
@@ -43,11 +46,11 @@ class Family:
         return []
 
 
-def read_table(path: str = TABLE) -> list:
+def read_table() -> list:
     """The families, longest prefix first."""
     # every rank reads it, and configparser would take ten times as long
     sections = {}  # type: dict
-    with open(path) as stream:
+    with open(TABLE) as stream:
         for line in stream:
             if line.startswith('['):
                 section = sections[line.strip('[]\n')] = {}
@@ -106,48 +109,42 @@ def wrong_value(kind: list, value: str) -> str:
 
 
 class LibraryProbe:
-    """Whether the libraries that the process maps (paths), or those that NCCL loads (plugins), read a variable.
+    """
+    Whether libraries read a variable: those that the process maps (paths), or plugins that NCCL loads.
 
-    :param fi_info: names that `fi_info -e` prints, or None if it did not run
+    :param fi_info: returns the output of `fi_info -e`, None if it does not run
     """
 
     # libfabric builds names from those of provider and parameter: (prefix, a parameter that shows whether to search)
     FABRIC = (('FI_CXI_', 'rdzv_threshold'), ('FI_', 'mr_cache_max_size'))
 
-    def __init__(self, paths: list, fi_info: 'Optional[set]' = None, plugins: 'Iterable[str]' = ()) -> None:
-        self.paths, self.fi_info, self.plugins = paths, fi_info, plugins
-        self.open = {}  # type: dict
+    def __init__(self, paths: list, plugins: 'Iterable[str]' = (),
+                 fi_info: 'Callable[[], Optional[str]]' = lambda: None) -> None:
+        self.paths, self.plugins, self.fi_info = paths, plugins, functools.lru_cache()(fi_info)
+        self.found = {}  # type: dict
 
-    def file(self, path: str) -> 'Optional[elf.Library]':
-        """This file as elf.Library, or None if it is not readable."""
-        if path not in self.open:
-            try:
-                self.open[path] = elf.Library(path)
-            except (OSError, ValueError):
-                self.open[path] = None
-        return self.open[path]
-
-    def library(self, family: Family) -> 'Optional[elf.Library]':
-        """The first mapped library of the family whose strings are usable, as elf.Library, or None."""
-        key, wanted = (family.prefix,), {library_kind(name + '.so') or name for name in family.libraries}
-        for path in self.paths if key not in self.open else []:
-            if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted:
-                library = self.file(path)
-                # a library without the family's constants where we look tells nothing
-                marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
-                if library and any(library.has_string(mark) for mark in marks):
-                    self.open[key] = library
-                    break
-        return self.open.setdefault(key, None)
+    def libraries(self, family: Family) -> list:
+        """The libraries of this family whose strings are usable, as elf.Library."""
+        if family.prefix not in self.found:
+            wanted = {library_kind(name + '.so') or name for name in family.libraries}
+            # a library without the family's constants where we look tells nothing
+            marks = [mark for _, mark in self.FABRIC] if family.prefix == 'FI_' else family.known
+            self.found[family.prefix] = [library for library in elf.readable(
+                path for path in self.paths
+                if (library_kind(path) or re.sub(r'\.so[.0-9]*$', '', os.path.basename(path))) in wanted)
+                if family.prefix in TORCH or any(map(library.has_string, marks))]
+        return self.found[family.prefix]
 
     def reads(self, name: str, family: Family) -> tuple:
         """(whether a library reads the variable, that library); (None, None) if unknown."""
-        library = self.library(family)
+        library = next(iter(self.libraries(family)), None)
+        if family.prefix in TORCH:      # PyTorch's Python files and other packages read such names, too
+            return name in family.known or name in self.names(family) or None, None
         # many constants end in 'size': for a name in the table, the end of a constant suffices; an unknown name must be
         # a whole constant of libfabric. Other libraries' names have their prefix, and may be at the end of a message.
         front = b'' if name in family.known else b'\0' if family.prefix == 'FI_' else br'\W'
         if family.prefix == 'FI_':
-            if self.fi_info and name in self.fi_info:
+            if name not in family.known and re.search(r'\b%s\b' % re.escape(name), self.fi_info() or ''):
                 return True, 'fi_info -e'
             prefix, mark = next(pair for pair in self.FABRIC if name.startswith(pair[0]))
             # some variables are read by their full names (prov/cxi/src/cxip_curl.c)
@@ -160,12 +157,10 @@ class LibraryProbe:
         names = [name]
         if family.prefix == 'MPICH_':
             names += [prefix + name[len('MPICH_'):] for prefix in ('MPIR_CVAR_', 'MPIR_PARAM_')]
-        if library and any(library.has_string(text, front) for text in names):
-            return True, library.path
-        if 'NCCL_' in family.prefix:
-            for plugin in filter(None, map(self.file, self.plugins)):
-                if plugin.has_string(name, front):
-                    return True, plugin.path
+        plugins = elf.readable(self.plugins if 'NCCL_' in family.prefix else ())
+        for asked in ([library] if library else []) + list(plugins):
+            if any(asked.has_string(text, front) for text in names):
+                return True, asked.path
         # ROCr has short names in its code (std::string) and others in libhsakmt. MPICH has all names in full
         # (maint/extractcvars); how Cray MPICH stores its own has not been seen
         if not library or family.prefix == 'HSA_' or \
@@ -174,27 +169,25 @@ class LibraryProbe:
         return False, library.path
 
     def names(self, family: Family) -> set:
-        """Names of variables in the library's strings; none for libfabric, which builds its names at run time."""
-        library = self.library(family)
-        if not library or family.prefix == 'FI_':
-            return set()
-        return strings(library.path, family.prefix, r'\W(%s[A-Z0-9_]+)\0' % family.prefix)
+        """Names of variables in the libraries' strings; none for libfabric, which builds its names at run time."""
+        paths = () if family.prefix == 'FI_' else tuple(library.path for library in self.libraries(family))
+        return set().union(*(strings(path, family.prefix) for path in paths))
 
 
-def strings(path: str, begin: str, pattern: str) -> set:
-    """Matches of the pattern at each place where the file has `begin`; a match includes the byte before. Searching only
-    by the pattern would take 30 s for 400 MB."""
+@functools.lru_cache()
+def strings(path: str, prefix: str) -> frozenset:
+    """Names with this prefix in the file, each followed by a null byte. A pattern alone would take 30 s for 400 MB."""
     found = set()
     # empty or unreadable: the import reports it
     with contextlib.suppress(OSError, ValueError), open(path, 'rb') as stream, \
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        place = text.find(begin.encode(), 1)
+        place = text.find(prefix.encode(), 1)
         while place >= 0:
-            match = re.match(pattern.encode(), text[place - 1:place + 80], re.DOTALL)
+            match = re.match(br'\W([A-Z0-9_]+)\0', text[place - 1:place + 80], re.DOTALL)
             if match:
                 found.add(match.group(1).decode())
-            place = text.find(begin.encode(), place + 1)
-    return found
+            place = text.find(prefix.encode(), place + 1)
+    return frozenset(found)
 
 
 def one_edit(name: str, other: str) -> bool:
@@ -205,13 +198,6 @@ def one_edit(name: str, other: str) -> bool:
                            or one[:2] == two[1::-1] and one[2:] == two[2:])
 
 
-# the effect of an empty number: strtol(3) in libfabric src/var.c, MPL_env2int in MPICH src/mpl/src/env/mpl_env.c,
-# -EINVAL in aws-ofi-nccl include/nccl_ofi_param_impl.h, which older plugins do not have
-NOTHING = {'FI_': 'libfabric reads 0', 'MPICH_': 'MPICH reads 0', 'OFI_NCCL_': 'a newer plugin does not start'}
-# families that accept a number only if nothing follows it; strtol(3) of the others stops at a space
-STRICT = ('MPICH_', 'OFI_NCCL_')
-
-
 def wrong_text(name: str, value: str, family: Family) -> str:
     """What is wrong with a value of a known variable; '' if nothing is."""
     kind, known = family.kind(name), family.known[name]
@@ -219,10 +205,10 @@ def wrong_text(name: str, value: str, family: Family) -> str:
     # the default may be out of range: NCCL's -2 means "not set", as does an empty value (src/misc/param.cc)
     if not kind or value == known.get('default') or number and not value and family.prefix in ('NCCL_', 'RCCL_'):
         return ''
-    if number and value.strip() and family.prefix not in STRICT:
-        value = value.strip()
     if not value.strip():
-        return 'is empty' + (': ' + NOTHING[family.prefix] if number and family.prefix in NOTHING else '')
+        return 'is empty' + (': ' + family.empty if number and family.empty else '')
+    if number and not family.strict:
+        value = value.strip()
     wrong = wrong_value(kind, value)
     if value != value.strip() and not wrong_value(kind, value.strip()):
         return 'begins or ends with a space, which makes it invalid' if wrong or number else ''
@@ -280,57 +266,25 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
                            "change it in the job script", mask)
 
 
-# --- PyTorch's own
-
-# variables that the runscript sets, for older and newer releases
-OURS = ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE', 'TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_FR_DUMP_ON_TIMEOUT',
-        'TORCH_NCCL_DUMP_ON_TIMEOUT', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')
 # GNU's libgomp accepts a list of positive numbers (libgomp/env.c), and uses all cores for anything else
 THREADS = r'\s*0*[1-9][0-9]*(\s*,\s*0*[1-9][0-9]*)*\s*$'
-# Variables that ProcessGroupNCCL.cpp reads with getCvarBool(), which accepts only the words in Utils.hpp (both in
-# torch/csrc/distributed/c10d, 2.13): any other word ends a program that uses NCCL.
-BOOLS = ('BCAST_UNIQUEID', 'BLOCKING_WAIT', 'DUMP_ON_TIMEOUT', 'DESYNC_DEBUG',
-         'ENABLE_TIMING', 'ENABLE_MONITORING', 'RETHROW_CUDA_ERRORS', 'LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN',
-         'CUDA_EVENT_CACHE', 'NAN_CHECK', 'AVOID_RECORD_STREAMS', 'USE_TENSOR_REGISTER_ALLOCATOR_HOOK')
-WORDS = {'TORCH_NCCL_' + name: 'choice y yes 1 t true n no 0 f false'.split() for name in BOOLS}
-# libc10 prints these words when it is loaded with another one
-WORDS['TORCH_CPP_LOG_LEVEL'] = 'choice INFO WARNING ERROR FATAL 0 1 2 3'.split()
 
 
-def check_torch(report: 'Report', torch: str, machine: 'Machine') -> None:
-    """Check PyTorch's variables against the strings of its own libraries. Its Python files and other packages also read
-    names with these prefixes, so only a name that looks misspelt is reported."""
-    names = {fact[4:]: values for fact, values in report.facts.items()
-             if re.match(r'env (TORCH|GLOO|PYTORCH|OMP|MKL)_', fact)}
-    libraries = [path for kind in ('torch_', 'c10') for path in glob.glob(
-        os.path.join(glob.escape(torch), 'lib/lib%s*.so' % kind))]
-
-    def after(begin: str, pattern: str) -> set:
-        return set().union(*(strings(path, begin, '.' + pattern) for path in libraries))
-
-    for name, values in sorted(names.items()):
-        mask = 0
-        for value, ranks in values.items():
-            mask |= ranks
-            cores = len(machine.cpus()[1])
-            wrong = wrong_value(WORDS[name], value) if name in WORDS else ''
-            if wrong:
-                report.add('yellow', 'value', "%s='%s' %s" % (name, value, wrong),
-                           "correct it in the job script, or unset it", ranks)
+def check_torch(report: 'Report', machine: 'Machine', libraries: list) -> None:
+    """Check the numbers of threads, and the words for PyTorch's allocator, which must be in one of these libraries."""
+    cores = len(machine.cpus()[1])
+    for fact, values in sorted(report.facts.items()):
+        name = fact[4:]
+        for value, ranks in values.items() if fact.startswith('env ') else ():
             if name.endswith('_NUM_THREADS') and not re.match(THREADS, value):
                 report.add('yellow', 'value', "%s='%s' is not a number of threads: the library uses its own number, "
                            "such as all cores" % (name, value), "correct it in the job script, or unset it", ranks)
             elif name.endswith('_NUM_THREADS') and cores and int(value.split(',')[0]) > 4 * cores:
                 report.add('yellow', 'value', "%s=%s, but the node has only %d cores" % (name, value, cores),
                            "use the number of cores that a rank has", ranks)
-            elif name.startswith('PYTORCH') and libraries:
-                for key in (part.partition(':')[0].strip() for part in re.sub(r'\[[^]]*\]', '', value).split(',')):
-                    if key and not re.search('[^a-z0-9_]', key) and not after(key + '\0', r'(.*)\0'):
-                        report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
-                                   "correct it in the job script: an unknown word ends programs that use a GPU", ranks)
-        if name.startswith(('TORCH_', 'GLOO_')) and name not in OURS and libraries:
-            known = after(name.partition('_')[0] + '_', r'([A-Z0-9_]+)\0')
-            near = sorted(other for other in known if one_edit(name, other)) if name not in known else []
-            if near:
-                report.add('yellow', 'variable', "%s is not a variable that a library of this PyTorch reads. Perhaps it"
-                           " should be %s" % (name, near[0]), "unset it in the job script, or write %s" % near[0], mask)
+            for part in re.sub(r'\[[^]]*\]', '', value).split(',') if name.startswith('PYTORCH') else ():
+                key = part.partition(':')[0].strip()
+                found = list(elf.readable(libraries)) if re.match('[a-z0-9_]+$', key) else []
+                if found and not any(library.has_string(key) for library in found):
+                    report.add('yellow', 'value', "%s: no library of this PyTorch has '%s'" % (name, key),
+                               "correct it in the job script: an unknown word ends programs that use a GPU", ranks)

@@ -88,7 +88,6 @@ def test_a_node_without_network_is_named(job, cut_off):
     done, found = job(step=('-N2', '--ntasks-per-node=1'), PATH=cut_off, SLINGTORCH_CHECK_SECONDS='40')
     text, ranks = red(found)['no-answer']
     assert f'{testbed.NODES[1]} sent nothing' in text and ranks == [1]
-    assert f'{testbed.NODES[1]} reports: no connection to MASTER_ADDR=' in text
     assert f'rank 1 on {testbed.NODES[1]}: no connection to' in done.stderr and done.returncode != 0
 
 

@@ -307,7 +307,7 @@ def check_variables(env, paths=(), with_gpu=False, fi_info=None, plugins=(), fam
     report = findings.Report(0)
     for name, value in env.items():
         report.fact('env ' + name, value)
-    asked = variables.LibraryProbe(list(paths), fi_info, plugins)
+    asked = variables.LibraryProbe(list(paths), plugins, lambda: fi_info)
     variables.check(report, families or variables.read_table(), asked, with_gpu)
     return report.sorted()
 
@@ -320,7 +320,7 @@ def test_the_library_present_is_asked_first(tmp_path):
     # a name that the library has and the table has not is meant
     [(level, name, text, _, _)] = check_variables({'NCCL_BRAND_NEWS': '1'}, [nccl])
     assert (level, name) == ('red', 'variable') and text.endswith('Perhaps it should be NCCL_BRAND_NEW')
-    assert not check_variables({'FI_CXI_TOMORROW': '1'}, fi_info={'FI_CXI_TOMORROW'})
+    assert not check_variables({'FI_CXI_TOMORROW': '1'}, fi_info='# FI_CXI_TOMORROW: Integer')
 
 
 ASKED = 'const char *a[] = {"NCCL_DEBUG", "NCCL_IB_TC", "NCCL_IB_HCA"};'
@@ -411,7 +411,7 @@ def test_plugins_are_asked_before_a_name_is_unknown(tmp_path, variable, name, va
     assert not nccl.plugin_files(Machine({**env, variable: 'none'}, '/nowhere'), variable)
     report = findings.Report(0)
     report.fact('env NCCL_INSPECTOR_TOMORROW', '1')
-    node.check_probe(report, {'maps': [mapped]}, machine, False, None)
+    node.check_probe(report, {'maps': [mapped]}, machine)
     assert not [entry for entry in report.sorted() if entry[1] == 'variable']
 
 
@@ -928,7 +928,7 @@ def probed(answer, env=(), files=(), tmp_path=None):
         (tmp_path / name).write_text(text)
     report = findings.Report(0)
     whole = {'facts': {}, 'seconds': {}, 'phase': 'collective', 'maps': [], **answer}
-    node.check_probe(report, whole, Machine(dict(env), str(tmp_path or '/nowhere')), True, None)
+    node.check_probe(report, whole, Machine(dict(env), str(tmp_path or '/nowhere')))
     return [entry[:3] for entry in report.sorted()]
 
 
@@ -1089,11 +1089,11 @@ WHOLE = '{"ranks": "%s", "findings": [["%s", "%s", "", "", "%s"]], "facts": %s}'
         ('1', 'red', 'cores', 'x', '{}')])])
 def test_what_is_no_report_is_refused(data):
     with pytest.raises(ValueError):
-        findings.Report.load(data, 0b1111)
+        findings.Report.load(messages.load(data), 0b1111)
 
 
 def test_a_report_may_speak_of_its_own_ranks():
-    report = findings.Report.load((WHOLE % ('3', 'red', 'cores', '2', '{"a": {"b": "1"}}')).encode(), 0b1111)
+    report = findings.Report.load(json.loads(WHOLE % ('3', 'red', 'cores', '2', '{"a": {"b": "1"}}')), 0b1111)
     assert report.ranks == 3 and list(report.findings.values()) == [2] and report.facts['a'] == {'b': 1}
 
 
@@ -1110,7 +1110,7 @@ def test_a_report_of_4096_ranks_stays_small():
         for number in range(40):
             report.add('yellow', 'cores', 'finding %d of local rank %d' % (number, rank % 8))
         whole.merge(report)
-    assert len(whole.findings) == 320 and len(whole.dump()) < 400000
+    assert len(whole.findings) == 320 and len(messages.dump(whole.dump())) < 400000
     assert findings.ranks_text(whole.sorted()[0][4]) == 'ranks 0,8,16,24,32,40,48,56,... (512 ranks)'
 
 

@@ -87,7 +87,7 @@ def test_what_nobody_knows_is_not_explained():
 ])
 def test_names_with_addresses_of_two_kinds_are_said_by_one_node(monkeypatch, own, says):
     # both nodes see this text
-    monkeypatch.setattr(network, 'own_name_address', lambda: own)
+    monkeypatch.setattr(network, 'address_of_host', lambda name: own)
     text, remedy = network.explained('device.cc:285] ss1.ss_family == ss2.ss_family. 10 vs 2', QUIET, {})
     assert says in text and remedy if says else (text, remedy) == ('', '')
 
@@ -300,6 +300,28 @@ def test_a_master_addr_that_is_each_node_itself_is_said():
                                                              (20, 16, 200, 101), (3, 512, 100, 62)])
 def test_who_does_not_come_is_waited_for_by_what_the_import_took_here(imported, nodes, left, patience):
     assert probe.patience(imported, nodes, left) == patience
+
+
+@pytest.mark.parametrize('answers', [True, False])
+def test_a_store_that_is_busy_with_others_is_waited_for(monkeypatch, answers):
+    busy, said = threading.Event(), []
+
+    def why_not(environ, text=''):
+        said.append(probe.meet.ANSWERS if answers else 'Connection refused')
+        if len(said) > 1:
+            busy.set()
+        return said[-1]
+
+    monkeypatch.setattr(probe, 'SPEAKS', 0)
+    monkeypatch.setattr(probe, 'SLACK', 0)
+    monkeypatch.setattr(probe.meet, 'why_not', why_not)
+    monkeypatch.setattr(probe.meet, 'Store', lambda environ, seconds: types.SimpleNamespace(
+        another=lambda: 'another', here=busy.wait(60)))
+    one = probe.Probe(os.open(os.devnull, os.O_WRONLY))
+    one.environ = {'RANK': '1'}
+    store = one.open(600, 0)
+    assert one.result['late'] == said[0] and bool(store) == answers == (one.asks == 'another')
+    assert answers or one.result['lost'] == 'Connection refused'
 
 
 # --- limits
@@ -700,7 +722,6 @@ def test_a_working_directory_that_has_been_removed_stops_nothing(tmp_path, monke
     report = findings.Report(0)
     limits.look_at_directories(Machine({}, str(tmp_path)), report)
     assert list(report.facts['working directory']) == ['one that has been removed'] and not report.having('red', 'disk')
-    assert not gather.Aside({'RANK': '1', 'HOME': ''}).files
 
 
 @pytest.mark.parametrize('most, says', [(70, True), (1000, False)])
@@ -1135,14 +1156,18 @@ def test_remedy_fits_what_an_import_says(error, remedy):
 ])
 def test_variables_of_pytorch_against_its_libraries(tmp_path, name, value, says):
     (tmp_path / 'torch/lib').mkdir(parents=True)
-    (tmp_path / 'torch/lib/libtorch_cpu.so').write_bytes(
-        b'\0TORCH_NCCL_ASYNC_ERROR_HANDLING\0x\0GLOO_SOCKET_IFNAME\0expandable_segments\0TORCH_CHECK failed\0')
+    code = ('const char *a[] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "x", "GLOO_SOCKET_IFNAME", "expandable_segments", '
+            '"TORCH_CHECK failed"};')
+    subprocess.run(['gcc', '-shared', '-fPIC', '-x', 'c', '-', '-o', tmp_path / 'torch/lib/libtorch_cpu.so'], input=code,
+                   text=True, check=True)
     (tmp_path / 'sys/devices/system/cpu').mkdir(parents=True)
     (tmp_path / 'sys/devices/system/cpu/online').write_text('0-15')
     report = findings.Report(0)
     report.fact('env ' + name, value)
-    variables.check_torch(report, str(tmp_path / 'torch'), Machine({}, str(tmp_path)))
-    assert [says in finding.text for finding in report.findings] == [True] * bool(says)
+    report.fact('torch is in', str(tmp_path / 'torch'))
+    node.check_probe(report, {'facts': {}}, Machine({}, str(tmp_path)))
+    found = [finding.text for name in ('variable', 'value') for finding in report.having(name=name)]
+    assert [says in text for text in found] == [True] * bool(says)
     assert not report.having('red')
 
 
