@@ -25,6 +25,8 @@ LOOK = 0.02
 COMES = {'node': str, 'rank': int, 'ranks': int, 'ready': bool}
 # seconds that rank 0's node waits until others have read the verdict
 HEARD = 3
+# seconds that the store needs for a connection only if it is busy with others
+BUSY = 1
 ANSWERS = "something answers there, but not as PyTorch's store does"
 
 
@@ -107,10 +109,19 @@ class Store:
     def others(self, ranks: int, world: int, end: float) -> dict:
         """
         Wait for nodes until the time `end`, or until this many ranks have come: {number of a node: its first message,
-        or None if it has another form}.
+        or None if it has another form}. While the store is busy with connections of strangers, nodes wait behind them.
         """
-        found, there = {}, 0  # type: dict, int
-        while there < ranks and time.monotonic() < end:
+        found, there, longer = {}, 0, end - time.monotonic()  # type: dict, int, float
+        while there < ranks:
+            if time.monotonic() > end:
+                begin = time.monotonic()
+                try:
+                    self.another()
+                except NotMet:
+                    break
+                if time.monotonic() < begin + BUSY:
+                    break
+                end = time.monotonic() + longer
             new = self.known('come', set(range(1, min(self.count('nodes'), ranks) + 1)) - set(found), COMES)
             for number, said in sorted(new.items()):
                 if said and not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):

@@ -43,7 +43,6 @@ class Probe:
         self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
-        self.asks = None    # type: Any
         self.trial, self.given_up = None, False  # type: Any, bool
         self.clock = time.time
 
@@ -72,35 +71,32 @@ class Probe:
 
     def open(self, seconds: float, limit: float) -> 'Optional[meet.Store]':
         """
-        Open the store, and a second client for the thread of a Watch; None if it is not reached. After SPEAKS seconds,
-        report what this node waits for.
+        Open the store; None if it is not reached. After SPEAKS seconds, report what this node waits for.
 
-        :param seconds: if something answers at its address: a training would wait for half an hour
-        :param limit: if nothing answers
+        :param seconds: to wait if something answers at its address; a training would wait for half an hour
+        :param limit: to wait if nothing answers
         """
         opened, found, begin = threading.Event(), [], time.monotonic()  # type: Any, list, float
 
         def connect() -> None:
             try:
-                store = meet.Store(self.environ, seconds)
-                found.append((store, store.another()))
+                found.append(meet.Store(self.environ, seconds))
             except meet.NotMet as err:
                 found.append(err)
             opened.set()
 
         # TCPStore has no limit if the other end accepts and sends nothing
         threading.Thread(target=connect, daemon=True).start()
-        for end in sorted((SPEAKS, limit + SLACK)) + [seconds + SLACK]:
-            if opened.wait(max(0, begin + end - time.monotonic())):
-                break
+        if not opened.wait(min(SPEAKS, limit)):
             why = meet.why_not(self.environ)
-            if end == SPEAKS and not opened.is_set():
+            if not opened.wait(0):
                 self.say(late=why)
-            if end == limit + SLACK and meet.ANSWERS not in why:
-                break
-        if found and isinstance(found[0], tuple):
-            self.asks = found[0][1]
-            return found[0][0]
+        opened.wait(max(0, begin + limit + SLACK - time.monotonic()))
+        while not opened.is_set() and time.monotonic() < begin + seconds + SLACK and \
+                meet.ANSWERS in meet.why_not(self.environ):
+            opened.wait(SPEAKS)
+        if found and isinstance(found[0], meet.Store):
+            return found[0]
         err = found[0] if found else meet.NotMet('')
         own = self.environ['RANK'] == '0' and str(err)
         self.say(port=re.sub('^.*message: ', '', str(err)) if err.port else '',
@@ -146,19 +142,20 @@ class Probe:
         result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
         begin, limit = time.monotonic(), datetime.timedelta(seconds=seconds)
         self.say(phase='rendezvous')
+        asks = self.store.another()     # for the thread of `watch`
 
         def give_up(text, told):
             self.given_up = True
             result.update(error=text, told=told)
             with contextlib.suppress(meet.NotMet):
-                self.asks.count('given-up', 1)
+                asks.count('given-up', 1)
             self.words(gpu)
-            self.serve(self.asks)
+            self.serve(asks)
             os._exit(0)
 
         def gone():
             with contextlib.suppress(meet.NotMet):
-                return self.asks.count('given-up') > 0
+                return asks.count('given-up') > 0
             return True
 
         # more nodes take longer, since each connects to all others

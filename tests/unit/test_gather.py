@@ -215,7 +215,7 @@ class Store:
 
 def store(**kept):
     one = meet.Store.__new__(meet.Store)
-    one.store = Store(**kept)
+    one.store, one.another = Store(**kept), lambda: None
     return one
 
 
@@ -261,6 +261,14 @@ def test_who_comes_is_counted_by_its_ranks():
     {'rank': True})])
 def test_what_comes_in_another_form_is_no_node(said):
     assert store(nodes=1, come_1=said).others(4, 8, time.monotonic() + 0.1) == {1: None}
+
+
+@pytest.mark.parametrize('busy, found', [(0, {1: COMES}), (1e9, {})])
+def test_nodes_that_wait_behind_connections_of_strangers_are_waited_for(monkeypatch, busy, found):
+    monkeypatch.setattr(meet, 'BUSY', busy)
+    one = store(nodes=1)
+    one.another = lambda: one.store.kept.update({'come-1': messages.dump(COMES)})
+    assert one.others(4, 8, time.monotonic() + 0.1) == found
 
 
 def test_a_number_of_nodes_that_cannot_be_is_not_believed():
