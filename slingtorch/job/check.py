@@ -540,8 +540,8 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     met = bool(probe and found.get('met'))
     try:
         if not probe or not met:
-            raise PeerLost(found.get('lost') or found.get('error') or "this node has no PyTorch" if not probe else
-                           "PyTorch was imported too late")
+            raise PeerLost(found.get('lost') or found.get('error') or (
+                "PyTorch was imported too late" if probe else "this node has no PyTorch"))
         return str(probe.ask(3 * rank.seconds + 60, put=rank.report.dump())['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():

@@ -11,12 +11,11 @@ import resource
 import shutil
 import stat
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import threading
 
-from .kinds import Callable, Machine, Mapping, Optional, Report
+from .kinds import Any, Callable, Machine, Mapping, Optional, Report
 
 # {option of ulimit: (its number in getrlimit(2), what it limits)}
 SHELL = {'n': (resource.RLIMIT_NOFILE, 'open files'), 'v': (resource.RLIMIT_AS, 'address space'),
@@ -34,6 +33,10 @@ SMALL_SHM = 64 << 20
 SMALL_FILE, LARGE_FILE = 16 << 20, 1 << 30
 # values of a fact about a directory
 WRITTEN, A_FILE = 'written', 'it is a file'
+# {variable with a directory: what programs write there}
+DIRECTORIES = {'TMPDIR': 'temporary files', 'HOME': 'caches and settings', 'XDG_CACHE_HOME': 'caches',
+               'HF_HOME': 'models and data of Hugging Face'}
+RAISE = "ulimit -%s, in the job script or where the limit is set"
 # seconds of processor time that are too few for any training
 SHORT = 60
 # Open files that a DataLoader of two workers needs: with ten left, PyTorch 2.13 ended with "Too many open files" on
@@ -44,7 +47,7 @@ ROOM, SOON = 64, 300
 # characters of TMPDIR at most: Python adds /pymp-xxxxxxxx/listener-xxxxxxxx; bytes for a program's output
 LONGEST = 74
 PRINTS = 1 << 20
-# bytes of a stack below which check tries whether Python can run with it
+# bytes of a stack that are few for Python
 SMALL_STACK = 1 << 20
 
 
@@ -70,54 +73,44 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
     """Check the limits that a rank can judge by itself."""
     limits = details['limits'] = of_shell()
     details['memory'], _, details['memory of'] = machine.free_memory()
-    size = limits.get('f')
-    if size is not None and size < LARGE_FILE:
-        report.add('red' if size < SMALL_FILE else 'yellow', 'limit', "ulimit -f: this rank can write at most %d bytes "
-                   "to a file, also to a checkpoint, and to data for its workers in /dev/shm" % size,
-                   "ulimit -f unlimited, in the job script or where the limit is set")
-    if 't' in limits:
-        report.add('red' if limits['t'] < SHORT else 'yellow', 'limit', "ulimit -t: the kernel ends this rank after %d "
-                   "s of processor time" % limits['t'], "ulimit -t unlimited, where the limit is set")
-    cores = quota(machine)
-    if cores is not None and cores < 1:
-        report.add('yellow', 'limit', "a control group (its quota) allows this rank, or several, only %.2g of a core: "
-                   "all others wait for it" % cores, "ask for more cores, or ask the centre to check the node")
-    if limits.get('s', SMALL_STACK) < SMALL_STACK:
-        status = subprocess.run([sys.executable, '-B', '-c', 'import tempfile'], stderr=subprocess.DEVNULL,
-                                check=False).returncode
-        report.add('red' if status else 'yellow', 'limit', "ulimit -s: a stack of this rank may have %d kB%s" % (
-            limits['s'] >> 10, ", and Python ends with status %d when it imports a module" % status if status else
-            ', also that of each thread'), "ulimit -s 8192, in the job script or where the limit is set")
-    if limits.get('s', 0) >= LARGE_STACK:
-        report.add('yellow', 'limit', "ulimit -s: each thread of this rank reserves a stack of %d MB" % (
-            limits['s'] >> 20), "ulimit -s 8192, in the job script or where the limit is set")
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
-        report.add('yellow', 'limit', "ulimit -l: this rank may lock %d kB, but InfiniBand must lock the data it sends"
-                   % (locked >> 10), "ulimit -l unlimited, where the limit is set")
     for option in SHELL:
         report.fact('ulimit -' + option, limits.get(option, 'unlimited'))
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    size, stack, seconds = (limits.get(option) for option in 'fst')
+
+    def add(text: str, remedy: str, red: bool = False) -> None:
+        report.add('red' if red else 'yellow', 'limit', text, remedy)
+
+    if size is not None and size < LARGE_FILE:
+        add("ulimit -f: this rank can write at most %d bytes to a file, also to a checkpoint, and to data for its "
+            "workers in /dev/shm" % size, RAISE % 'f unlimited', size < SMALL_FILE)
+    if seconds is not None:
+        add("ulimit -t: the kernel ends this rank after %d s of processor time" % seconds, RAISE % 't unlimited',
+            seconds < SHORT)
+    if stack is not None and stack < SMALL_STACK:       # a Python that ends of it is the import's finding
+        add("ulimit -s: a stack of this rank may have %d kB, also that of each thread" % (stack >> 10), RAISE % 's 8192')
+    if stack is not None and stack >= LARGE_STACK:
+        add("ulimit -s: each thread of this rank reserves a stack of %d MB" % (stack >> 20), RAISE % 's 8192')
+    locked, most = (resource.getrlimit(number)[0] for number in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC))
+    if machine.list('sys/class/infiniband') and 0 <= locked < SMALL_SHM and os.geteuid():
+        add("ulimit -l: this rank may lock %d kB, but InfiniBand must lock the data it sends" % (locked >> 10),
+            RAISE % 'l unlimited')
+    cores = quota(machine)
+    if cores is not None and cores < 1:
+        add("a control group (its quota) allows this rank, or several, only %.2g of a core: all others wait for it"
+            % cores, "ask for more cores, or ask the centre to check the node")
     if os.geteuid() and details.get('local_rank') == 0 and most != resource.RLIM_INFINITY:  # root may have more
         now = sum(len(machine.list('proc/%s/task' % name)) for name in machine.list('proc') if name.isdigit() and
                   re.search(r'^Uid:\s+%d\b' % os.getuid(), machine.read('proc/%s/status' % name), re.M))
         if most - now < ROOM:
-            report.add('yellow', 'limit', "ulimit -u: this user may have %d processes and threads on a node, and has "
-                       "%d already: few are left for PyTorch and a DataLoader" % (most, now),
-                       "ulimit -u unlimited, in the job script or where the limit is set")
+            add("ulimit -u: this user may have %d processes and threads on a node, and has %d already: few are left "
+                "for PyTorch and a DataLoader" % (most, now), RAISE % 'u unlimited')
     for most, now in pids(machine):
         if most - now < ROOM:
-            report.add('yellow', 'limit', "a control group of this rank has %d of at most %d processes and threads: "
-                       "few are left for PyTorch and a DataLoader" % (now, most),
-                       "ask for more processes in the job, or have the limit raised where it is set")
+            add("a control group of this rank has %d of at most %d processes and threads: few are left for PyTorch and "
+                "a DataLoader" % (now, most), "ask for more processes in the job, or have the limit raised")
     end = machine.environ.get('SLURM_JOB_END_TIME', '')
     if end.isdigit() and int(end) - machine.clock() < SOON:
-        report.add('yellow', 'limit', "the job ends in less than %d minutes" % (SOON // 60),
-                   "ask for more time (--time)")
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    if nice > 0:
-        report.add('yellow', 'limit', "this rank runs with nice %d: other processes of the node take precedence" % nice,
-                   "start it without nice")
+        add("the job ends in less than %d minutes" % (SOON // 60), "ask for more time (--time)")
 
 
 def megabytes(number: int) -> str:
@@ -130,7 +123,7 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
     Compare the limits of a node's ranks with what the process with PyTorch used.
 
     :param ranks: details of all ranks of the node
-    :param took: what that process used: 'fds', 'v', 'd' (bytes, as for ulimit), 'anon' (bytes)
+    :param took: of probe.taken()
     :param world: number of ranks
     :param connects: whether each rank will connect to all others, as gloo does
     """
@@ -149,15 +142,13 @@ def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool)
                            "PyTorch used %son this node, before any training" % (
                                option, megabytes(limit), SHELL[option][1], 'more ' if limit < need else
                                'more than half of that ' if limit < 2 * need else '%s ' % megabytes(need)),
-                           "ulimit -%s unlimited, in the job script or where the limit is set" % option, mask)
-        if took.get('fds') and 'n' in limits:
-            need = took['fds'] + (max(0, world - 1) if connects else 0)
-            if limits['n'] < need + 3 * WORKERS:
-                workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
-                report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may "
-                           "have %d open files; PyTorch and the connections of %d ranks use %d, and workers of a "
-                           "DataLoader need more" % (limits['n'], world, need),
-                           "ulimit -n 65536, in the job script or where the limit is set", mask)
+                           RAISE % (option + ' unlimited'), mask)
+        need = took.get('fds', 0) + (max(0, world - 1) if connects else 0)
+        if took.get('fds') and limits.get('n', need + 3 * WORKERS) < need + 3 * WORKERS:
+            workers = WORKERS_ELSEWHERE if details['rank'] else WORKERS
+            report.add('red' if limits['n'] < need + workers else 'yellow', 'limit', "ulimit -n: this rank may have %d "
+                       "open files; PyTorch and the connections of %d ranks use %d, and workers of a DataLoader need "
+                       "more" % (limits['n'], world, need), RAISE % 'n 65536', mask)
         if details.get('memory of'):
             groups.setdefault((details['memory of'], details['memory']), []).append(details['rank'])
     for (_, left), who in groups.items():
@@ -211,11 +202,17 @@ def in_time(function: 'Callable', *arguments: object) -> bool:
     return not thread.is_alive()
 
 
-def working_directory() -> str:
-    """The working directory; '' if it has been removed."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return ''
+def nearest(path: str) -> str:
+    """The directory or file that exists on the way to a path, the path itself at best."""
+    while not os.path.lexists(path) and path not in ('/', ''):
+        path = os.path.dirname(path)
+    return path or '.'
+
+
+def free_in(place: 'Any') -> int:
+    """The free bytes of a path's or a descriptor's file system."""
+    state = os.statvfs(place)
+    return state.f_bavail * state.f_frsize
 
 
 def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str:
@@ -234,33 +231,31 @@ def write_trial(directory: str, size: int = 64 << 10, sync: bool = False) -> str
 def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     """Try to write where a training writes: permissions do not show what root may do, nor that a disk is full."""
     try:
-        tempfile.gettempdir()
+        length = len(tempfile.gettempdir())
+        if length > LONGEST:
+            report.add('yellow', 'disk', "the path of the directory for temporary files has %d characters: workers of "
+                       "a DataLoader use sockets there, whose paths may have only 107 (unix(7))" % length,
+                       "export TMPDIR with a shorter path")
     except OSError:
         report.add('red', 'disk', "no directory for temporary files is writable: TMPDIR=%s, /tmp, /var/tmp"
                    % machine.environ.get('TMPDIR', ''), "name one in TMPDIR, or start without this node (--exclude)")
-    with contextlib.suppress(OSError):
-        if len(tempfile.gettempdir()) > LONGEST:
-            report.add('yellow', 'disk', "the path of the directory for temporary files has %d characters: workers of "
-                       "a DataLoader use sockets there, whose paths may have only 107 (unix(7))"
-                       % len(tempfile.gettempdir()), "export TMPDIR with a shorter path")
-    for variable, what in (('TMPDIR', 'temporary files'), ('HOME', 'caches and settings'), ('XDG_CACHE_HOME', 'caches'),
-                           ('HF_HOME', 'models and data of Hugging Face')):
+    for variable, what in DIRECTORIES.items():
         path = machine.environ.get(variable)
-        if not path:
-            continue
-        there = path
-        while not os.path.isdir(there) and there not in ('/', '') and not os.path.exists(there):
-            there = os.path.dirname(there)
-        report.fact('%s=%s: %s' % (variable, path, what),
-                    A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
-    report.fact('working directory', working_directory() or 'one that has been removed')
+        if path:
+            there = nearest(path)
+            report.fact('%s=%s: %s' % (variable, path, what),
+                        A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = 'one that has been removed'
+    report.fact('working directory', here)
     wrong = write_trial('.', sync=True)
     if wrong:
-        report.add('yellow', 'disk', "the working directory %s is not writable (%s)" % (working_directory(), wrong),
+        report.add('yellow', 'disk', "the working directory %s is not writable (%s)" % (here, wrong),
                    "if the program writes there, start in another directory (srun --chdir)")
     with contextlib.suppress(OSError):
-        state = os.fstatvfs(1)
-        if stat.S_ISREG(os.fstat(1).st_mode) and state.f_bavail * state.f_frsize < PRINTS:
+        if stat.S_ISREG(os.fstat(1).st_mode) and free_in(1) < PRINTS:
             report.add('yellow', 'disk', "stdout goes to a file on a full disk: printing ends the program",
                        "free space there, or name another file (--output)")
     shm = machine.path('dev/shm')
@@ -269,9 +264,9 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
     if wrong:
         report.add('red', 'shm', "cannot write 1 MB to /dev/shm (%s): workers of a DataLoader and NCCL pass their data "
                    "there" % wrong, remedy)
-    elif os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize <= SMALL_SHM:
+    elif free_in(shm) <= SMALL_SHM:
         report.add('yellow', 'shm', "/dev/shm has only %s free for NCCL and the workers of a DataLoader"
-                   % megabytes(os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize), remedy)
+                   % megabytes(free_in(shm)), remedy)
 
 
 def look_at_outputs(report: 'Report', details: dict) -> None:
@@ -283,10 +278,7 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
     made = details.get('made', {})
     for path, says in list(details.get('written', {}).items())[:50]:
         place = path if os.path.isdir(path) else os.path.dirname(path) or '.'
-        there = place
-        while not os.path.lexists(there) and there not in ('/', ''):
-            there = os.path.dirname(there)
-        there = there or '.'
+        there = nearest(place)
         wrong = '%s is not a directory' % there if not os.path.isdir(there) else write_trial(there, sync=True)
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
@@ -295,12 +287,10 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place
-        free = os.statvfs(there)
-        if not wrong and free.f_bavail * free.f_frsize < SMALL_FILE:
-            wrong = 'its file system has only %s free' % megabytes(free.f_bavail * free.f_frsize)
+        if not wrong and free_in(there) < SMALL_FILE:
+            wrong = 'its file system has only %s free' % megabytes(free_in(there))
         if wrong:
-            report.add('yellow', 'disk', "%s: the program cannot write to %s (%s)" % (says, path, wrong)
-                       if 'free' not in wrong else "%s: the program writes to %s, but %s" % (says, path, wrong),
+            report.add('yellow', 'disk', "%s: the program cannot write to %s (%s)" % (says, path, wrong),
                        "name another directory, create this one, or free space")
 
 
@@ -310,48 +300,41 @@ def look_at_compiler(report: 'Report', environ: 'Mapping[str, str]', details: di
     if not builds and (not details.get('compiles') or '1' in (environ.get('TORCH_COMPILE_DISABLE'),
                                                               environ.get('TORCHDYNAMO_DISABLE'))):
         return
-    calls = 'builds C++ extensions' if builds else 'calls torch.compile'
-    include = sysconfig.get_paths()['include']
+    does, include = 'builds C++ extensions' if builds else 'calls torch.compile', sysconfig.get_paths()['include']
+
+    def add(text: str, remedy: str, name: str = 'torch') -> None:
+        report.add('yellow', name, "the program %s, but %s" % (does, text), remedy)
+
     if not os.path.isfile(os.path.join(include, 'Python.h')):
-        report.add('yellow', 'torch', "the program %s, but this node has no Python.h in %s" % (calls, include),
-                   "install the headers of Python (python3-dev), or use a Python that has them")
+        add("this node has no Python.h in %s" % include,
+            "install the headers of Python (python3-dev), or use a Python that has them")
     if builds and not shutil.which('ninja', path=environ.get('PATH')):
-        report.add('yellow', 'torch', "the program builds C++ extensions, but this node has no ninja in PATH",
-                   "pip install ninja")
-    there = environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir()
-    while not os.path.isdir(there):
-        there = os.path.dirname(there) or '/'
+        add("this node has no ninja in PATH", "pip install ninja")
+    there = nearest(environ.get('TORCHINDUCTOR_CACHE_DIR') or tempfile.gettempdir())
     # the compilers of Inductor and of Triton, searched for as they do
-    for variable, known, end in [('CXX', ('g++', 'clang++', 'c++'), '.cpp')] + [
-            ('CC', ('gcc', 'clang', 'cc'), '.c')] * bool(details.get('gpus')):
-        names = [environ[variable].split()[0]] if environ.get(variable, '').strip() else known
+    for variable, known, kind in [('CXX', ('g++', 'clang++', 'c++'), 'C++')] + [
+            ('CC', ('gcc', 'clang', 'cc'), 'C')] * bool(details.get('gpus')):
+        names = environ.get(variable, '').split()[:1] or known
         compiler = next(filter(None, (shutil.which(name, path=environ.get('PATH')) for name in names)), '')
+        remedy = "load one in the job script (%s), or start without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable
         if not compiler:
-            report.add('yellow', 'torch', "the program %s, but this node has no %s compiler in PATH "
-                       "(%s)" % (calls, 'C++' if end == '.cpp' else 'C', ', '.join(names)),
-                       "load one in the job script (%s), or start "
-                       "without torch.compile (TORCH_COMPILE_DISABLE=1)" % variable)
+            add("this node has no %s compiler in PATH (%s)" % (kind, ', '.join(names)), remedy)
             continue
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix='slingtorch-', dir=there) as place:
-            source, library = os.path.join(place, 'a' + end), os.path.join(place, 'a.so')
-            with open(source, 'w') as stream:
-                stream.write('int a;\n')
-            done = subprocess.run([compiler, '-shared', '-fPIC', '-o', library, source], env=dict(environ), check=False,
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            library = os.path.join(place, 'a.so')
+            done = subprocess.run([compiler, '-shared', '-fPIC', '-x', kind.lower(), '-', '-o', library],
+                                  input=b'int a;', env=dict(environ), check=False, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE)
             if done.returncode:
                 said = [line for line in done.stderr.decode(errors='replace').splitlines() if line.strip()][:1]
-                report.add('yellow', 'torch', "the program %s, but the compiler %s fails on this "
-                           "node: status %d%s" % (
-                               calls, compiler, done.returncode, ''.join(': ' + line for line in said)),
-                           "load another one in the job script (%s), or export TORCH_COMPILE_DISABLE=1" % variable)
+                add("the compiler %s fails on this node: status %d%s" % (
+                    compiler, done.returncode, ''.join(': ' + line for line in said)), remedy)
                 continue
             try:
                 ctypes.CDLL(library)
             except OSError as err:
-                report.add('yellow', 'cache', "the program %s, but code compiled in %s cannot be "
-                           "loaded (%s): its file system may be mounted noexec" % (
-                               calls, there, str(err).rpartition(': ')[2]),
-                           "name another directory in TORCHINDUCTOR_CACHE_DIR")
+                add("code compiled in %s cannot be loaded (%s): its file system may be mounted noexec" % (
+                    there, str(err).rpartition(': ')[2]), "name another directory in TORCHINDUCTOR_CACHE_DIR", 'cache')
 
 
 def compare_directories(report: 'Report') -> None:
@@ -360,7 +343,7 @@ def compare_directories(report: 'Report') -> None:
     broken. If not, this may be intended: at some centres, compute nodes have no home directory.
     """
     for fact, values in sorted(report.facts.items()):
-        found = re.match(r'((TMPDIR|HOME|XDG_CACHE_HOME|HF_HOME)=.*): ([^:]*)$', fact)
+        found = re.match(r'((%s)=.*): ([^:]*)$' % '|'.join(DIRECTORIES), fact)
         if not found:
             continue
         where, variable, what = found.groups()

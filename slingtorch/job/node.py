@@ -11,6 +11,7 @@ from .machine import TRANSPORT_LAYER, library_kind
 
 # A network is reported as slow below this share of its line rate: on a fast network, gloo over TCP reaches a tenth.
 SLOW_LINK = 0.02
+BIND = '"$($RUNSCRIPTS/cpu-bind)"'
 # ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
 DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
@@ -21,39 +22,36 @@ def mask_of(ranks: 'Iterable[int]') -> int:
     return sum(1 << rank for rank in ranks)
 
 
-def check_cores(report: 'Report', ranks: list) -> None:
-    """
-    Report cores that several ranks share.
-
-    :param ranks: details (look.look()) of all ranks of the node
-    """
-    sharing = {}  # type: dict
+def grouped(ranks: list, key: str) -> dict:
+    """{cores or GPUs of ranks of the node: these ranks}, from their details (look.look())."""
+    found = {}  # type: dict
     for details in ranks:
-        sharing.setdefault(tuple(details['cpus']), []).append(details['rank'])
+        found.setdefault(tuple(details[key] or ()), []).append(details['rank'])
+    return found
+
+
+def check_cores(report: 'Report', ranks: list) -> None:
+    """Report cores that several ranks share; `ranks` are the details of all ranks of the node."""
+    sharing, everything = grouped(ranks, 'cpus'), set(ranks[0]['online'])
     if () in sharing:
         report.add('untested', 'cores', "which cores the ranks may use")
         return
-    fault = False
     for cpus, who in sharing.items():
-        if len(who) > len(cpus):
-            fault = True
-            whole = set(cpus) >= set(ranks[0]['online'])
-            report.add('yellow', 'cores', "%d ranks of the node %s" % (
-                len(who), "share its %d cores: they slow each other down" % len(cpus) if whole else
-                "share %s" % ("one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus))),
-                "start fewer ranks on a node" if whole else
-                "srun --cpus-per-task=N, or --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who))
-    if len(sharing) == 1 and len(ranks) > 1 and not fault:
-        fault = True
-        report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores"
-                   % len(cpus), "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"")
-    for cpus, who in sharing.items():
-        for others, whose in sharing.items():
-            if cpus < others and set(cpus) & set(others):
-                fault = True
-                report.add('yellow', 'cores', "ranks of the node share some of their cores",
-                           "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(who + whose))
-    if not fault:
+        others = sum((whose for other, whose in sharing.items() if other > cpus and set(cpus) & set(other)), [])
+        if len(who) > len(cpus) and set(cpus) >= everything:
+            report.add('yellow', 'cores', "%d ranks of the node share its %d cores: they slow each other down" % (
+                len(who), len(cpus)), "start fewer ranks on a node", mask_of(who))
+        elif len(who) > len(cpus):
+            report.add('yellow', 'cores', "%d ranks of the node share %s" % (
+                len(who), "one core (%d)" % cpus[0] if len(cpus) == 1 else "%d cores" % len(cpus)),
+                       "srun --cpus-per-task=N, or --cpu-bind=" + BIND, mask_of(who))
+        elif len(sharing) == 1 and len(ranks) > 1:
+            report.add('yellow', 'cores', "the ranks of the node are not bound: each may use all %d cores" % len(cpus),
+                       "srun --cpu-bind=" + BIND)
+        if others:
+            report.add('yellow', 'cores', "ranks of the node share some of their cores", "srun --cpu-bind=" + BIND,
+                       mask_of(who + others))
+    if not report.having('yellow', 'cores'):
         report.add('good', 'cores', "no rank shares a core with another rank")
 
 
@@ -61,18 +59,12 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
     """
     Report GPUs that several ranks share, and ranks whose cores are far from their GPU.
 
+    :param ranks: details of all ranks of the node
     :param mapped: libraries of the process with PyTorch
     """
-    seen = [(details['rank'], details['local_rank'], details['gpus'], details) for details in ranks if details['gpus']]
-    if not seen:
-        return
-    lists = {}  # type: dict
-    for rank, _, gpus, _ in seen:
-        lists.setdefault(tuple(gpus), []).append(rank)
-    shared = False
+    lists = {gpus: who for gpus, who in grouped(ranks, 'gpus').items() if gpus}
     for gpus, who in lists.items():
         if len(who) > len(gpus):
-            shared = True
             sure = nccl.refuses_to_share(mapped) and environ.get('NCCL_MULTI_RANK_GPU_ENABLE') != '1'
             report.add('red' if sure else 'yellow', 'gpus', "%d ranks of the node share %s" % (
                 len(who), "one GPU" if len(gpus) == 1 else "%d GPUs" % len(gpus)),
@@ -80,15 +72,15 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
         elif len(gpus) > 1 and len(who) > 1:
             report.add('untested', 'gpus', "which of its %d GPUs each rank uses: all see the same ones, and the "
                        "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
-    if not shared and all(len(gpus) == 1 for gpus in lists):
-        report.add('good', 'gpus', "each rank sees a GPU of its own")
-    far = [(rank, gpus) for rank, _, gpus, details in seen if len(gpus) == 1 and details['near'].get(gpus[0])
-           and details['cpus'] and not set(details['cpus']) & set(details['near'][gpus[0]])]
+    single = [one for one in ranks if one['gpus'] and len(one['gpus']) == 1]
+    near = {one['rank']: set(one['near'].get(one['gpus'][0], ())) for one in single}
+    far = [one['rank'] for one in single if near[one['rank']] and one['cpus'] and not near[one['rank']] & set(one['cpus'])]
     if far:
-        report.add('yellow', 'gpus', "the rank's cores are not near its GPU",
-                   "srun --cpu-bind=\"$($RUNSCRIPTS/cpu-bind)\"", mask_of(rank for rank, _ in far))
-    elif all(len(gpus) == 1 and details['near'].get(gpus[0]) for _, _, gpus, details in seen):
-        report.add('good', 'gpus', "each rank runs on cores near its GPU")
+        report.add('yellow', 'gpus', "the rank's cores are not near its GPU", "srun --cpu-bind=" + BIND, mask_of(far))
+    if lists and all(len(gpus) == len(who) == 1 for gpus, who in lists.items()):
+        report.add('good', 'gpus', "each rank sees a GPU of its own")
+        if not far and all(near.values()):
+            report.add('good', 'gpus', "each rank runs on cores near its GPU")
 
 
 def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
@@ -97,29 +89,28 @@ def check_libraries(report: 'Report', paths: list, machine: 'Machine') -> None:
     for path in paths:
         if library_kind(path):
             by_kind.setdefault(library_kind(path), set()).add(os.path.realpath(path))
+    collectives, names = {'libnccl', 'librccl'} & set(by_kind), []
     for kind, files in sorted(by_kind.items()):
-        files = sorted(files)
-        report.fact('maps ' + kind, ' '.join(files))
+        report.fact('maps ' + kind, ' '.join(sorted(files)))
+        names.append('%s %s' % (kind, ' and '.join(sorted(files))))
         if len(files) > 1:
             report.add('yellow', 'libraries', "one process has loaded %d %s: %s" % (
-                len(files), kind, ' and '.join(files)),
+                len(files), kind, ' and '.join(sorted(files))),
                        "keep one: find which of LD_PRELOAD, LD_LIBRARY_PATH and the packages adds the other")
-    if {'libnccl', 'librccl'} <= set(by_kind):
+    if len(collectives) > 1:
         report.add('yellow', 'libraries', "one process has loaded both libnccl and librccl",
                    "use PyTorch for one kind of GPU")
     gtl = any(TRANSPORT_LAYER.match(os.path.basename(path)) for path in paths)
-    if 'MPI' in by_kind and machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
-            any('cray' in path for path in by_kind['MPI']):
+    if machine.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' and not gtl and \
+            any('cray' in path for path in by_kind.get('MPI', ())):
         report.add('yellow', 'libraries', "MPICH_GPU_SUPPORT_ENABLED=1, but the process maps Cray MPICH without its "
                    "GPU library (libmpi_gtl): a call of MPI_Init would end the program",
                    "unset it, or first load the module craype-accel-*")
-    names = ['%s %s' % (kind, ' and '.join(sorted(files))) for kind, files in sorted(by_kind.items())]
-    missing = [kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
-               if not set(kind.split(' or ')) & set(by_kind)]
+    names += ["no " + kind for kind in ('libnccl or librccl', 'libfabric', 'MPI')
+              if not set(kind.split(' or ')) & set(by_kind)]
     if not report.having(name='libraries'):
-        report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(
-            names + ["no " + kind for kind in missing]))
-    if machine.gpus() and not {'libnccl', 'librccl'} & set(by_kind):
+        report.add('good', 'libraries', "the process with PyTorch maps %s" % '; '.join(names))
+    if machine.gpus() and not collectives:
         report.add('yellow', 'libraries', "the process with PyTorch maps neither libnccl nor librccl",
                    "use a PyTorch that is built for the GPUs of this node")
 

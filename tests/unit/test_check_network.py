@@ -371,18 +371,16 @@ def test_memory_of_a_control_group_is_for_all_its_ranks():
     assert not limited({2: group}, TOOK)
 
 
-def test_quota_nice_and_files_are_looked_at_in_each_rank(tmp_path, monkeypatch):
+def test_quota_and_files_are_looked_at_in_each_rank(tmp_path, monkeypatch):
     files = {'proc/self/cgroup': '0::/job/task\n', 'sys/fs/cgroup/job/task/cpu.max': 'max 100000\n',
              'sys/fs/cgroup/job/cpu.max': '4000 100000\n'}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(limits, 'of_shell', lambda: {'f': 102400, 't': 2})
-    monkeypatch.setattr(os, 'getpriority', lambda *_: 19)
     report = findings.Report(3)
     limits.look(Machine({}, str(tmp_path)), report, {})
     assert any('0.04 of a core' in text for text in of_level(report, 'yellow', 'limit'))
-    assert any('nice 19' in text for text in of_level(report, 'yellow', 'limit'))
     assert [text[:9] for text in sorted(of_level(report, 'red', 'limit'))] == ['ulimit -f', 'ulimit -t']
 
 
@@ -394,15 +392,15 @@ def test_the_limits_of_this_shell_are_read():
     assert done.stdout.split() == ['50', '102400']
 
 
-@pytest.mark.parametrize('kilobytes, level', [(64, 'red'), (512, 'yellow'), (8192, None)])
-def test_a_small_stack_is_tried(kilobytes, level):
+@pytest.mark.parametrize('kilobytes, level', [(64, 'yellow'), (512, 'yellow'), (8192, None)])
+def test_a_small_stack_is_named(kilobytes, level):
     code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import findings, limits, machine; '
             'report = findings.Report(0); limits.look(machine.Machine({}), report, {}); '
             'print(json.dumps([entry[:3] for entry in report.findings if "ulimit -s" in entry.text]))')
     done = subprocess.run(['bash', '-c', 'ulimit -s $0; exec "$@"', str(kilobytes), sys.executable, '-B', '-c', code,
                            str(ROOT)], stdout=subprocess.PIPE, text=True, check=kilobytes > 64)
     if kilobytes == 64 and done.returncode:
-        assert done.returncode == -11   # this program is too much for it, too: the trial would have said so
+        assert done.returncode == -11   # too much for this Python: the import of PyTorch ends, too
     else:
         assert [entry[0] for entry in json.loads(done.stdout)] == ([level] if level else [])
 
@@ -436,7 +434,7 @@ def test_a_job_that_ends_soon(tmp_path, end, says):
 def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0, sync=False: 'Read-only file system' * (directory == '.'))
     monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
-    monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
+    monkeypatch.setattr(os, 'statvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
     report = findings.Report(0)
     limits.look_at_directories(Machine({}, str(tmp_path)), report)
     said = ' '.join(of_level(report, 'yellow', 'disk'))
