@@ -51,12 +51,6 @@ SILENT = 12
 SLOW_NAME = 1
 # remedy for a step that did not end and perhaps did not fail
 LATE = "a slow file system, or a network that does not answer; set SLINGTORCH_CHECK_SECONDS=N to wait longer"
-# remedy for an unknown error
-LOOK_THERE = {
-    'import': "run python -c 'import torch' on one of these nodes to see the whole error",
-    **dict.fromkeys(('rendezvous', 'collective'), "check whether the nodes reach each other at all ports, and which "
-                    "interface they use (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md"),
-}
 # A larger difference of clocks confuses logs, make and Kerberos; within a cluster, clocks differ by milliseconds.
 CLOCK_SECONDS = 1
 
@@ -259,7 +253,7 @@ def one_cause(report: Report) -> None:
     # a connection is refused, but the node at its other end has no error
     refused = [finding for finding in found if 'Connection refused' in finding.text]
     late = [finding for finding in found if finding.remedy == LATE]
-    named = [finding for finding in found if finding.remedy and finding not in late]
+    named = [finding for finding in found if finding.remedy not in ('', LATE, *node.LOOK_THERE)]
     if refused and not named and all(finding in refused or 'did not end' in finding.text for finding in found):
         for finding in found:
             report.add('red', 'rendezvous', network.REFUSED, network.OPEN_PORTS, report.findings.pop(finding))
@@ -293,13 +287,6 @@ def with_addresses(report: Report, finding: 'Any') -> 'Any':
     return changed
 
 
-def look_there(report: Report) -> None:
-    """Add a remedy to each error of unknown cause."""
-    for finding in sum((report.having('red', name) for name in LOOK_THERE), []):
-        if not finding.remedy:
-            report.findings[finding._replace(remedy=LOOK_THERE[finding.name])] = report.findings.pop(finding)
-
-
 def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
     """Check what only all ranks together show. Parameters as in check_answers()."""
     from . import program
@@ -310,7 +297,6 @@ def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> Non
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others were waiting for a node that was still importing
     one_cause(report)
-    look_there(report)
     program.compare_programs(report)
     limits.compare_directories(report)
     check_same(report)
@@ -369,7 +355,7 @@ class Rank:
             'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'))
         self.seconds, self.sent = seconds_to_wait(self.environ), network.segments()
         self.report, self.several = Report(self.rank), self.world > self.local_world
-        self.nodes, self.looked_up = [], []  # type: list, list
+        self.nodes, self.looked_up = {}, []  # type: dict, list
 
     def all(self) -> dict:
         """The environment and, with a space before their names, other things that may differ between ranks."""
@@ -472,7 +458,7 @@ def meet_nodes(rank: Rank, probe: 'Optional[Probe]') -> dict:
         end = time.monotonic() + 2 * rank.seconds + (network.ASIDE + 3) * max(1, rank.seconds / 120) + (
             rank.world // rank.local_world / 100 + imports.LIMIT)
     found = probe.result(end)
-    rank.nodes = list((found.get('nodes') or {}).values())
+    rank.nodes = {str(number): said for number, said in (found.get('nodes') or {}).items()}
     if found.get('port'):
         port = int(rank.environ['MASTER_PORT'])
         rank.report.add('red', 'port', "MASTER_PORT=%d cannot be used on rank 0's node: %s%s" % (
@@ -541,7 +527,8 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
     try:
         if not probe or not met:
             raise PeerLost(found.get('lost') or found.get('error') or (
-                "PyTorch was imported too late" if probe else "this node has no PyTorch"))
+                "it did not answer" if found.get('took') else "PyTorch was imported too late" if probe else
+                "this node has no PyTorch"))
         return str(probe.ask(3 * rank.seconds + 60, put=rank.report.dump())['word'])
     except PeerLost as err:
         for level, name, text, remedy, _ in rank.report.sorted():
@@ -554,9 +541,8 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
     """Rank 0: reads the other nodes' reports, prints the result, and tells them the verdict, which it returns."""
     report, machine, environ = rank.report, rank.machine, rank.environ
-    there = {str(number): said for number, said in (probe.found.get('nodes') or {}).items()} if probe else {}
-    collect(rank, probe, there)
-    check_job(report, machine, rank.nodes, rank.sent)
+    collect(rank, probe)
+    check_job(report, machine, list(rank.nodes.values()), rank.sent)
     report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
@@ -565,19 +551,15 @@ def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Opt
         seconds = round(time.monotonic() - rank.begin, 3)
         records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
     word = '1' if report.count('red') else '0'
-    if there and probe:
+    if rank.nodes and probe:
         with contextlib.suppress(PeerLost):     # the other nodes report it themselves
             probe.ask(SLACK, word=word)
     return word
 
 
-def collect(rank: Rank, probe: 'Any', there: dict) -> None:
-    """
-    Merge the nodes' reports.
-
-    :param there: {number of a node as text: its first message}
-    """
-    report = rank.report
+def collect(rank: Rank, probe: 'Any') -> None:
+    """Merge the nodes' reports."""
+    report, there = rank.report, rank.nodes
     strange, texts = [number for number, said in there.items() if not said], {}  # type: list, dict
     for said in there.values():
         if said and said.get('twice'):

@@ -49,9 +49,8 @@ LOSS, RESENT = 0.05, 5
 
 def connections() -> list:
     """
-    This process's own TCP sockets: dictionaries with state, here (host, port), there (the other end's port, or 0),
-    resent and sent (segments), again (how often the segment under way was resent), underway (unacknowledged segments),
-    trip (shortest round-trip time in seconds).
+    This process's own TCP sockets: dictionaries with state, here (address), resent and sent (segments), again (how
+    often the segment under way was resent), underway (unacknowledged segments), trip (shortest round trip in seconds).
     """
     found = []
     for name in os.listdir('/proc/self/fd'):
@@ -65,29 +64,13 @@ def connections() -> list:
         with own:
             try:
                 told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 152)
-                entry = {'state': told[0], 'again': told[2], 'here': own.getsockname()[:2]}
+                here = own.getsockname()[0]
             except OSError:
                 continue    # not a TCP socket
-            entry['there'] = 0
-            with contextlib.suppress(OSError):
-                entry['there'] = asked(link[8:-1]) if told[0] == CONNECTING else own.getpeername()[1]
-            words = struct.unpack('24I', told[8:104])
-            entry.update(underway=words[4], resent=words[23],
-                         sent=struct.unpack('I', told[136:140])[0] if len(told) >= 140 else 0,
-                         trip=struct.unpack('I', told[148:152])[0] / 1e6 if len(told) >= 152 else 0)
-            found.append(entry)
+            words = struct.unpack('36I', told[8:].ljust(144, b'\0'))   # older kernels have fewer
+            found.append({'state': told[0], 'again': told[2], 'here': here, 'underway': words[4], 'resent': words[23],
+                          'sent': words[32], 'trip': words[35] / 1e6})
     return found
-
-
-def asked(inode: str) -> int:
-    """The port to which a socket is connecting, which getpeername(2) does not give; 0 if not found."""
-    for table in ('/proc/self/net/tcp', '/proc/self/net/tcp6'):
-        with contextlib.suppress(OSError), open(table) as stream:
-            for line in stream:
-                fields = line.split()
-                if fields[9] == inode:
-                    return int(fields[2].partition(':')[2], 16)
-    return 0
 
 
 def addresses(name: str) -> list:
@@ -155,19 +138,15 @@ def state(sockets: list, before: int = 0) -> dict:
 
     :param before: segments that were resent in steps that ended well
     """
+    connecting = [entry for entry in sockets if entry['state'] == CONNECTING]
+    underway = [entry for entry in sockets if entry['state'] != CONNECTING and entry['underway']]
     return {
         'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
-        'before': before, 'trip': max((entry.get('trip', 0) for entry in sockets if not is_loopback(entry['here'][0])),
-                                      default=0),
-        'stuck': any(entry['again'] and entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
-        'underway': any(entry['underway'] for entry in sockets if entry['state'] != CONNECTING),
-        'again': max((entry['again'] for entry in sockets if entry['state'] != CONNECTING and entry['underway']),
-                     default=0),
-        'silent': any(entry['state'] == CONNECTING for entry in sockets),
-        'to': sorted({entry['there'] for entry in sockets if entry['state'] == CONNECTING}),
-        'link': any(entry['here'][0].startswith('fe80:') for entry in sockets if entry['state'] == CONNECTING),
-        'loopback': sorted({entry['here'][0] for entry in sockets
-                            if entry['state'] == LISTENING and is_loopback(entry['here'][0])}),
+        'before': before, 'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0),
+        'underway': bool(underway), 'again': max((entry['again'] for entry in underway), default=0),
+        'silent': bool(connecting), 'link': any(entry['here'].startswith('fe80:') for entry in connecting),
+        'loopback': sorted({entry['here'] for entry in sockets
+                            if entry['state'] == LISTENING and is_loopback(entry['here'])}),
     }
 
 
@@ -338,17 +317,12 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
         return ("the interface of GLOO_SOCKET_IFNAME=%s has only a link-local address (fe80:...), and other nodes do "
                 "not answer there" % environ.get('GLOO_SOCKET_IFNAME', ''),
                 "name another interface, or ask the centre to check this one (command: ip address)")
-    if told.get('silent') and str(told.get('to', [])) == '[%s]' % environ.get('MASTER_PORT'):
-        return ("connections to rank 0's node get no answer at MASTER_PORT=%s, but they do at other ports: something "
-                "between the nodes, such as a firewall, drops packets to this port" % environ.get('MASTER_PORT'),
-                "unset MASTER_PORT in the job script or choose another port; have the centre open all ports between "
-                "the nodes of a job")
     if told.get('silent'):
         return ("the nodes reach rank 0's node at MASTER_PORT, but connections to other ports get no answer: something "
                 "between them, such as a firewall, drops packets",
                 OPEN_PORTS)
     # the kernel gives ETIMEDOUT if nobody acknowledges what it resends
-    unheard = told.get('stuck') or 'Connection timed out' in text
+    unheard = told.get('again') or 'Connection timed out' in text
     if unheard and '64 kB' in text and told.get('before', 0) < RESENT // 2:
         return ("small messages pass, but the all_reduce of 64 kB does not: full-size packets are lost on the way, for "
                 "example because a switch or an interface between the nodes has a smaller MTU than the nodes",

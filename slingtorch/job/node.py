@@ -14,6 +14,11 @@ SLOW_LINK = 0.02
 BIND = '"$($RUNSCRIPTS/cpu-bind)"'
 # ld.so's words for a file that is cut off or empty (glibc elf/dl-load.c)
 DAMAGED = 'file too short|invalid ELF header|cannot read file data|ELF load command'
+# remedies for an error of unknown cause: of the network, of the import
+LOOK_THERE = (
+    "check whether the nodes reach each other at all ports, and which interface they use (GLOO_SOCKET_IFNAME, "
+    "NCCL_SOCKET_IFNAME); vet finds the node: docs/check.md",
+    "run python -c 'import torch' on one of these nodes to see the whole error")
 SOCKET_PROVIDERS = ('tcp', 'sockets', 'udp', 'net')
 
 
@@ -182,7 +187,7 @@ def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
                 text = "%s: truncated: %s" % (error, ' and '.join(cut_off[:3]))
                 remedy = "install the environment again, or copy it to this node again"
         report.add('yellow' if network.SLOW in text else probe.get('level', 'red'), phase, text or error,
-                   remedy or probe.get('remedy', ''))
+                   remedy or probe.get('remedy') or LOOK_THERE[phase == 'import'])
     elif 'collective' in seconds:
         report.add('good', 'collective', "an all_reduce of %s over one rank of each node gave the right result"
                    % probe['facts'].get('backend'))

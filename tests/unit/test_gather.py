@@ -227,10 +227,11 @@ def test_two_nodes_with_one_rank_are_named(capsys):
     said = store(nodes=2, come_1=messages.dump(COMES), come_2=messages.dump(COMES)).others(8, 12, time.monotonic() + 600)
     assert said == {1: COMES, 2: {**COMES, 'twice': True}}
     rank = check.Rank(check.Machine({'RANK': '0', 'WORLD_SIZE': '12', 'LOCAL_RANK': '0', 'LOCAL_WORLD_SIZE': '4'}), None, None, [])
-    check.collect(rank, None, {})
+    check.collect(rank, None)
     assert not rank.report.having('red')
     probe = types.SimpleNamespace(found={'seconds': {}}, ask=lambda *_, **__: {'reports': {}})
-    check.collect(rank, probe, {str(number): node for number, node in said.items()})
+    rank.nodes = {str(number): node for number, node in said.items()}
+    check.collect(rank, probe)
     assert [finding.text for finding in rank.report.having('red', 'world-size')] == ['two nodes have rank 4, such as n2']
 
 
