@@ -53,18 +53,14 @@ def ignored_of(text: str) -> list:
 
     :raises ValueError: a name is not that of a finding
     """
-    words = [word.partition(':') for word in re.split(r'[\s,]+', text) if word not in ('', '0')]
-    for name, colon, subject in words:
-        if colon and not (name and subject):
-            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': write NAME:WORD without spaces, as in variable:NCCL_ALG; "
-                             "NAME is one of: %s" % (text, ', '.join(NAMES)))
-    pairs = [(name, subject) for name, _, subject in words]
-    wrong = sorted({name for name, subject in pairs if (name, subject) != ('1', '')} - set(NAMES))
-    if not wrong and ('1', '') in pairs:
-        return [(name, '') for name in NAMES]
-    if wrong:
-        raise ValueError("SLINGTORCH_CHECK_IGNORE: no finding has the name '%s'. Write 1 for all, or some of: %s"
-                         % (wrong[0], ', '.join(NAMES)))
+    pairs = []
+    for word in re.split(r'[\s,]+', text):
+        found = re.match(r'(%s)(?::(.+))?\Z' % '|'.join(NAMES), word)
+        if not found and word not in ('', '0', '1'):
+            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': no finding has the name '%s'. Write 1 for all, or names; or "
+                             "write NAME:WORD without spaces, as in variable:NCCL_ALG; NAME is one of: %s" % (
+                                 text, word, ', '.join(NAMES)))
+        pairs += [(name, '') for name in NAMES * (word == '1')] + ([(found.group(1), found.group(2) or '')] if found else [])
     return pairs
 
 

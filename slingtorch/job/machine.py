@@ -107,16 +107,6 @@ def read_mounts(text: str) -> list:
              fields[3].split(',')) for fields in lines if len(fields) > 3]
 
 
-def mount_of(path: str, mounts: list) -> tuple:
-    """(directory, type) of a path's file system; ('', '') if unknown."""
-    best = '', ''
-    for where, kind, _ in mounts:
-        # the last mount on a directory hides earlier ones
-        if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
-            best = where, kind
-    return best
-
-
 def library_kind(path: str) -> 'Optional[str]':
     """The kind of a library, from its name: 'libnccl', 'MPI' ...; None if it is of no interest here."""
     name = os.path.basename(path)
@@ -192,8 +182,13 @@ class Machine:
         return cpus_of(allowed.group(1) if allowed else ''), cpus_of(self.read('sys/devices/system/cpu/online'))
 
     def mount_of(self, path: str) -> tuple:
-        """See the function mount_of()."""
-        return mount_of(path, read_mounts(self.read(self.mounts)))
+        """(directory, type) of a path's file system; ('', '') if unknown."""
+        best = '', ''
+        for where, kind, _ in read_mounts(self.read(self.mounts)):
+            # the last mount on a directory hides earlier ones
+            if (path + '/').startswith(where.rstrip('/') + '/') and len(where) >= len(best[0]):
+                best = where, kind
+        return best
 
     # --- GPUs
 

@@ -220,11 +220,6 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
         for mask in values.values():
             ranks |= mask
         limit = " (up to release %s)" % family.newest if family.newest else ''
-        if name != name.upper() and name not in family.known:      # MIOPEN_RNNFWD_exp
-            if name.upper() in family.known:
-                report.add('yellow', 'variable', "%s is set, but nothing reads it: names have capital letters" % name,
-                           "write %s" % name.upper(), ranks)
-            continue
         reads, library = asked.reads(name, family)
         if name not in family.known:
             if reads or name.startswith(family.open or ('\0',)):
