@@ -21,7 +21,7 @@ import threading
 import time
 
 from . import gather, limits, look, meet, messages, nccl, network, node, records
-from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text
+from .findings import LEVELS, TITLES, Report, ignored_of, ranks_text, some
 from .gather import PeerLost
 from .kinds import Any, Callable, Iterable, Optional
 from .machine import Machine, expand_hosts, numbers_in, seconds_to_wait
@@ -66,7 +66,7 @@ class Probe(messages.Child):
     """
 
     def __init__(self, environ: dict, plugin: list, order: dict) -> None:
-        self.begin, self.seconds, self.turn = time.monotonic(), order['seconds'], 0
+        self.begin, self.turn = time.monotonic(), 0
         super().__init__(environ, 'probe', *plugin)
         self.tell(order)
 
@@ -91,10 +91,8 @@ class Probe(messages.Child):
 
     def result(self, end: float) -> dict:
         """Its message with all that it found until the time `end`; the key 'error' has what went wrong."""
-        over = self.wait('over', end)
-        found = self.found
-        if over:
-            return found
+        if self.wait('over', end):
+            return self.found
         if not self.ended:
             self.process.kill()
         killed, status = not self.ended, self.status()
@@ -162,25 +160,18 @@ def check_same(report: Report) -> None:
     """Report facts that differ between ranks but must not."""
     for fact, values in sorted(report.facts.items()):
         level, name, remedy = SAME.get(fact, ('yellow', 'variable', "export it before srun, for all ranks"))
-        if fact not in SAME and not fact.startswith('env '):
-            continue
-        values = dict(values)
-        rest = report.ranks
-        for mask in values.values():
-            rest &= ~mask
-        if rest and fact.startswith('env '):
-            values['(not set)'] = rest
-        if len(values) > 1:
+        rest, env = report.ranks & ~sum(values.values()), fact.startswith('env ')
+        values = {**values, '(not set)': rest} if env and rest else values
+        if len(values) > 1 and (env or fact in SAME):
             parts = ['%s on %s' % (value, ranks_text(mask)) for value, mask in
                      sorted(values.items(), key=lambda item: -bin(item[1]).count('1'))]
-            what = fact[4:] if fact.startswith('env ') else fact
             parts[4:] = ['...'] * (len(parts) > 4)
             if fact == 'torch' and 'none' in values:
                 level = 'red'
             if fact == 'MASTER_PORT' and len(report.facts.get(look.PORTS, {})) > 1:
                 parts.append("so does ip_local_port_range, from which conda-python-distributed derives it")
                 remedy = "export MASTER_PORT in the job script; ask the centre to use the same range on all nodes"
-            report.add(level, name, "%s differs: %s" % (what, '; '.join(parts)), remedy)
+            report.add(level, name, "%s differs: %s" % (fact[4 * env:], '; '.join(parts)), remedy)
     torch = report.facts.get('torch', {})
     if len(torch) == 1 and 'none' not in torch:
         report.add('good', 'versions', "torch %s (CUDA %s, ROCm %s) on all ranks" % (
@@ -197,41 +188,35 @@ def check_times(report: Report) -> None:
         median = statistics.median_low(times)
         for value, mask in values.items():
             if float(value) > max(SLOW_TIMES * median, median + SLOW_SECONDS):
-                where = [name for name, own in sorted(report.facts.get('node', {}).items()) if own & mask]
                 report.add('yellow', 'slow', "%s took about %s s, while the median is %s s: %s" % (
-                    fact[8:], value, median, ', '.join(where[:10] + ['...'] * (len(where) > 10))),
+                    fact[8:], value, median, some(report.nodes(mask), 10)),
                            "check these nodes, or start without them (srun --exclude)", mask)
 
 
-def check_answers(report: Report, environ: dict, nodes: list, own: str, sent: tuple) -> None:
-    """
-    Report ranks and nodes that did not answer.
-
-    :param nodes: first messages of the other nodes, None for one in an unknown form
-    :param sent: network.segments() at the beginning
-    """
-    world = int(environ['WORLD_SIZE'])
-    missing = ((1 << world) - 1) & ~report.ranks
+def check_answers(rank: 'Rank') -> None:
+    """Report ranks and nodes that did not answer."""
+    report, environ, own = rank.report, rank.environ, rank.machine.node
+    missing = (1 << rank.world) - 1 & ~report.ranks
     for finding in report.having(name='ended'):
         missing &= ~report.findings[finding]
     if not missing:
         return
-    if report.having('red', 'port') or report.having('red', 'import') and not nodes:
+    if report.having('red', 'port') or report.having('red', 'import') and not rank.nodes:
         report.add('untested', 'no-answer', "the other nodes: rank 0's node could not open the store for them")
         return
-    came = [said for said in nodes if said]
+    came = [said for said in rank.nodes.values() if said]
     silent = [said['node'] for said in came if missing >> said['rank'] & 1]
     called = {said['node'] for said in came} | {own}
     hosts = expand_hosts(environ.get('SLURM_STEP_NODELIST', ''))
     never = [host for host in hosts if len(hosts) > 1 and host not in called]
-    text = "no answer from %s of %d" % (ranks_text(missing), world)
+    text = "no answer from %s of %d" % (ranks_text(missing), rank.world)
     if never:
-        text += ". %s sent nothing: see their own messages" % ', '.join(never[:20])
+        text += ". %s sent nothing: see their own messages" % some(never)
     if silent:
-        text += ". %s answered at first, then no longer" % ', '.join(silent[:20])
+        text += ". %s answered at first, then no longer" % some(silent)
     if len(called) == 1:
         text += network.own_address(environ['MASTER_ADDR'])
-    total, again = (now - then for now, then in zip(network.segments(), sent))
+    total, again = (now - then for now, then in zip(network.segments(), rank.sent))
     if again >= 3 and 10 * again > total:
         text += (". Packets get lost between the nodes, or nobody acknowledges them: of %d TCP segments sent by %s "
                  "meanwhile, %d were sent again" % (total, own, again))
@@ -272,14 +257,14 @@ def one_cause(report: Report) -> None:
 
 def with_addresses(report: Report, finding: 'Any') -> 'Any':
     """Add the addresses that gloo uses on the nodes to a finding, also in the report; the changed finding."""
-    nodes, told = report.facts.get('node', {}), []
+    told = []
     for address, mask in sorted(report.facts.get('address of gloo', {}).items()):
-        names = [name for name, own in sorted(nodes.items()) if own & mask]
+        names = report.nodes(mask)
         if address and len(names) > 1 and len(report.facts.get('machine', {})) > 1:
             report.add('red', 'rendezvous', "%s give the other nodes the same address, %s" % (
                 ' and '.join(names[:8]), address), "ask the centre to check /etc/hosts and the interfaces")
             return finding
-        told.append('%s on %s' % (address or 'none', ', '.join(names[:3] + ['...'] * (len(names) > 3))))
+        told.append('%s on %s' % (address or 'none', some(names, 3)))
     if not told:
         return finding
     changed = finding._replace(text="%s [addresses of gloo: %s]" % (finding.text, '; '.join(told[:6])))
@@ -287,12 +272,12 @@ def with_addresses(report: Report, finding: 'Any') -> 'Any':
     return changed
 
 
-def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> None:
-    """Check what only all ranks together show. Parameters as in check_answers()."""
+def check_job(rank: 'Rank') -> None:
+    """Check what only all ranks together show."""
     from . import program
 
-    environ = machine.environ
-    check_answers(report, environ, nodes, machine.node, sent)
+    report = rank.report
+    check_answers(rank)
     if report.having('yellow', 'import'):
         for finding in report.having('red', 'rendezvous'):
             report.change(finding, 'yellow')    # the others were waiting for a node that was still importing
@@ -301,17 +286,17 @@ def check_job(report: Report, machine: Machine, nodes: list, sent: tuple) -> Non
     limits.compare_directories(report)
     check_same(report)
     check_times(report)
-    if nodes and not report.having(name='clock'):
+    if rank.nodes and not report.having(name='clock'):
         report.add('good', 'clock', "clocks differ by less than %d s" % CLOCK_SECONDS)
     if len(report.facts.get('machine', {})) > 1:
         for variable in ('NCCL_SOCKET_IFNAME', 'GLOO_SOCKET_IFNAME'):
             mask = report.facts.get('only loopback ' + variable, {}).get('True')
             if mask:
-                report.add(look.sure_of(machine, variable), 'interface',
+                report.add(look.sure_of(rank.machine, variable), 'interface',
                            "%s=lo, but the job has several machines" % variable, "unset it", mask)
     if 'backend' not in report.facts:
-        report.add('untested', 'collective', "the network: the job has one node" if environ['WORLD_SIZE'] ==
-                   environ['LOCAL_WORLD_SIZE'] else "the network: the nodes did not start an all_reduce")
+        report.add('untested', 'collective', "the network: the nodes did not start an all_reduce" if rank.several else
+                   "the network: the job has one node")
 
 
 def header(report: Report, seconds: float) -> str:
@@ -319,8 +304,8 @@ def header(report: Report, seconds: float) -> str:
     nodes, count = report.facts.get('node', {}), bin(report.ranks).count('1')
     lines = ["slingtorch check: %d rank%s on %d node%s, %.1f s: %s" % (
         count, 's'[:count != 1], len(nodes), 's'[:len(nodes) != 1], seconds, ', '.join(
-            '%d %s' % (report.count(level), TITLES[level]) for level in LEVELS
-            if level != 'ignored' or report.count(level)))]
+            '%d %s' % (len(report.having(level)), TITLES[level]) for level in LEVELS
+            if level != 'ignored' or report.having(level)))]
     places = ['%s %s' % (name, ranks_text(mask)) for name, mask in sorted(nodes.items())[:6]]
     lines.append('nodes:  %s' % '; '.join(places + ['...'] * (len(nodes) > 6)))
     times = []
@@ -540,17 +525,17 @@ def deliver(rank: Rank, probe: 'Optional[Probe]', found: dict) -> str:
 
 def finish_job(rank: Rank, probe: 'Optional[Probe]', out: 'Any', json_file: 'Optional[str]') -> str:
     """Rank 0: reads the other nodes' reports, prints the result, and tells them the verdict, which it returns."""
-    report, machine, environ = rank.report, rank.machine, rank.environ
+    report = rank.report
     collect(rank, probe)
-    check_job(report, machine, list(rank.nodes.values()), rank.sent)
-    report.ignore(ignored_of(environ.get('SLINGTORCH_CHECK_IGNORE', '')))
+    check_job(rank)
+    report.ignore(ignored_of(rank.environ.get('SLINGTORCH_CHECK_IGNORE', '')))
     title = header(report, time.monotonic() - rank.begin)
     out.write(report.text(title + '\n'))
     out.flush()
     if json_file:
         seconds = round(time.monotonic() - rank.begin, 3)
         records.write(report.data(title=title.splitlines()[0], seconds=seconds), json_file)
-    word = '1' if report.count('red') else '0'
+    word = '1' if report.having('red') else '0'
     if rank.nodes and probe:
         with contextlib.suppress(PeerLost):     # the other nodes report it themselves
             probe.ask(SLACK, word=word)
@@ -582,7 +567,7 @@ def collect(rank: Rank, probe: 'Any') -> None:
         report.merge(other)
     if strange:
         names = sorted({(there[number] or {}).get('node', 'a node of unknown name') for number in strange})
-        report.add('red', 'no-answer', "%s sent a message that this version does not know" % ', '.join(names[:20]),
+        report.add('red', 'no-answer', "%s sent a message that this version does not know" % some(names),
                    "start all nodes from one installation; another program may use MASTER_PORT", 1)
 
 

@@ -53,15 +53,20 @@ def ignored_of(text: str) -> list:
 
     :raises ValueError: a name is not that of a finding
     """
-    pairs = []
+    pairs = []  # type: list
     for word in re.split(r'[\s,]+', text):
         found = re.match(r'(%s)(?::(.+))?\Z' % '|'.join(NAMES), word)
         if not found and word not in ('', '0', '1'):
-            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': no finding has the name '%s'. Write 1 for all, or names; or "
-                             "write NAME:WORD without spaces, as in variable:NCCL_ALG; NAME is one of: %s" % (
+            raise ValueError("SLINGTORCH_CHECK_IGNORE='%s': no finding has the name '%s'. Write 1 for all, or names; "
+                             "or write NAME:WORD without spaces, as in variable:NCCL_ALG; NAME is one of: %s" % (
                                  text, word, ', '.join(NAMES)))
-        pairs += [(name, '') for name in NAMES * (word == '1')] + ([(found.group(1), found.group(2) or '')] if found else [])
+        pairs += [(found.group(1), found.group(2) or '')] if found else [(name, '') for name in NAMES * (word == '1')]
     return pairs
+
+
+def some(names: list, most: int = 20) -> str:
+    """A list for a person: the first names."""
+    return ', '.join(names[:most] + ['...'] * (len(names) > most))
 
 
 class Report:
@@ -90,6 +95,10 @@ class Report:
         """The value that most ranks have."""
         values = self.facts.get(name) or {default: 1}
         return max(values, key=lambda value: bin(values[value]).count('1'))
+
+    def nodes(self, mask: int) -> list:
+        """The names of the nodes that have some of these ranks."""
+        return [name for name, own in sorted((self.facts.get('node') or {}).items()) if own & mask]
 
     def merge(self, other: 'Report') -> None:
         """Add another report's content."""
@@ -148,10 +157,6 @@ class Report:
         found = sorted(self.findings.items(), key=lambda item: (
             LEVELS.index(item[0].level), -bin(item[1]).count('1'), item[0][1:]))
         return [finding + (mask,) for finding, mask in found]
-
-    def count(self, level: str) -> int:
-        """The number of findings of this level."""
-        return len(self.having(level))
 
     def text(self, header: str) -> str:
         """The table."""

@@ -87,7 +87,8 @@ def look(machine: 'Machine', report: 'Report', details: dict) -> None:
         add("ulimit -t: the kernel ends this rank after %d s of processor time" % seconds, RAISE % 't unlimited',
             seconds < SHORT)
     if stack is not None and stack < SMALL_STACK:       # a Python that ends of it is the import's finding
-        add("ulimit -s: a stack of this rank may have %d kB, also that of each thread" % (stack >> 10), RAISE % 's 8192')
+        add("ulimit -s: a stack of this rank may have %d kB, also that of each thread" % (stack >> 10),
+            RAISE % 's 8192')
     if stack is not None and stack >= LARGE_STACK:
         add("ulimit -s: each thread of this rank reserves a stack of %d MB" % (stack >> 20), RAISE % 's 8192')
     locked, most = (resource.getrlimit(number)[0] for number in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC))

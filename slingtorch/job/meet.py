@@ -19,6 +19,7 @@ import time
 
 from . import messages, network
 from .kinds import Any, Callable, Iterable
+from .machine import Machine
 
 # seconds between two looks at the store
 LOOK = 0.02
@@ -195,7 +196,7 @@ def attempt(environ: 'Any') -> str:
 
 def why_not(environ: 'Any', said: str = '') -> str:
     """Why this node does not reach rank 0's node, for a message."""
-    low = network.port_range()
+    low = ' '.join(Machine().read('proc/sys/net/ipv4/ip_local_port_range').split())
     text = "no connection to MASTER_ADDR=%s, MASTER_PORT=%s: %s (%s)%s" % (
         environ['MASTER_ADDR'], environ['MASTER_PORT'], attempt(environ), route(environ['MASTER_ADDR']),
         network.own_address(environ['MASTER_ADDR']))

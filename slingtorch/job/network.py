@@ -118,15 +118,6 @@ def interface_of(address: str) -> str:
     return next((' (%s)' % name for _, name in socket.if_nameindex() if address_of(name) == address), '')
 
 
-def port_range() -> str:
-    """The kernel's range of ports for connections, from which conda-python-distributed derives MASTER_PORT."""
-    try:
-        with open('/proc/sys/net/ipv4/ip_local_port_range') as stream:
-            return ' '.join(stream.read().split())
-    except OSError:
-        return ''
-
-
 def is_loopback(host: str) -> bool:
     """Whether an address is a loopback address."""
     return host == '::1' or re.sub('^::ffff:', '', host).startswith('127.')
@@ -142,8 +133,8 @@ def state(sockets: list, before: int = 0) -> dict:
     underway = [entry for entry in sockets if entry['state'] != CONNECTING and entry['underway']]
     return {
         'resent': sum(entry['resent'] for entry in sockets) - before, 'sent': sum(entry['sent'] for entry in sockets),
-        'before': before, 'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0),
-        'underway': bool(underway), 'again': max((entry['again'] for entry in underway), default=0),
+        'trip': max((entry['trip'] for entry in sockets if not is_loopback(entry['here'])), default=0),
+        'before': before, 'underway': bool(underway), 'again': max((entry['again'] for entry in underway), default=0),
         'silent': bool(connecting), 'link': any(entry['here'].startswith('fe80:') for entry in connecting),
         'loopback': sorted({entry['here'] for entry in sockets
                             if entry['state'] == LISTENING and is_loopback(entry['here'])}),
@@ -161,24 +152,11 @@ def segments() -> tuple:
     return told.get('OutSegs', 0), told.get('RetransSegs', 0)
 
 
-def hopeless(sockets: list, seconds: float) -> bool:
-    """
-    Whether the kernel has resent so often that waiting for the step is pointless.
-
-    :param sockets: connections()
-    :param seconds: since the step began
-    """
-    return any(entry['again'] >= UNANSWERED and seconds >= ASKED if entry['state'] == CONNECTING else
-               entry['again'] >= UNHEARD and entry['underway'] for entry in sockets)
-
-
 class Watch:
     """
-    Calls `give_up` if a step takes too long, or can no longer end.
+    Calls `give_up` with a text and a state() if a step takes too long, or can no longer end.
 
-    :ivar name: name of the current step
     :ivar told: state() when something was last under way
-    :param give_up: called with a text and a dictionary of state()
     :param factor: multiplies all limits
     :param others_gone: tells whether another node has given up
     """
@@ -210,8 +188,10 @@ class Watch:
     def look(self, now: float, sockets: list) -> str:
         """Why the step is given up; '' if it goes on."""
         self.gone += self.others_gone()
+        hopeless = any(entry['again'] >= UNANSWERED and now - self.since >= ASKED if entry['state'] == CONNECTING else
+                       entry['again'] >= UNHEARD and entry['underway'] for entry in sockets)
         # the step's own error may come first; and a step of 8 MB that runs to its limit shows how slow the network is
-        if self.gone > 2 or hopeless(sockets, now - self.since) and not self.name.endswith(ROW[-1][1]):
+        if self.gone > 2 or hopeless and not self.name.endswith(ROW[-1][1]):
             return '%s did not end' % self.name
         if now - self.since < self.limit and now - self.begin < ALL * self.factor:
             return ''
@@ -244,7 +224,7 @@ def rise(reduce: 'Callable[[Any], None]', zeros: 'Callable[[int], Any]', ranks: 
                     WRONG_VALUES, ranks, least, most))
 
 
-def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
+def among_local_ranks(torch: 'Any', count: int, seconds: float) -> str:
     """
     Try an all_reduce of gloo among as many threads as this node has ranks, since each process would need seconds to
     import PyTorch. Returns what went wrong; '' if nothing.
@@ -256,7 +236,7 @@ def among_local_ranks(torch: 'Any', ranks: int, seconds: float) -> str:
         source_of('127.0.0.1')
     except OSError as err:
         return "no connection to 127.0.0.1 (%s)" % err
-    ranks, store = min(ranks, LOCAL), dist.HashStore()  # type: Any, Any
+    ranks, store = min(count, LOCAL), dist.HashStore()
     wrong, right, kept, end = [], [], [], time.monotonic() + seconds    # type: list, list, list, float
 
     def reduce(rank: int) -> None:
@@ -294,7 +274,6 @@ def explained(text: str, told: dict, environ: 'Mapping[str, str]') -> tuple:
 
     :param text: the error's own text
     :param told: state() at that time
-    :param environ: of the rank
     """
     if 'unsupported gloo device' in text:
         return ("GLOO_DEVICE_TRANSPORT=%s: this PyTorch's gloo has no such transport"

@@ -42,7 +42,8 @@ def check_cores(report: 'Report', ranks: list) -> None:
         report.add('untested', 'cores', "which cores the ranks may use")
         return
     for cpus, who in sharing.items():
-        others = sum((whose for other, whose in sharing.items() if other > cpus and set(cpus) & set(other)), [])
+        others = sum((whose for other, whose in sharing.items() if other > cpus and set(cpus) & set(other)),
+                     [])    # type: list
         if len(who) > len(cpus) and set(cpus) >= everything:
             report.add('yellow', 'cores', "%d ranks of the node share its %d cores: they slow each other down" % (
                 len(who), len(cpus)), "start fewer ranks on a node", mask_of(who))
@@ -78,13 +79,13 @@ def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> No
             report.add('untested', 'gpus', "which of its %d GPUs each rank uses: all see the same ones, and the "
                        "program must choose (torch.cuda.set_device(local_rank))" % len(gpus), ranks=mask_of(who))
     single = [one for one in ranks if one['gpus'] and len(one['gpus']) == 1]
-    near = {one['rank']: set(one['near'].get(one['gpus'][0], ())) for one in single}
-    far = [one['rank'] for one in single if near[one['rank']] and one['cpus'] and not near[one['rank']] & set(one['cpus'])]
+    near = [set(one['near'].get(one['gpus'][0], ())) for one in single]
+    far = [one['rank'] for one, cpus in zip(single, near) if cpus and one['cpus'] and not cpus & set(one['cpus'])]
     if far:
         report.add('yellow', 'gpus', "the rank's cores are not near its GPU", "srun --cpu-bind=" + BIND, mask_of(far))
     if lists and all(len(gpus) == len(who) == 1 for gpus, who in lists.items()):
         report.add('good', 'gpus', "each rank sees a GPU of its own")
-        if not far and all(near.values()):
+        if not far and all(near):
             report.add('good', 'gpus', "each rank runs on cores near its GPU")
 
 

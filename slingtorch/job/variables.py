@@ -68,7 +68,8 @@ def family_of(name: str, families: list) -> 'Optional[Family]':
 
 def wrong_number(name: str, words: list, value: str) -> str:
     """As wrong_value() for a number: 'int' as strtol(3) reads it (NCCL, libfabric, MIOpen), 'whole' only digits."""
-    match = re.match(r'\s*([-+]?)(%s)' % ('[0-9]+' if name == 'whole' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'), value)
+    digits = '[0-9]+' if name == 'whole' else '0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*'
+    match = re.match(r'\s*([-+]?)(%s)' % digits, value)
     if not match:
         return 'is not a whole number'
     figures, rest = match.group(2).lower(), value[match.end():]

@@ -328,7 +328,7 @@ def test_ipv6_alone():
 
 
 def test_another_range_of_ports_than_linux_s_is_said(monkeypatch):
-    monkeypatch.setattr(network, 'port_range', lambda: '12000 60999')
+    monkeypatch.setattr(meet.Machine, 'read', lambda *_: '12000\t60999')
     said = meet.why_not({'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '1'})
     assert 'derives MASTER_PORT from ip_local_port_range, which is 12000 60999 here' in said
 
