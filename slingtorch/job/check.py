@@ -59,11 +59,7 @@ CLOCK_SECONDS = 1
 # the process with PyTorch
 
 class Probe(messages.Child):
-    """
-    The process that runs probe.py.
-
-    :param order: its first line (probe.py)
-    """
+    """The process that runs probe.py; `order` is its first line."""
 
     def __init__(self, environ: dict, plugin: list, order: dict) -> None:
         self.begin, self.turn = time.monotonic(), 0
@@ -329,7 +325,6 @@ class Rank:
     A rank in this check, and what it has found.
 
     :param torch: directory of torch, or None
-    :param start: starts the process with PyTorch
     :param words: what Python will run, with its options
     """
 
@@ -465,12 +460,7 @@ def tell_late(rank: Rank, probe: Probe) -> None:
 
 
 def finish_node(rank: Rank, local: gather.LocalRanks, found: dict, details: dict) -> None:
-    """
-    Merge what all ranks of the node found into the first rank's report, and report ranks that sent nothing.
-
-    :param found: of meet_nodes()
-    :param details: the first rank's details (look.look())
-    """
+    """Merge what all ranks of the node found, and what meet_nodes() found, into the first rank's report."""
     from . import program
 
     report, machine = rank.report, rank.machine

@@ -131,38 +131,29 @@ def held(descriptor: int) -> bool:
 
 
 class Files:
-    """
-    Files that the ranks of a node write for each other.
-
-    :ivar kept: descriptors of this rank's own files, which stay open for their locks
-    """
+    """Files that the ranks of a node write for each other. The own ones stay open for their locks."""
 
     def __init__(self, environ: dict) -> None:
         self.places, self.kept = places(environ), []  # type: list, list
 
     def write(self, name: str, thing: 'Any') -> None:
         """Write a file whole. :raises OSError: none of the places is writable"""
+        data = messages.dump(thing)
         for place in self.places:
             part = os.path.join(place, '%s.part' % name)
             try:
                 make_private(place)
-                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-                try:
-                    data = messages.dump(thing)
-                    if os.write(descriptor, data) < len(data):
-                        raise OSError("%s is full" % place)
-                    with contextlib.suppress(OSError):      # without locks on this file system
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.replace(part, os.path.join(place, name))
-                except BaseException:
-                    os.close(descriptor)
-                    os.unlink(part)
-                    raise
+                self.kept.append(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+                if os.write(self.kept[-1], data) < len(data):
+                    raise OSError("%s is full" % place)
+                with contextlib.suppress(OSError):      # without locks on this file system
+                    fcntl.flock(self.kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.replace(part, os.path.join(place, name))
+                return
             except OSError as err:
                 wrong = err
-                continue
-            self.kept.append(descriptor)
-            return
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
         raise OSError("cannot write to %s (%s): free space there" % (' or '.join(self.places), wrong))
 
     def read(self, name: str) -> tuple:

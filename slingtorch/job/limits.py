@@ -121,11 +121,8 @@ def megabytes(number: int) -> str:
 
 def check(report: 'Report', ranks: list, took: dict, world: int, connects: bool) -> None:
     """
-    Compare the limits of a node's ranks with what the process with PyTorch used.
+    Compare the limits of a node's ranks (their details) with what the process with PyTorch took (probe.taken()).
 
-    :param ranks: details of all ranks of the node
-    :param took: of probe.taken()
-    :param world: number of ranks
     :param connects: whether each rank will connect to all others, as gloo does
     """
     groups = {}  # type: dict
@@ -271,11 +268,7 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
 
 
 def look_at_outputs(report: 'Report', details: dict) -> None:
-    """
-    Whether the program can write to its outputs: try an unnamed file in the same directory.
-
-    :param details: of program.look_at_program(): outputs, and directories that the program makes
-    """
+    """Whether the program can write to its outputs (program.look_at_program()): try an unnamed file beside them."""
     made = details.get('made', {})
     for path, says in list(details.get('written', {}).items())[:50]:
         place = path if os.path.isdir(path) else os.path.dirname(path) or '.'

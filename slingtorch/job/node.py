@@ -62,12 +62,7 @@ def check_cores(report: 'Report', ranks: list) -> None:
 
 
 def check_gpus(report: 'Report', ranks: list, mapped: list, environ: dict) -> None:
-    """
-    Report GPUs that several ranks share, and ranks whose cores are far from their GPU.
-
-    :param ranks: details of all ranks of the node
-    :param mapped: libraries of the process with PyTorch
-    """
+    """Report GPUs that several ranks share, and ranks whose cores are far from their GPU; `mapped`: libraries."""
     lists = {gpus: who for gpus, who in grouped(ranks, 'gpus').items() if gpus}
     for gpus, who in lists.items():
         if len(who) > len(gpus):
@@ -158,11 +153,7 @@ def check_plugin(report: 'Report', path: str, mapped: list, torch_major: 'Option
 
 
 def check_probe(report: 'Report', probe: dict, machine: 'Machine') -> list:
-    """
-    Report what the process with PyTorch found; returns the libraries that it maps.
-
-    :param probe: its message (probe.py); {} if there is no such process
-    """
+    """Report what the message of the process with PyTorch tells, {} without one; returns the libraries that it maps."""
     plugin, mapped, torch = report.value('plugin'), probe.get('maps', []), report.value('torch is in', '')
     seconds, phase, error = probe.get('seconds', {}), probe.get('phase', 'import'), probe.get('error', '')
     of_torch = [path for kind in ('torch', 'c10') for path in glob.glob(

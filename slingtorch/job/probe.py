@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 
 from . import meet, messages, nccl, network
 from .kinds import Any, Mapping, Optional
@@ -33,11 +34,7 @@ def patience(imported: float, nodes: int, left: float) -> float:
 
 
 class Probe:
-    """
-    This process's messages, and its part in the store.
-
-    :ivar result: the message, which grows
-    """
+    """This process's messages, and its part in the store."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
@@ -89,7 +86,7 @@ class Probe:
         threading.Thread(target=connect, daemon=True).start()
         if not opened.wait(min(SPEAKS, limit)):
             why = meet.why_not(self.environ)
-            if not opened.wait(0):
+            if not opened.is_set():
                 self.say(late=why)
         opened.wait(max(0, begin + limit + SLACK - time.monotonic()))
         while not opened.is_set() and time.monotonic() < begin + seconds + SLACK and \
@@ -239,10 +236,8 @@ def first_lines(err: BaseException) -> str:
 
 def brought(err: BaseException, environ: 'Mapping[str, str]') -> str:
     """Files involved in an error that come from a directory in a variable, for a message."""
-    files, trace, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), err.__traceback__, []
-    while trace:
-        files.append(trace.tb_frame.f_code.co_filename)
-        trace = trace.tb_next
+    files, found = re.findall(r'/[^\s:,;()\'"]+', str(err)), []
+    files += [frame.filename for frame in traceback.extract_tb(err.__traceback__)]
     for path in dict.fromkeys(files[::-1] + [getattr(err, 'path', None) or ''] + libraries()):
         for variable in ('PYTHONPATH', 'LD_LIBRARY_PATH', 'LD_PRELOAD'):
             if any(place and (path + '/').startswith(place.rstrip('/') + '/')
