@@ -73,8 +73,11 @@ def guarded(name: str, machine: 'Machine', function: 'Callable') -> int:
     except (PeerLost, OSError, RuntimeError) as err:     # RuntimeError: cannot start a new thread
         text = str(err)
         if "can't start new thread" in text or isinstance(err, BlockingIOError):    # EAGAIN of fork(2)
+            report = Report(0)
+            limits.look(machine, report, {'local_rank': 0})
+            near = [finding.text for finding in report.having(name='limit') if 'processes' in finding.text]
             text = "%s (%s): ask for more processes in the job, or have the limit raised where it is set" % (
-                text, limits.processes(machine) or "a limit of processes and threads")
+                text, '; '.join(near) or "no limit is near: a filter of the container or the kernel may forbid it")
         say(name, machine, text)
         return verdict(LOST, machine.environ)
 
@@ -86,28 +89,22 @@ def say(name: str, machine: 'Machine', text: str) -> None:
     sys.stderr.flush()
 
 
-def start_id(environ: dict) -> str:
-    """A word that all ranks of this start share, and no other start on these nodes has."""
-    step = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID')]
-    # mpirun starts its daemons on other nodes with srun: ranks there have a step, those on the first node may have none
-    step.append(environ.get('SLURM_STEP_ID' if by_srun(environ) else 'MASTER_PORT', ''))
-    return hashlib.sha256('\0'.join([str(os.getuid())] + step).encode()).hexdigest()[:16]
-
-
 def places(environ: dict) -> list:
     """
-    The directories in which the ranks of a node meet: in the job's private one (runscripts/lib/caches.bash), or in
-    /dev/shm if that is not writable or full.
+    The directories in which the ranks of this start meet on a node: in the job's private one
+    (runscripts/lib/caches.bash), or in /dev/shm if that is not writable or full.
     """
+    srun, temporary, user = by_srun(environ), environ.get('TMPDIR', ''), os.getuid()
+    start = [environ.get(name, '') for name in ('SLURM_JOB_ID', 'PBS_JOBID', 'TORCHELASTIC_RUN_ID',
+                                                'SLURM_STEP_ID' if srun else 'MASTER_PORT')]
     # nodes that are emulated on one machine, or are containers on it, may share its /tmp
-    node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if by_srun(environ) else ''
+    node = re.sub(r'[^\w.-]', '_', environ.get('SLURMD_NODENAME', '')) if srun else ''
     with contextlib.suppress(OSError):
         node += '-%d' % os.stat('/proc/self/ns/net').st_ino
-    temporary = environ.get('TMPDIR', '')
     base = environ.get('SLINGTORCH_JOB_DIR') or os.path.join(
-        temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % os.getuid())
-    name = 'check-%s-%s' % (start_id(environ), node)
-    return [os.path.join(base, name), '/dev/shm/slingtorch-%d-%s' % (os.getuid(), name)]
+        temporary if os.path.isdir(temporary) else '/tmp', 'slingtorch-%d' % user)
+    name = 'check-%s-%s' % (hashlib.sha256('\0'.join(start).encode()).hexdigest()[:16], node)
+    return [os.path.join(base, name), '/dev/shm/slingtorch-%d-%s' % (user, name)]
 
 
 def make_private(path: str) -> None:

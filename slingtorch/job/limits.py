@@ -165,16 +165,6 @@ def pids(machine: 'Machine') -> list:
     return [(int(most), int(now)) for most, now in found if most.isdigit() and now.isdigit()]
 
 
-def processes(machine: 'Machine') -> str:
-    """The limit of processes and threads that this rank has reached, for a message."""
-    found = ["its control group has %d of at most %d processes and threads" % (now, most) for most, now in pids(machine)
-             if most - now < ROOM]
-    user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if user != resource.RLIM_INFINITY and not found:
-        found.append("ulimit -u is %d" % user)
-    return '; '.join(found) or "no limit is near: a filter of the container or the kernel may forbid it"
-
-
 def cause_of(error: str, limits: dict) -> str:
     """The limit that may have made an import fail; '' if none."""
     if 's' in limits and limits['s'] < 1 << 20 and 'status -11' in error:
