@@ -13,7 +13,6 @@ Keys in the store (all JSON within the bounds of messages.py):
 """
 import contextlib
 import datetime
-import re
 import socket
 import time
 
@@ -32,8 +31,7 @@ ANSWERS = "something answers there, but not as PyTorch's store does"
 
 
 class NotMet(Exception):
-    """The nodes cannot meet. :ivar port: whether another process has the port"""
-    port = False
+    """The nodes cannot meet."""
 
 
 class Store:
@@ -48,16 +46,11 @@ class Store:
         import torch.distributed as dist
         self.environ, self.dist, self.seconds = environ, dist, seconds
         master = first and environ['RANK'] == '0' and environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True'
-        host, port = environ['MASTER_ADDR'], int(environ['MASTER_PORT'])
-        try:
-            self.store = dist.TCPStore(host, port, None, master, datetime.timedelta(seconds=seconds),
-                                       False)  # type: Any
-            self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'), self.store)
-            self.store.add('here', 0)
-        except Exception as err:
-            wrong = NotMet(str(err).splitlines()[0][:300] if str(err) else repr(err))
-            wrong.port = master and bool(re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', str(err)))
-            raise wrong
+        whole = self.call(dist.TCPStore, environ['MASTER_ADDR'], int(environ['MASTER_PORT']), None, master,
+                          datetime.timedelta(seconds=seconds), False)
+        self.store = dist.PrefixStore('slingtorch-%s' % environ.get('TORCHELASTIC_RESTART_COUNT', '0'),
+                                      whole)    # type: Any
+        self.count('here')
 
     def another(self) -> 'Store':
         """A new client for another thread: while one waits, other threads cannot use it."""
@@ -112,7 +105,8 @@ class Store:
         Wait for nodes until the time `end`, or until this many ranks have come: {number of a node: its first message,
         or None if it has another form}. While the store is busy with connections of strangers, nodes wait behind them.
         """
-        found, there, longer = {}, 0, end - time.monotonic()  # type: dict, int, float
+        found, there, begin = {}, 0, time.monotonic()  # type: dict, int, float
+        last, longer = begin + self.seconds, end - begin
         while there < ranks:
             if time.monotonic() > end:
                 begin = time.monotonic()
@@ -120,9 +114,9 @@ class Store:
                     self.another()
                 except NotMet:
                     break
-                if time.monotonic() < begin + BUSY:
+                end = min(last, time.monotonic() + longer)
+                if time.monotonic() < begin + BUSY or begin > last:
                     break
-                end = time.monotonic() + longer
             new = self.known('come', set(range(1, min(self.count('nodes'), ranks) + 1)) - set(found), COMES)
             for number, said in sorted(new.items()):
                 if said and not (0 < said['rank'] < world and 0 < said['ranks'] <= ranks):

@@ -94,10 +94,10 @@ class Probe:
             opened.wait(SPEAKS)
         if found and isinstance(found[0], meet.Store):
             return found[0]
-        err = found[0] if found else meet.NotMet('')
-        own = self.environ['RANK'] == '0' and str(err)
-        self.say(port=re.sub('^.*message: ', '', str(err)) if err.port else '',
-                 lost=own or meet.why_not(self.environ, str(err)))
+        text, first = str(found[0]) if found else '', self.environ['RANK'] == '0'
+        taken = first and re.search('EADDRINUSE|EACCES|[Aa]ddress already in use', text)
+        self.say(port=re.sub('^.*message: ', '', text) if taken else '',
+                 lost=first and text or meet.why_not(self.environ, text))
         return None
 
     def come(self, order: dict, ready: bool) -> bool:

@@ -76,6 +76,7 @@ class NoTorch:
     def open(self, *_):
         store = meet.Store.__new__(meet.Store)
         store.environ, store.store, store.another = self.probe.environ, FileStore(self.directory), lambda: None
+        store.seconds = 0
         return store
 
     def wait(self, key, *_):

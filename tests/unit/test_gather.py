@@ -215,7 +215,7 @@ class Store:
 
 def store(**kept):
     one = meet.Store.__new__(meet.Store)
-    one.store, one.another = Store(**kept), lambda: None
+    one.store, one.another, one.seconds = Store(**kept), lambda: None, 600
     return one
 
 
@@ -264,10 +264,11 @@ def test_what_comes_in_another_form_is_no_node(said):
     assert store(nodes=1, come_1=said).others(4, 8, time.monotonic() + 0.1) == {1: None}
 
 
-@pytest.mark.parametrize('busy, found', [(0, {1: COMES}), (1e9, {})])
-def test_nodes_that_wait_behind_connections_of_strangers_are_waited_for(monkeypatch, busy, found):
+@pytest.mark.parametrize('busy, seconds, found', [(0, 600, {1: COMES}), (1e9, 600, {}), (0, 0, {})])
+def test_nodes_that_wait_behind_connections_of_strangers_are_waited_for(monkeypatch, busy, seconds, found):
     monkeypatch.setattr(meet, 'BUSY', busy)
     one = store(nodes=1)
+    one.seconds = seconds
     one.another = lambda: one.store.kept.update({'come-1': messages.dump(COMES)})
     assert one.others(4, 8, time.monotonic() + 0.1) == found
 
