@@ -213,13 +213,10 @@ def check(report: 'Report', families: list, asked: LibraryProbe, with_gpu: bool)
     A finding is red if a library's strings show it, and yellow if only this table does: a newer library may differ.
     """
     for fact, values in sorted(report.facts.items()):
-        name = fact[4:]
-        family = family_of(name.upper(), families) if fact.startswith('env ') else None
-        if not family or name.upper() in family.other or not report.ranks:
+        name, ranks = fact[4:], sum(values.values())
+        family = family_of(name, families) if fact.startswith('env ') else None
+        if not family or name in family.other or not report.ranks:
             continue
-        ranks = 0
-        for mask in values.values():
-            ranks |= mask
         limit = " (up to release %s)" % family.newest if family.newest else ''
         reads, library = asked.reads(name, family)
         if name not in family.known:

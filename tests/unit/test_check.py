@@ -449,7 +449,7 @@ def test_what_goes_with_an_mpi_is_no_mpi(name):
 
 
 @pytest.mark.parametrize('name, value, says', [
-    ('hsa_tomorrow', '1', None), ('NCCL_DEBUG', 'INFO', None),
+    ('hsa_tomorrow', '1', None), ('fi_provider', 'cxi', None), ('NCCL_DEBUG', 'INFO', None),
     ('NCCL_DEBUG', 'INFO ', "NCCL_DEBUG='INFO ' begins or ends with a space"),
     ('FI_CXI_ODP', '1 ', "FI_CXI_ODP='1 ' begins or ends with a space"),
     ('MPICH_RANK_REORDER_METHOD', '1 ', "MPICH_RANK_REORDER_METHOD='1 ' begins or ends with a space"),
