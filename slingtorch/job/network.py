@@ -154,36 +154,36 @@ def segments() -> tuple:
 
 class Watch:
     """
-    Calls `give_up` with a text and a state() if a step takes too long, or can no longer end.
+    Whether a step takes too long, or can no longer end.
 
-    :ivar told: state() when something was last under way
+    :ivar told: state() when something was last under way, or at the end
     :param factor: multiplies all limits
     :param others_gone: tells whether another node has given up
     """
 
-    def __init__(self, give_up: 'Callable[[str, dict], None]', factor: float = 1,
-                 others_gone: 'Callable[[], bool]' = lambda: False) -> None:
-        self.give_up, self.factor, self.name, self.before, self.others_gone = give_up, factor, '', 0, others_gone
-        self.told, self.gone = state([]), 0
+    def __init__(self, factor: float = 1, others_gone: 'Callable[[], bool]' = lambda: False) -> None:
+        self.factor, self.name, self.before, self.others_gone = factor, '', 0, others_gone
+        self.told, self.gone, self.limit = state([]), 0, STEP * factor
         self.begin = self.since = time.monotonic()
-        self.limit, self.done = STEP * factor, threading.Event()
-        threading.Thread(target=self.loop, daemon=True).start()
 
     def enter(self, name: str, seconds: float = STEP) -> None:
         """Begin a step."""
         self.before = sum(entry['resent'] for entry in connections())
         self.since, self.limit, self.name = time.monotonic(), seconds * self.factor, name
 
-    def loop(self) -> None:
-        """Look at the connections until all is done, or given up."""
-        while not self.done.wait(LOOK):
+    def over(self, thread: threading.Thread) -> str:
+        """Look at the connections until the thread ends; why it is given up, '' if it has ended."""
+        while True:
+            thread.join(LOOK)
+            if not thread.is_alive():
+                return ''
             now, sockets = time.monotonic(), connections()
             if any(entry['underway'] for entry in sockets):
                 self.told = state(sockets, self.before)
             text = self.look(now, sockets)
-            if text and not self.done.is_set():
-                self.give_up(text, dict(state(sockets, self.before), limit=self.limit))
-                return
+            if text and thread.is_alive():
+                self.told = dict(state(sockets, self.before), limit=self.limit)
+                return text
 
     def look(self, now: float, sockets: list) -> str:
         """Why the step is given up; '' if it goes on."""

@@ -40,8 +40,7 @@ class Probe:
         self.descriptor, self.lock, self.log = descriptor, threading.Lock(), messages.scratch_file()
         self.result = {'facts': {}, 'seconds': {}, 'phase': 'import', 'maps': []}  # type: dict
         self.environ, self.store, self.number, self.nodes = os.environ, None, 0, {}  # type: Any, Any, int, dict
-        self.trial, self.given_up = None, False  # type: Any, bool
-        self.clock = time.time
+        self.trial, self.clock = None, time.time    # type: Any, Any
 
     def say(self, **more: 'Any') -> None:
         """Add to the message, and print it as a JSON line."""
@@ -128,65 +127,54 @@ class Probe:
         return go
 
     def collective(self, torch: 'Any', seconds: float) -> None:
-        """Try all_reduces over one rank of each node; fills in the result."""
+        """Try all_reduces over one rank of each node, in a thread that may never end; fills in the result."""
         import datetime
 
         import torch.distributed as dist
-        result, ranks = self.result, len(self.nodes) + 1
+        result, ranks, failed = self.result, len(self.nodes) + 1, []    # type: Any, int, list
+        store = self.store.store    # for the thread: while one waits, others cannot use it
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
-        backend = 'nccl' if gpu else 'gloo'
-        result['facts']['backend'] = backend
-        result['facts']['address of gloo'] = network.address_of_gloo(self.environ)
-        begin, limit = time.monotonic(), datetime.timedelta(seconds=seconds)
+        result['facts'].update(backend='nccl' if gpu else 'gloo', **{
+            'address of gloo': network.address_of_gloo(self.environ)})
         self.say(phase='rendezvous')
-        asks = self.store.another()     # for the thread of `watch`
+        asks = self.store = self.store.another()
 
-        def give_up(text, told):
-            self.given_up = True
-            result.update(error=text, told=told)
-            with contextlib.suppress(meet.NotMet):
-                asks.count('given-up', 1)
-            self.words(gpu)
-            self.serve(asks)
-            os._exit(0)
-
-        def gone():
+        def gone() -> bool:
             with contextlib.suppress(meet.NotMet):
                 return asks.count('given-up') > 0
             return True
 
         # more nodes take longer, since each connects to all others
-        watch = network.Watch(give_up, max(1, seconds / 120) + ranks / 100, gone)
-        try:
-            watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
-            dist.init_process_group(backend, store=dist.PrefixStore('trial', self.store.store), rank=self.number,
-                                    world_size=ranks, timeout=limit)
-            result['seconds']['rendezvous'] = time.monotonic() - begin
-            begin = time.monotonic()
-            self.say(phase='collective')
-            times = result['row'] = {}
-            network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'), ranks,
-                         watch, times)
-            result['seconds']['collective'] = time.monotonic() - begin
-            result['told'] = network.state(network.connections())
-        except Exception as err:
-            if not self.given_up:
-                result.update(error='%s failed: %s' % (watch.name, first_lines(err)), told=watch.told)
-        finally:
-            watch.done.set()
-        if self.given_up:       # the thread of `watch` does the rest
-            threading.Event().wait()
-        if 'error' in result:
-            self.store.count('given-up', 1)
-        self.words(gpu)
+        watch = network.Watch(max(1, seconds / 120) + ranks / 100, gone)
 
-    def words(self, gpu: bool) -> None:
-        """Add the network in NCCL's log, and the libraries that are mapped now."""
+        def work() -> None:
+            try:
+                begin = time.monotonic()
+                watch.enter('the rendezvous of one rank of each node', network.RENDEZVOUS)
+                dist.init_process_group(result['facts']['backend'], store=dist.PrefixStore('trial', store),
+                                        world_size=ranks, rank=self.number, timeout=datetime.timedelta(seconds=seconds))
+                result['seconds']['rendezvous'] = time.monotonic() - begin
+                result['phase'], begin = 'collective', time.monotonic()
+                self.say()
+                network.rise(dist.all_reduce, lambda count: torch.zeros(count, device='cuda:0' if gpu else 'cpu'),
+                             ranks, watch, result.setdefault('row', {}))
+                result['seconds']['collective'] = time.monotonic() - begin
+                result['told'] = network.state(network.connections())
+            except Exception as err:
+                failed.append('%s failed: %s' % (watch.name, first_lines(err)))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        error = watch.over(thread) or ''.join(failed)
+        self.result = json.loads(json.dumps(result))    # the thread may go on
+        if error:
+            self.result.update(error=error, told=watch.told)
+            with contextlib.suppress(meet.NotMet):
+                asks.count('given-up', 1)
         if gpu and self.log:
             self.result.update(nccl.heard(self.log))
-        self.result['maps'] = mapped_libraries()
 
-    def serve(self, store: 'Optional[meet.Store]') -> None:
+    def serve(self) -> None:
         """
         Obey the orders on standard input until it ends: put (store this node's report, and wait for the verdict),
         reports (wait for those of other nodes), word (tell the others the verdict).
@@ -196,7 +184,7 @@ class Probe:
         self.say(over=True)
         for line in sys.stdin:
             order = json.loads(line)
-            self.obey(store, order)
+            self.obey(self.store, order)
             self.say(answer=order['turn'])
 
     def obey(self, store: 'Optional[meet.Store]', order: dict) -> None:
@@ -289,6 +277,6 @@ def main(plugins: list) -> None:
             result['error'] = '%s failed: %s%s' % (
                 'import torch' if result['phase'] == 'import' else 'an all_reduce', first_lines(err),
                 brought(err, os.environ) if result['phase'] == 'import' else '')
-    result['maps'] = mapped_libraries()
-    probe.serve(probe.store)
+    probe.result['maps'] = mapped_libraries()
+    probe.serve()
     os._exit(0)

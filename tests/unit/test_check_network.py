@@ -170,12 +170,10 @@ def entry(state=1, again=0, underway=0):
 
 
 @pytest.fixture
-def watch(monkeypatch):
-    """Without its thread: look(seconds, sockets) is what it says so many seconds after the step began."""
-    monkeypatch.setattr(network.threading.Thread, 'start', lambda thread: None)
-
+def watch():
+    """look(seconds, sockets) is what it says so many seconds after the step began."""
     def made(name='the all_reduce of 64 kB', limit=network.STEP, factor=1, others_gone=lambda: False):
-        one = network.Watch(None, factor, others_gone)
+        one = network.Watch(factor, others_gone)
         one.enter(name, limit)
         return lambda seconds, sockets: one.look(one.since + seconds, sockets)
     return made
