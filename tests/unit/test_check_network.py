@@ -15,7 +15,7 @@ import types
 
 import pytest
 
-from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, rules, syntax, variables
+from slingtorch.job import check, elf, findings, gather, limits, look, network, node, probe, program, rules, syntax
 from slingtorch.job.machine import Machine
 from testbed import ROOT
 

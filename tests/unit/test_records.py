@@ -11,7 +11,7 @@ import pytest
 
 import test_runscripts_get_master
 from slingtorch import explain, sites
-from slingtorch.job import findings, probe, variables
+from slingtorch.job import findings, nccl, variables
 from slingtorch.job.machine import library_kind
 from slingtorch.sites import probe as site_probe, write as sitefile
 from test_runscripts import Job, hydra, identity, slurm
@@ -149,14 +149,10 @@ def test_explain(record):
 
 
 @each('nccl', key='network')
-def test_network_of_nccl(record, tmp_path):
+def test_network_of_nccl(record):
     """What check and bench read in NCCL's log."""
-    (tmp_path / 'log').write_text(record.text)
-    with open('/dev/null', 'wb') as said, open(tmp_path / 'log', 'rb') as written:
-        one = probe.Probe(said.fileno())
-        one.log = written
-        one.words(True)
-    assert (one.result['network'], one.result['provider']) == (record.keys['network'], record.keys.get('provider'))
+    found = nccl.heard(io.BytesIO(record.text.encode()))
+    assert (found['network'], found['provider']) == (record.keys['network'], record.keys.get('provider'))
 
 
 # --- what 'slingtorch site new' sees
