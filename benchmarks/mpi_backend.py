@@ -28,15 +28,18 @@ import pathlib
 import sys
 import time
 
+import slingmpi
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
+from torch.utils import cpp_extension
+
 SIZES = [4 ** power for power in range(5, 13)]      # 1 KiB to 16 MiB
 SECONDS = 0.003     # for one column in one round: short, so that some rounds are not interrupted
 
 
 def columns(names):
     """{column of the table: function (tensor, repetitions) that returns the seconds of one repetition}."""
-    import torch
-    import torch.distributed as dist
-    from torch.utils import cpp_extension
     os.environ['CXX'] = os.environ.get('MPICXX', 'mpicxx')
     version = [int(part) for part in torch.__version__.split('.')[:2]]
 
@@ -58,7 +61,6 @@ def columns(names):
 
     def by_cpp(group):
         return lambda tensor, repeat: loop.group(group, tensor, repeat)
-    from torch.testing._internal.distributed import fake_pg     # noqa: F401  registers "fake"
     none = dist.new_group(backend='fake')
     found = {'plain MPI': loop.plain, 'MPI_I': loop.started, 'slingmpi C++': by_cpp(dist.group.WORLD),
              'none C++': by_cpp(none), 'slingmpi': by_python(dist.group.WORLD), 'none': by_python(none)}
@@ -67,8 +69,6 @@ def columns(names):
 
 
 def slowest(seconds):
-    import torch
-    import torch.distributed as dist
     tensor = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.tolist()
@@ -76,8 +76,6 @@ def slowest(seconds):
 
 def sizes_in_turn(functions, sizes, rounds):
     """[{'bytes': size, name: us, ...}]."""
-    import torch
-    import torch.distributed as dist
     rows = []
     for size in sizes:
         times = {name: [] for name in functions}
@@ -121,10 +119,6 @@ def main():
                         "is added if PyTorch has it")
     parser.add_argument('--module', help="module that registers a backend when it is imported")
     args = parser.parse_args()
-    import torch
-    import torch.distributed as dist
-
-    import slingmpi
     rank, ranks = slingmpi._load().start()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=os.environ.get('MASTER_ADDR', '127.0.0.1'),
                       MASTER_PORT=os.environ.get('MASTER_PORT', '29577'))
