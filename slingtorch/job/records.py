@@ -23,9 +23,9 @@ class BenchError(RuntimeError):
 
 
 def parse_size(text: str) -> int:
-    """Bytes in '32768', '32K', '32KiB' or '16G'; units are powers of 1024, as in nccl-tests."""
-    match = re.match(r'(\d+)\s*([KMGT]?)(i?B)?$', text.strip(), re.I)
-    if not match or int(match.group(1)) == 0:
+    """Bytes in '32768', '32K', '128 MiB' or '16G'; units are powers of 1024, as in nccl-tests."""
+    match = re.match(r'([1-9]\d*) ?([KMGT]?)(i?B)?$', text, re.I)
+    if not match:
         raise argparse.ArgumentTypeError("'%s' is not a size: write 32K, 16M or 1G" % text)
     return int(match.group(1)) * UNITS.get(match.group(2).upper(), 1)
 
@@ -46,18 +46,10 @@ def show_time(seconds: float) -> str:
     return '%.3g s' % seconds
 
 
-def averages(record: dict) -> dict:
-    """{(kind, operation): average bus bandwidth} over all sizes with equal weight, as in nccl-tests."""
-    found = {}  # type: dict
-    for row in record['results']:
-        found.setdefault((row['kind'], row['operation']), []).append(row['bus_bandwidth'])
-    return {key: sum(values) / len(values) for key, values in found.items()}
-
-
 def wrong_values(record: dict) -> list:
     """Lines about wrong values."""
     return ['WRONG VALUES: %s, %s of %s: %d; %s'
-            % (row['kind'], row['operation'], show_size(int(row['size'])), row['wrong'], row['first_wrong'])
+            % (row['kind'], row['operation'], show_size(row['size']), row['wrong'], row['first_wrong'])
             for row in record['results'] if row['wrong']]
 
 
@@ -66,10 +58,7 @@ def head(record: dict) -> list:
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d per node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
-    extra = ['%s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl')
-             if name in record['versions']]
-    if extra:
-        lines.append('  ' + '; '.join(extra))
+    lines += ['  %s %s' % (name, record['versions'][name]) for name in ('gpu', 'nccl') if name in record['versions']]
     if record['nodes'] == 1:
         lines.append('  one node: nothing crosses the network')
     elif rates:
@@ -80,28 +69,26 @@ def head(record: dict) -> list:
     return lines
 
 
-ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s %8s'
+ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s'
 
 
-def table_head(record: dict) -> list:
+def table_head(networks: dict) -> list:
     """Lines: the networks, and the names of the columns."""
-    return ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
-        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong', 'repeats')]
+    return ['  network of %s: %s' % pair for pair in networks.items()] + ['', ROW % (
+        'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong')]
 
 
 def table_row(record: dict, row: dict) -> str:
     """A line of the table."""
     rate = sum(record['line_rates'].values()) if record['nodes'] > 1 else 0
-    return ROW % (row['kind'], row['operation'], show_size(int(row['size'])), show_time(row['seconds']),
+    return ROW % (row['kind'], row['operation'], show_size(row['size']), show_time(row['seconds']),
                   '%.4g' % row['algorithm_bandwidth'], '%.4g' % row['bus_bandwidth'],
-                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'], row['repeats'])
+                  '%.1f %%' % (100 * row['bus_bandwidth'] / rate) if rate else '-', row['wrong'])
 
 
 def summary(record: dict) -> list:
-    """Lines: the average bus bandwidth of each backend and operation, and what went wrong."""
-    return ['', 'average bus bandwidth, GB/s'] + [
-        '%-8s %-14s %.4g' % (*key, average) for key, average in averages(record).items()] + [''] + [
-        'note: ' + line for line in record['notes']] + wrong_values(record)
+    """Lines below the table: what was not measured, and what went wrong."""
+    return [''] + ['note: ' + line for line in record['notes']] + wrong_values(record)
 
 
 def file_to_write(path: str) -> str:
@@ -116,11 +103,6 @@ def file_to_write(path: str) -> str:
             raise argparse.ArgumentTypeError("%s exists and has no results of slingtorch: choose another file, since "
                                              "this one is not overwritten" % path)
     return path
-
-
-def write(record: dict, path: str) -> None:
-    """Write a file for read(), whole or not at all."""
-    write_whole({path: json.dumps(record, indent=1) + '\n'})
 
 
 def write_whole(texts: dict) -> None:

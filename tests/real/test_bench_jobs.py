@@ -63,7 +63,7 @@ def test_a_wrong_value_and_a_rank_that_dies(slurm, installed_pytorch, env, tmp_p
     path = tmp_path / 'bench.json'
     job = slurm.srun('-N2', '--ntasks-per-node=1', '--kill-on-bad-exit=0',
                      installed_pytorch.runscripts / 'conda-python-distributed', tmp_path / 'faults.py', '--min', '4K',
-                     '--max', '8K', '--seconds', '0.01', '--operations', 'all_reduce,broadcast', '--json', path,
+                     '--max', '8K', '--seconds', '0.01', '--operations', 'all_reduce', 'broadcast', '--json', path,
                      env=env, check=False)
     assert job.returncode != 0
     record = json.loads(path.read_text())
