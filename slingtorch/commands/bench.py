@@ -13,6 +13,7 @@ from slingtorch.job.records import (FORMAT, VERSION, BenchError, head, parse_siz
 NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
 
+
 def text(value: Any) -> str:
     """A text without escape sequences of a terminal; ValueError if it is none."""
     if not isinstance(value, str) or not ' '.join(value.split()).isprintable():

@@ -12,7 +12,6 @@ It needs only PyTorch, also in a container, and Python 3.8 or newer.
 """
 import argparse
 import datetime
-import json
 import os
 import re
 import statistics
@@ -24,7 +23,7 @@ from .kinds import Any, Callable, Iterator, Optional
 from .machine import Machine
 from .messages import scratch_file
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
-                      show_time, summary, table_head, table_row, write_whole, wrong_values)
+                      show_time, summary, table_head, table_row, write, wrong_values)
 
 ITEM = 4
 """Bytes of a float32, the type of all data sent."""
@@ -353,7 +352,7 @@ def run(options: 'Any', job: Job) -> dict:
 
     def save():
         if job.rank == 0 and options.json:
-            write_whole({options.json: json.dumps(record, indent=1) + '\n'})
+            write(record, options.json)
 
     save()  # fails at once if the directory is not writable
     say(*head(record))

@@ -105,6 +105,11 @@ def file_to_write(path: str) -> str:
     return path
 
 
+def write(record: dict, path: str) -> None:
+    """Write a record as JSON, whole or not at all."""
+    write_whole({path: json.dumps(record, indent=1) + '\n'})
+
+
 def write_whole(texts: dict) -> None:
     """Write files, {path: text}, all of them whole or none; writes directly to a device such as /dev/stdout."""
     parts = {}

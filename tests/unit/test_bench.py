@@ -361,7 +361,7 @@ def test_results_replace_results(tmp_path):
     for record in ({'format': records.FORMAT}, {'format': 1, 'title': 'slingtorch vet: 2 nodes'},
                    {'title': 'slingtorch check: 2 ranks'}, None):
         if record:
-            records.write_whole({path: json.dumps(record)})
+            records.write(record, path)
         else:
             open(path, 'w').close()
         assert records.file_to_write(path) == path
