@@ -60,26 +60,23 @@ def read_easyconfig(path: str) -> dict:
     return dict(found, lock_file=os.path.join(os.path.dirname(path), lock_file))
 
 
-def lock(path: str, say: Callable[[str], None], python: Optional[str] = None) -> None:
-    """
-    Write the lock file beside an easyconfig, and the checksum of the lock file into the easyconfig; RuntimeError if a
-    file cannot be written, or the packages cannot be found.
-
-    :param python: the Python whose pip configuration to use
-    """
+def lock(path: str, say: Callable[[str], None]) -> int:
+    """Write the lock file beside an easyconfig, and the checksum of the lock file into the easyconfig; RuntimeError if
+    a file cannot be written, or the packages cannot be found."""
     recipe = read_easyconfig(path)
     file_name, lock_file = os.path.basename(path), recipe['lock_file']
     if not os.access(os.path.dirname(os.path.abspath(lock_file)), os.W_OK):
         raise RuntimeError("The lock file must be beside the easyconfig, but %s cannot be written. Copy the easyconfig "
                            "to your own directory and use the copy: slingtorch lock ./%s; eb ./%s"
                            % (os.path.dirname(lock_file), file_name, file_name))
-    lockfile.lock(recipe, file_name, lock_file, python or sys.executable, say)
+    lockfile.lock(recipe, file_name, lock_file, sys.executable, say)
     text = with_checksum(pathlib.Path(path).read_text(), lockfile.sha256(lock_file))
     if text is None:
         say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
-        return
-    lockfile.replace_file(path, text)
-    say("its checksum is in %s" % path)
+    else:
+        lockfile.replace_file(path, text)
+        say("its checksum is in %s" % path)
+    return 0
 
 
 def with_checksum(text: str, checksum: str) -> Optional[str]:

@@ -76,8 +76,8 @@ class Project:
         merged = {**os.environ, **self.env, 'PYTHONPATH': str(ROOT), 'SLINGTORCH_SITE': 'local', **dict(env)}
         for key in ('PIP_EXTRA_INDEX_URL', 'PIP_NO_INDEX', 'PIP_FIND_LINKS'):
             merged.pop(key, None)
-        return run([sys.executable, '-m', 'slingtorch', 'new', name, '--from', source, '--on', self.on, '--directory', self.out,
-                    *options], cwd=self.dir, env=merged, check=check)
+        return run([sys.executable, '-m', 'slingtorch', 'new', name, '--from', self.dir / source, '--on', self.on, *options],
+                   cwd=self.out, env=merged, check=check)
 
     def made(self, source, *options, **kwargs):
         """(path of the easyconfig, {package: version} of its lock file)"""
