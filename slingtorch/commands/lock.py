@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, Dict, Optional
 
 from slingtorch import lockfile
+from slingtorch.job.records import write_whole
 
 
 def find_easyconfig(name: str, root: str) -> str:
@@ -74,7 +75,7 @@ def lock(path: str, say: Callable[[str], None]) -> int:
     if text is None:
         say("now put its checksum into the easyconfig: eb --inject-checksums=sha256 --force %s" % shlex.quote(path))
     else:
-        lockfile.replace_file(path, text)
+        write_whole({path: text})
         say("its checksum is in %s" % path)
     return 0
 

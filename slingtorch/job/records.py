@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 
 FORMAT, VERSION = 'slingtorch bench', 1
 """Values of the file's first keys; a change that an older reader would misread needs a new number."""
@@ -125,6 +126,8 @@ def write_whole(texts: dict) -> None:
                 if part != path:
                     os.fsync(stream.fileno())  # a network file system reports only now that it is full
         for part, path in parts.items():
+            if os.path.exists(path):
+                shutil.copymode(path, part)
             os.replace(part, path)
     finally:
         for part in filter(os.path.exists, parts):
