@@ -386,12 +386,11 @@ def print_site(site: Any) -> None:
     if not (site.env or site.parameters):
         print("This site sets no values.")
         return
-    if any(value.group is None for value in site.env):
-        print("\nEnvironment variables in the module of PyTorch:")
-        print_values(site.env)
-    if any(value.group is None for value in site.parameters):
-        print("\nEasyconfig parameters:")
-        print_values(site.parameters)
+    for what, values_ in (("Environment variables in the module of PyTorch", site.env),
+                          ("Easyconfig parameters", site.parameters)):
+        if any(value.group is None for value in values_):
+            print("\n%s:" % what)
+            print_values(values_)
     for group in site.groups.values():
         print("\nGroup %s (opt-in: slingtorch env --with %s): %s" % (group.name, group.name, group.title))
         print("  needs:  %s" % group.needs)

@@ -14,29 +14,6 @@ NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
 
 
-def text(value: Any) -> str:
-    """A text without escape sequences of a terminal; ValueError if it is none."""
-    if not isinstance(value, str) or not ' '.join(value.split()).isprintable():
-        raise ValueError("'%s' is not text" % ascii(value)[:80])
-    return value
-
-
-def figure(value: Any) -> float:
-    """A number of a size that figures of bench have; ValueError for another one."""
-    if type(value) not in (int, float) or not 0 <= value < 2 ** 60:
-        raise ValueError("'%s' is not a figure" % ascii(value)[:80])
-    return value
-
-
-def whole(value: Any) -> int:
-    """figure(), as a whole number."""
-    return int(figure(value))
-
-
-ROW_FORM = {'kind': text, 'operation': text, 'size': whole, 'bytes': figure, 'seconds': figure,
-            'algorithm_bandwidth': figure, 'bus_bandwidth': figure, 'wrong': whole}
-
-
 def read(path: str) -> dict:
     """The record in a file; BenchError if it has none."""
     try:
@@ -44,23 +21,15 @@ def read(path: str) -> dict:
             record = json.load(stream)
         if not isinstance(record, dict) or (record.get('format'), record.get('version')) != (FORMAT, VERSION):
             raise ValueError("its format is not '%s', version %d" % (FORMAT, VERSION))
-        return {
-            'date': text(record['date']), 'complete': record['complete'] is True,
-            'site': record['site'] and text(record['site']),
-            **{name: whole(record[name]) for name in ('ranks', 'ranks_per_node', 'nodes')},
-            'versions': {text(name): text(record['versions'][name]) for name in {'torch', *record['versions']}},
-            'line_rates': {text(name): figure(rate) for name, rate in record['line_rates'].items()},
-            'networks': {text(kind): text(name) for kind, name in record['networks'].items()},
-            'notes': [text(line) for line in record['notes']],
-            'results': [{'first_wrong': row['first_wrong'] and text(row['first_wrong']),
-                         **{name: form(row[name]) for name, form in ROW_FORM.items()}} for row in record['results']],
-        }
+        index(record)
+        if not all(line.isprintable() for line in show(record)):
+            raise ValueError("it has control characters")
+        return record
     except OSError as err:
         raise BenchError("%s cannot be read: %s" % (path, err.strerror))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as err:
-        raise BenchError("%s is not a result of bench (%s): give the file that '--bench --json FILE' of this "
-                         "slingtorch wrote" % (path, "%s is missing" % ascii(err.args[0]) if isinstance(err, KeyError)
-                                               else ascii(str(err))[1:-1]))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as err:
+        raise BenchError("%s is not a result of bench (%s: %s): give the file that '--bench --json FILE' of this "
+                         "slingtorch wrote" % (path, type(err).__name__, ascii(str(err))[1:-1]))
 
 
 def show(record: dict) -> list:
@@ -115,7 +84,7 @@ def draw(record: dict, path: str) -> None:
     from matplotlib import pyplot
     picture, axes = pyplot.subplots(figsize=(9, 6))
     for kind, operation in dict.fromkeys((row['kind'], row['operation']) for row in record['results']):
-        axes.plot(*zip(*((row['bytes'], row['bus_bandwidth']) for row in record['results']
+        axes.plot(*zip(*((row['size'], row['bus_bandwidth']) for row in record['results']
                          if (row['kind'], row['operation']) == (kind, operation))), marker='o',
                   linestyle='-' if kind == 'nccl' else '--', label='%s %s' % (kind, operation))
     if record['line_rates'] and record['nodes'] > 1:

@@ -23,17 +23,25 @@ def find_easyconfig(name: str, root: str) -> str:
     return found[0]
 
 
+def parameters_of(path: str) -> dict:
+    """The parameters in an easyconfig; RuntimeError if it cannot be read."""
+    from easybuild.framework.easyconfig.parser import EasyConfigParser
+    from easybuild.tools.build_log import EasyBuildError
+    from easybuild.tools.config import init_build_options
+    try:
+        init_build_options()
+        return dict(EasyConfigParser(path).get_config_dict())
+    except (EasyBuildError, UnicodeDecodeError) as err:
+        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+
+
 def read_easyconfig(path: str) -> dict:
     """What an easyconfig specifies about its packages: name, lock_file (path), and the lists wanted, index_urls,
     python_versions and platforms; RuntimeError if it is not a PythonVenv easyconfig with a list of packages."""
     from easybuild.framework.easyconfig.easyconfig import resolve_template
-    from easybuild.framework.easyconfig.parser import EasyConfigParser
     from easybuild.tools.build_log import EasyBuildError
-    from easybuild.tools.config import init_build_options
-    file_name = os.path.basename(path)
+    file_name, params = os.path.basename(path), parameters_of(path)
     try:
-        init_build_options()
-        params = EasyConfigParser(path).get_config_dict()
         strings = {key: value for key, value in params.items() if value and isinstance(value, str)}
         strings.update(versionsuffix=strings.get('versionsuffix', ''), namelower=strings['name'].lower())
 
@@ -47,7 +55,7 @@ def read_easyconfig(path: str) -> dict:
         values = {key: texts(key) for key in ('python_packages', 'extra_packages', 'index_urls', 'python_versions')}
         values['wheel_platform'] = params.get('wheel_platform', 'manylinux_2_28_x86_64')
         found = dict(lockfile.recipe_of(values), name=strings['name'])
-    except (EasyBuildError, KeyError, UnicodeDecodeError) as err:
+    except (EasyBuildError, KeyError) as err:
         raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
     if params.get('easyblock') != 'PythonVenv' or not found['wanted']:
         raise RuntimeError("%s lists no packages to lock: 'slingtorch lock' is for easyconfigs with easyblock = "

@@ -162,17 +162,9 @@ def chosen_python(command: Optional[str], site: Any, on: Dict[str, Any]) -> str:
 
 def read_on(name: Optional[str], root: str, site: Any) -> Dict[str, Any]:
     """The easyconfig whose PyTorch to use: its parameters, file (name) and pins (from its lock file)."""
-    from easybuild.framework.easyconfig.parser import EasyConfigParser
-    from easybuild.tools.build_log import EasyBuildError
-    from easybuild.tools.config import init_build_options
     fitting = gpus.fitting_easyconfig(site_gpu=site.gpu, toolkit=site.plugin_toolkit())[0]
     path = lock.find_easyconfig(name or fitting or gpus.CPU, root)
-    locked = os.path.splitext(path)[0] + '.lock'
-    try:
-        init_build_options()
-        on = EasyConfigParser(path).get_config_dict()
-    except EasyBuildError as err:
-        raise RuntimeError("%s cannot be read as an easyconfig: %s" % (path, err))
+    on, locked = lock.parameters_of(path), os.path.splitext(path)[0] + '.lock'
     text = open(locked).read() if os.path.isfile(locked) else ''
     pins = dict(re.findall(r'^(%s)==([^\s;]+)' % '|'.join(FAMILY), text, re.M))
     if on.get('easyblock') != 'PythonVenv' or 'torch' not in pins:

@@ -19,7 +19,7 @@ import sys
 import time
 
 from . import nccl
-from .kinds import Any, Callable, Iterator, Optional
+from .kinds import Any, Callable, Iterator
 from .machine import Machine
 from .messages import scratch_file
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
@@ -244,15 +244,6 @@ class Measurement:
         found = self.gather((number, '%s: %s' % (self.job.name, where)))
         return sum(count for count, _ in found), next((text for count, text in found if count), None)
 
-    def buffers(self, operation: str, size: int) -> 'Optional[tuple]':
-        """(send, receive), one tensor if the operation works in place; None if a rank has too little memory."""
-        try:
-            made = [self.torch.empty(count, dtype=self.torch.float32, device=self.device)
-                    for count in elements(operation, size, self.job.ranks) if count]
-        except (RuntimeError, MemoryError):
-            made = []
-        return None if self.maximum([not made])[0] else (made[0], made[-1])
-
     def operation(self, operation: str) -> 'Iterator':
         """Measure all sizes of an operation; yields rows for the file. :raises BenchError: the rest is not possible"""
         if operation == 'send_receive' and self.job.ranks == 1:
@@ -262,9 +253,9 @@ class Measurement:
         while size <= self.options.max:
             if size > largest:
                 raise BenchError('no size from %s on: %s' % (show_size(size), why))
-            tensors = self.buffers(operation, size)
-            if tensors is None:
-                raise BenchError('a rank has too little memory for %s' % show_size(size))
+            made = [self.torch.empty(count, dtype=self.torch.float32, device=self.device)
+                    for count in elements(operation, size, self.job.ranks) if count]
+            tensors = made[0], made[-1]     # the same if the operation works in place
             function = self.supported(self.forms(operation, *tensors))
             wrong, where = self.check(function, operation, *tensors)
             estimate = statistics.median(self.seconds(function, WARM_UP))
@@ -279,7 +270,7 @@ class Measurement:
                 'bus_bandwidth': actual / seconds / 1e9 * bus_factor(operation, self.job.ranks),
                 'wrong': wrong + again, 'first_wrong': where or where_again,
             }
-            del tensors, function
+            del made, tensors, function
             if estimate > LONGEST and size * self.options.factor <= self.options.max:
                 raise BenchError('no size above %s, which took %s' % (show_size(size), show_time(estimate)))
             size *= self.options.factor

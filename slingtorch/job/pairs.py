@@ -111,28 +111,28 @@ class Exchange:
                     time.sleep(0.0002)
         return time.monotonic() - begin
 
-    def pair(self, order: dict) -> float:
+    def pair(self, turn: int, rank: int, key: str) -> float:
         """Measure both directions, one after the other; returns the bytes per second that were received."""
-        end = time.monotonic() + order['limit']
+        end = time.monotonic() + limit_of(turn)
         # its own client: while one waits, other threads cannot use it
-        store = self.dist.PrefixStore(order['key'], self.store.another().store)
-        group = self.group(store, order['rank'], order['limit'])
+        store = self.dist.PrefixStore(key, self.store.another().store)
+        group = self.group(store, rank, limit_of(turn))
         self.kept.append(group)     # destroying an NCCL group may wait for the other end
         try:
-            received, rank = 0.0, order['rank']
+            received = 0.0
             for sender in (0, 1):
-                last, value, size = 0, 1 + sender + 2 * (order['turn'] % 100), 4
+                last, value, size = 0, 1 + sender + 2 * (turn % 100), 4
                 self.buffer.fill_(value if sender == rank else 0)
                 while size:
                     seconds, last = self.volley(group, sender == rank, 1 - rank, size, end), size
-                    key = '%d-%d' % (sender, size)
+                    following = '%d-%d' % (sender, size)
                     if sender != rank:
                         received = size / max(seconds, 1e-6)
                         size = max(FIRST, size * FACTOR) if seconds < ENOUGH or size < FIRST else 0
                         size = size if size <= LARGEST else 0
-                        store.set(key, str(size))
+                        store.set(following, str(size))
                     else:
-                        size = int(store.get(key))
+                        size = int(store.get(following))
                 if sender != rank and not bool((self.buffer[:last] == value).all()):
                     raise RuntimeError("wrong values were received")
             return received
@@ -142,19 +142,19 @@ class Exchange:
                 getattr(group, 'abort', lambda: None)()
             raise
 
-    def answer(self, order: dict) -> dict:
+    def answer(self, *order: 'Any') -> dict:
         """The result of pair(), or what went wrong, within its limit."""
-        found = {'error': "no answer within %d s" % order['limit']}  # type: dict
+        found = {'error': "no answer within %d s" % limit_of(order[0])}  # type: dict
 
         def run():
             try:
-                found.update(received=self.pair(order), error='')
+                found.update(received=self.pair(*order), error='')
             except BaseException as err:    # every error is an answer
                 found['error'] = first_lines(err)[:300]
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        thread.join(order['limit'] + 1)
+        thread.join(limit_of(order[0]) + 1)
         return dict(found)
 
 
@@ -197,8 +197,7 @@ def play(number: int, lanes: int, descriptor: int) -> None:
             return
         for pair in said['pairs']:
             if exchange and own in pair:
-                found = exchange.answer({'turn': turn, 'rank': pair.index(own), 'limit': limit_of(turn),
-                                         'key': 'pair-%d-%d-%d' % (turn, *pair)})
+                found = exchange.answer(turn, pair.index(own), 'pair-%d-%d-%d' % (turn, *pair))
                 if exchange.backend == 'nccl' and log:
                     found.update(nccl.heard(log))
                 store.put('did-%d-%d' % (turn, own), found)

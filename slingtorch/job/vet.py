@@ -16,7 +16,7 @@ import sys
 import time
 
 from . import gather, look, node, pairs, records
-from .kinds import Any, Optional
+from .kinds import Any
 from .machine import Machine, expand_hosts, seconds_to_wait
 from .messages import Child, one_line
 
@@ -111,17 +111,8 @@ def table_text(nodes: list, kind: str) -> str:
         '    %s %.2f GB/s' % (kind, node['backend'])) for node in nodes)
 
 
-def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str]' = None,
-        path: 'Optional[str]' = None, references: 'Optional[dict]' = None) -> int:
-    """
-    Run vet in one rank.
-
-    :param count: maximum number of rounds
-    :param prefix: rank 0 writes PREFIX.vetted and PREFIX.cordon
-    :param path: file to which rank 0 writes the results as JSON
-    :param references: {backend: GB/s that the site expects of a node}
-    :return: exit status: 0 on all nodes if none is bad, else 1
-    """
+def run(machine: Machine, out: 'Any', args: 'Any') -> int:
+    """Run vet in one rank with the options of main(): exit status 0 on all nodes if none is bad, else 1."""
     gather.read_ranks(machine.environ)
     if int(machine.environ['LOCAL_RANK']):
         return 0
@@ -129,11 +120,11 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
     seen = max(1, len(look.visible_gpus(machine, known)) if known else 0)
     children = [Child(machine.environ, 'pairs', number, seen) for number in range(seen)]
     if machine.environ['RANK'] == '0':
-        children.append(Child(machine.environ, 'pairs', 'keep', count, int(seconds)))
+        children.append(Child(machine.environ, 'pairs', 'keep', args.rounds, int(seconds)))
     try:
-        end = time.monotonic() + 2 * seconds + 60 + count * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
+        end = time.monotonic() + 2 * seconds + 60 + args.rounds * (pairs.LIMIT + 5) + pairs.FIRST_LIMIT
         if machine.environ['RANK'] == '0':
-            return conduct(machine, out, children, end, prefix, path, references or {})
+            return conduct(machine, out, children, end, args)
         said = [child.hear(end) for child in children]
         word = [each['word'] for each in said if 'word' in each]
         if not word:
@@ -147,15 +138,14 @@ def run(machine: Machine, out: 'Any', count: int = ROUNDS, prefix: 'Optional[str
             child.end()
 
 
-def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'Optional[str]', path: 'Optional[str]',
-            references: dict) -> int:
+def conduct(machine: Machine, out: 'Any', children: list, end: float, args: 'Any') -> int:
     """Rank 0's part of run(), with the processes of pairs.py; the last one has the store."""
     environ, begin, keeper = machine.environ, time.monotonic(), children[-1]
     told = keeper.hear(end)
     if 'lanes' not in told:
         raise gather.PeerLost("the nodes cannot meet at MASTER_ADDR=%s, MASTER_PORT=%s: %s" % (
             environ['MASTER_ADDR'], environ['MASTER_PORT'], one_line(told.get('error', ''))[:600]))
-    kind, said_of = told['kind'], {said['number']: said for said in told['lanes']}
+    kind, expected, said_of = told['kind'], dict(args.reference), {said['number']: said for said in told['lanes']}
     names = [one_line(said_of[number]['node']) for number in sorted(said_of)]
     rates = {number: {one_line(card): float(rate) for card, rate in said['rates'].items()
                       if isinstance(rate, (int, float))} for number, said in said_of.items()}
@@ -164,12 +154,12 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
     measured = {number: len({entry[0] for entry in told['speeds'] if number in entry[1:3]}) for number in figures}
     reach = {number: min(sum(cards.values()), max(cards.values(), default=0.0) * measured.get(number, 0))
              for number, cards in rates.items()}
-    yellow = judge_rates(names, figures, kind, reach, references.get(kind, 0.0))
+    yellow = judge_rates(names, figures, kind, reach, expected.get(kind, 0.0))
     untested = {number: "no pair was measured" for number in said_of if number not in figures}
     if len(names) == 2 and not wrong:   # their one pair does not show which is slow
         if yellow:
             wrong = dict.fromkeys(figures, "slow: it or its only partner: %s" % yellow[0].split(': ', 2)[-1])
-        elif not references.get(kind) and not all(reach.values()):
+        elif not expected.get(kind) and not all(reach.values()):
             untested.update(dict.fromkeys(
                 figures, "only one partner, and neither a line rate nor a reference to compare with"))
     if told['network'].startswith('Socket') and machine.slingshot():
@@ -180,7 +170,7 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
     if total_gpus > seen:
         lines.append("%d of a node's %d GPUs: not tested, since this rank sees only %d. Start one rank per node, with "
                      "all GPUs" % (total_gpus - seen, total_gpus, seen))
-    nodes = [{'name': name, 'good': number not in wrong, 'why': wrong.get(number, untested.get(number, '')),
+    nodes = [{'name': name, 'good': number not in wrong, 'why': one_line(wrong.get(number, untested.get(number, ''))),
               'line_rates': rates[number], 'backend': figures.get(number)}
              for number, name in enumerate(names)]
     absent = [name for name in expand_hosts(environ.get('SLURM_STEP_NODELIST', '')) if name not in names]
@@ -197,15 +187,15 @@ def conduct(machine: Machine, out: 'Any', children: list, end: float, prefix: 'O
         title, told['imported'], told['took'], table_text(nodes, kind)))
     out.write(''.join('yellow: %s\n' % line for line in yellow) + ''.join(line + '\n' for line in lines))
     out.flush()
-    if path:
+    if args.json:
         records.write({'format': 2, 'title': title, 'rounds': told['rounds'], 'backend': kind, 'yellow': yellow,
                        'not_tested': lines, 'nodes': nodes,
-                       'seconds': {'start': told['imported'], 'backend': told['took']}}, path)
-    if prefix:
+                       'seconds': {'start': told['imported'], 'backend': told['took']}}, args.json)
+    if args.write:
         # one node per line, for srun --nodelist=FILE and --exclude=FILE (FILE must contain a '/')
-        records.write_whole({prefix + suffix: ''.join(node['name'] + '\n' for node in nodes if node['good'] == good
-                                                      and ' ' not in node['name'])
-                             for suffix, good in (('.vetted', True), ('.cordon', False))})
+        records.write_whole({args.write + suffix: ''.join(
+            node['name'] + '\n' for node in nodes if node['good'] == good and ' ' not in node['name'])
+            for suffix, good in (('.vetted', True), ('.cordon', False))})
     failed = not all(node['good'] for node in nodes)
     keeper.tell('01'[failed])
     keeper.hear(time.monotonic() + 5)       # until it has told the others
@@ -224,5 +214,4 @@ def main(argv: list) -> int:
     args = parser.parse_args(argv)
     machine = Machine()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return gather.guarded('vet', machine,
-                          lambda: run(machine, sys.stdout, args.rounds, args.write, args.json, dict(args.reference)))
+    return gather.guarded('vet', machine, lambda: run(machine, sys.stdout, args))

@@ -192,12 +192,13 @@ def test_tables_of_a_file(capsys, files):
 
 
 @pytest.mark.parametrize('text,says', [
-    ('{', r'not a result of bench \(Expecting'), ('[]', 'its format is not .slingtorch bench., version 1'),
+    ('{', r'not a result of bench \(JSONDecodeError: Expecting'), ('[]', 'its format is not .slingtorch bench., version 1'),
     (json.dumps({**RECORD, 'version': 2}), 'its format is not .slingtorch bench., version 1'),
-    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), "'date' is missing"),
+    (json.dumps({key: RECORD[key] for key in ('format', 'version')}), "KeyError: 'results'"),
     (None, 'cannot be read: No such file'),
-    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), " is not text"),
-    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), " is not a figure"),
+    (json.dumps({**RECORD, 'networks': {'nccl': '\x1b[2J'}}), "it has control characters"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], seconds='x')]}), "not a result of bench .TypeError"),
+    (json.dumps({**RECORD, 'results': [dict(RECORD['results'][0], kind=[])]}), "not a result of bench .TypeError"),
     (json.dumps({**RECORD, 'results': 3}), 'not a result of bench'),
 ])
 def test_files_that_cannot_be_read(capsys, tmp_path, text, says):

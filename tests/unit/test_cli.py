@@ -137,11 +137,6 @@ def test_sources_in_the_checkout_stay(environ):
     assert evaluate('', environ, times=2)['EASYBUILD_SOURCEPATH'].startswith('%s/.mine/sources:' % ROOT)
 
 
-def test_prefix(environ):
-    environ['EASYBUILD_PREFIX'] = '/project/eb'
-    assert evaluate('', environ)['EASYBUILD_SOURCEPATH'].startswith('/project/eb/sources:')
-
-
 def test_configuration_file(environ, tmp_path):
     """What is configured in a file is continued, since an environment variable would replace it."""
     config = tmp_path / '.config' / 'easybuild' / 'config.cfg'
@@ -447,16 +442,6 @@ def test_root_is_told_before_eb_refuses(environ):
 def test_root_whose_modules_lmod_would_not_show(environ):
     said = [bash(f'umask {umask}; slingtorch env', environ).stderr for umask in ('022', '077')]
     assert 'umask' not in said[0] and 'umask 022' in said[1]
-
-
-def test_broken_site_file(environ, tmp_path):
-    (tmp_path / 'broken.cfg').write_text('[site]\n')
-    environ['SLINGTORCH_SITES_PATH'] = str(tmp_path)
-    done = run(['env', '--site', 'slurm'], environ)
-    assert done.returncode == 0 and 'SLINGTORCH_SITE=slurm' in done.stdout
-    assert f'warning: ignoring a faulty site file: {tmp_path}/broken.cfg, section [site]: ' in done.stderr
-    done = run(['sites'], environ)
-    assert done.returncode == 0 and 'frontier' in done.stdout and 'broken.cfg' in done.stderr
 
 
 def test_quoting():

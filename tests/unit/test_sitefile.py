@@ -15,7 +15,7 @@ import sys
 import pytest
 
 import test_sites
-from slingtorch import cli, sites
+from slingtorch import sites
 from slingtorch.sites import probe as site_probe, write as sitefile
 
 CENTRES = pathlib.Path(__file__).parent / 'centres'
@@ -497,10 +497,3 @@ def test_this_machine(person, monkeypatch):
     assert sorted(evidence) == sorted(PROBES) and '/proc' in evidence['mounts'].text
     person.new(evidence, host='box')
     assert person.site().gpu in ('none', 'cuda', 'rocm')
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(['site', 'new', '--help'])
-    out = capsys.readouterr().out
-    assert 'srun slingtorch site new --complete NAME' in ' '.join(out.split())

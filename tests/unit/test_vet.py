@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """vet's verdicts over the backend that a training takes, with figures and processes that the tests plant."""
+import argparse
 import os
 import resource
 import subprocess
@@ -201,8 +202,8 @@ def verdict(tmp_path, capsys, monkeypatch, lanes, found, references=None, kind='
     told = {'lanes': lanes, 'speeds': found, 'network': '', 'kind': kind, 'rounds': 1, 'imported': 1.0, 'took': 0.0}
     monkeypatch.setattr(vet, 'Child', lambda environ, *words: type('Planted', (), {
         'hear': lambda self, end: told, 'tell': lambda self, word: None, 'end': lambda self: None})())
-    vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, prefix=f'{tmp_path}/vet',
-            references=references or {})
+    vet.run(Machine({**ALONE, 'WORLD_SIZE': str(size)}, str(tmp_path)), sys.stdout, argparse.Namespace(
+        rounds=1, write=f'{tmp_path}/vet', json=None, reference=references or {}))
     return capsys.readouterr().out, *((tmp_path / f'vet.{name}').read_text().split() for name in ('vetted', 'cordon'))
 
 
@@ -226,6 +227,14 @@ def test_a_node_that_did_not_come_is_cordoned_and_a_gpu_uses_one_card(tmp_path, 
     out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 20e9, 20e9]], kind='nccl', size=3)
     assert (vetted, cordon) == (['n0', 'n1'], []) and 'yellow' not in out
     assert 'Cordon: (a node of unknown name)    fails: it did not answer' in out
+
+
+def test_a_node_writes_no_lines_of_its_own(tmp_path, capsys, monkeypatch):
+    lanes = [{**lane(rank), 'number': rank} for rank in range(3)]
+    lanes[2].update(ready=False, error='\x1b[2J\nVetted: n2', node='n2\nVetted: n3')
+    out, vetted, cordon = verdict(tmp_path, capsys, monkeypatch, lanes, [[0, 0, 1, 5e9, 5e9]], size=3)
+    assert '\x1b' not in out and len([line for line in out.splitlines() if line.startswith('Vetted: ')]) == 2
+    assert (vetted, cordon) == (['n0', 'n1'], [])
 
 
 def test_lists_are_written_whole_or_not_at_all(tmp_path):
