@@ -74,10 +74,10 @@ def slowest(seconds):
     return tensor.tolist()
 
 
-def sizes_in_turn(functions, sizes, rounds):
+def sizes_in_turn(functions, rounds):
     """[{'bytes': size, name: us, ...}]."""
     rows = []
-    for size in sizes:
+    for size in SIZES:
         times = {name: [] for name in functions}
         tensor = torch.ones(size // 4)
         for name, function in functions.items():
@@ -101,14 +101,11 @@ def sizes_in_turn(functions, sizes, rounds):
             row[name] = sorted(slowest(times[name]))[rounds // 10] * 1e6
         rows.append(row)
         if dist.get_rank() == 0:
-            print_row(row, list(functions))
+            plain, best = row['plain MPI'], row['MPI_I']
+            print(f'{size:>10}' + ''.join(f'{row[name]:>13.1f}' for name in functions) + ''.join(
+                f'{plain / row[name]:>13.2f} of {plain / (best + row[none]):.2f}'
+                for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
     return rows
-
-
-def print_row(row, names):
-    print(f'{row["bytes"]:>10}' + ''.join(f'{row[name]:>13.1f}' for name in names)
-          + ''.join(f'{row["plain MPI"] / row[name]:>13.2f} of {row["plain MPI"] / (row["MPI_I"] + row[none]):.2f}'
-                    for name, none in (('slingmpi C++', 'none C++'), ('slingmpi', 'none'))), flush=True)
 
 
 def main():
@@ -125,16 +122,14 @@ def main():
     dist.init_process_group('slingmpi')
     if args.module:
         importlib.import_module(args.module)
-    names = [name for name in args.backends.split(',') if name]
-    if dist.is_mpi_available():
-        names.append('mpi')
+    names = [name for name in args.backends.split(',') if name] + ['mpi'] * dist.is_mpi_available()
     result = {'mpi': slingmpi.built()['mpi'], 'torch': torch.__version__, 'ranks': ranks, 'load': os.getloadavg()[0]}
     functions = columns(names)
     result['columns'] = list(functions)
     if rank == 0:
         print(f'{"bytes":>10}' + ''.join(f'{name:>13}' for name in functions) + '   plain / C++ and possible'
               '   plain / slingmpi', flush=True)
-    result['rows'] = sizes_in_turn(functions, SIZES, args.rounds)
+    result['rows'] = sizes_in_turn(functions, args.rounds)
     if rank == 0:
         print(f'{result["mpi"]}, PyTorch {torch.__version__}, {ranks} ranks, load {result["load"]:.1f}')
         if args.json:
