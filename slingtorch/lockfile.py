@@ -312,23 +312,9 @@ def marker(targets: Any, among: Any) -> str:
     return ' ; ' + ' or '.join(parts) if by_python or by_machine else ''
 
 
-def lock_lines(found: Any) -> Any:
-    """Lines of a requirements file with hashes, from {Target: list of Package}."""
-    packages: Dict[Any, Any] = {}
-    for target, chosen in found.items():
-        for package in chosen:
-            targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
-            targets.append(target)
-            hashes.update(package.hashes)
-    lines = []
-    for (name, version), (targets, hashes) in sorted(packages.items()):
-        lines += ['%s==%s%s \\' % (name, version, marker(targets, list(found))),
-                  ' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes))]
-    return lines
-
-
 def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
-    """Text of a lock file. PythonVenv compares its head (read_head()) with easyconfig, Python and machine."""
+    """Text of a lock file, from {Target: list of Package}. PythonVenv compares its head (read_head()) with the
+    easyconfig, Python and machine."""
     head = ["# Lock file of %s, made by 'slingtorch lock %s': do not edit it, run that again." % (file_name, file_name),
             "# Form: pip's requirements file for 'pip install --require-hashes'.",
             '# python: ' + ' '.join(collections.OrderedDict.fromkeys(target.python for target in found)),
@@ -339,7 +325,16 @@ def lock_text(file_name: str, recipe: Recipe, found: Any) -> str:
     head += ['--find-links ' + link for link in sorted({
         package.link for chosen in found.values() for package in chosen}) if link.startswith('http')]
     head += ['--only-binary :all:', '']
-    return '\n'.join(head + lock_lines(found)) + '\n'
+    packages: Dict[Any, Any] = {}
+    for target, chosen in found.items():
+        for package in chosen:
+            targets, hashes = packages.setdefault((package.name, package.version), ([], set()))
+            targets.append(target)
+            hashes.update(package.hashes)
+    for (name, version), (targets, hashes) in sorted(packages.items()):
+        head += ['%s==%s%s \\' % (name, version, marker(targets, list(found))),
+                 ' \\\n'.join('    --hash=sha256:' + digest for digest in sorted(hashes))]
+    return '\n'.join(head) + '\n'
 
 
 def read_head(text: str) -> Any:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """'slingtorch lock': writes the lock file of an easyconfig of PythonVenv (slingtorch/lockfile.py)."""
-import ast
 import glob
 import os
 import pathlib
 import re
 import shlex
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from slingtorch import lockfile
 from slingtorch.job.records import write_whole
@@ -90,22 +89,8 @@ def lock(path: str, say: Callable[[str], None]) -> int:
 
 def with_checksum(text: str, checksum: str) -> Optional[str]:
     """The text of an easyconfig with this checksum of its first source; None if its form is not the usual one."""
-    given: Dict[str, Any] = {
-        node.targets[0].id: node.value for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # type: ignore
-    lines, value = text.splitlines(True), given.get('checksums')
-    if value is None and 'patches' not in given and len(given['sources'].elts) == 1:
-        sources = re.search(r"(?m)^sources = \[.*\]\n", text)
-        end = sources.end() if sources else 0
-        return text[:end] + "checksums = ['%s']\n" % checksum + text[end:] if sources else None
-    place: Any = value.elts[0] if isinstance(value, ast.List) and value.elts else None
-    if isinstance(place, ast.Dict):
-        place = place.values[0]
-    if place is None:
-        return None
-    line, column = place.lineno - 1, place.col_offset
-    old = re.match(r'''None|(['"])[0-9a-f]{64}\1''', lines[line][column:])
-    if not old:
-        return None
-    lines[line] = lines[line][:column] + "'%s'" % checksum + lines[line][column + old.end():]
-    return ''.join(lines)
+    text, done = re.subn(r"""(?m)^(checksums = \[(?:\s|#.*)*(?:\{'[^']*': )?)(?:None|(['"])[0-9a-f]{64}\2)""",
+                         r"\g<1>'%s'" % checksum, text, 1)
+    if not done and not re.search('(?m)^(checksums|patches) =', text):
+        text, done = re.subn(r"(?m)^sources = \['[^',]*'\]\n", r"\g<0>checksums = ['%s']\n" % checksum, text, 1)
+    return text if done else None

@@ -33,14 +33,6 @@ def section_text(name: str, keys: Dict[str, str]) -> str:
                                        for key, value in keys.items())
 
 
-def compose(name: str, draft: Draft) -> str:
-    """The text of a new site file."""
-    lines = ["# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of slingtorch\n"
-             "# describes its form, and 'slingtorch sites %s' checks and shows it.\n"
-             % (name, draft.here, draft.place.kind, name), "#\n# Seen on this machine:\n"] + remarks(draft)
-    return ''.join(lines) + ''.join(section_text(*item) for item in draft.sections.items())
-
-
 def merge(text: str, sections: Dict[Any, Dict[str, Any]], draft: Draft) -> Tuple[str, List[str]]:
     """
     Add what is missing to the text of a site file; existing lines stay.
@@ -159,7 +151,11 @@ def run_new(args: argparse.Namespace, environ: Optional[Env] = None,
             write(path, text, name, environ)
         print("Added to %s: %s" % (path, ', '.join(added)) if added else "%s already has everything." % path)
     else:
-        write(path, compose(name, draft), name, environ)
+        head = ("# Site %s, written by 'slingtorch site new' %s, a %s. Edit it as you like; docs/sites.md of "
+                "slingtorch\n# describes its form, and 'slingtorch sites %s' checks and shows it.\n#\n"
+                "# Seen on this machine:\n" % (name, draft.here, place.kind, name))
+        write(path, ''.join([head] + remarks(draft) + [section_text(*item) for item in draft.sections.items()]),
+              name, environ)
         print("Written: %s" % path)
     # the shell may not find slingtorch outside an activated environment
     program = 'slingtorch' if shutil.which('slingtorch') else shlex.quote(os.path.abspath(sys.argv[0]))
