@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from slingtorch import sites
-from slingtorch.job.records import (FORMAT, VERSION, BenchError, head, parse_size, summary, table_head, table_row,
-                                    wrong_values)
+from slingtorch.job.records import (FORMAT, VERSION, BenchError, head, parse_size, summary, table_row, wrong_values)
 
 NOTHING_COMPARED = 3
 """Exit status when a verdict was requested but there is no reference figure."""
@@ -34,7 +33,7 @@ def read(path: str) -> dict:
 
 def show(record: dict) -> list:
     """The lines of the whole table, as the job printed it."""
-    lines = head(record) + table_head(record['networks']) + [table_row(record, row) for row in record['results']]
+    lines = head(record) + [table_row(record, row) for row in record['results']]
     return lines + summary(record) + (
         [] if record['complete'] else ["INCOMPLETE: the job ended before everything was measured"])
 

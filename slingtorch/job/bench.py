@@ -23,7 +23,7 @@ from .kinds import Any, Callable, Iterator
 from .machine import Machine
 from .messages import scratch_file
 from .records import (FORMAT, KINDS, OPERATIONS, VERSION, BenchError, file_to_write, head, parse_size, show_size,
-                      show_time, summary, table_head, table_row, write, wrong_values)
+                      show_time, summary, table_row, write, wrong_values)
 
 ITEM = 4
 """Bytes of a float32, the type of all data sent."""
@@ -100,53 +100,42 @@ class Job:
         return device
 
 
-def at_hand(torch: 'Any', dist: 'Any') -> dict:
-    """{kind: '', or why bench cannot measure it}"""
-    if not dist.is_available():
-        raise BenchError("this PyTorch has no torch.distributed")
-    gpu = '' if torch.cuda.is_available() else "PyTorch %s sees no GPU" % torch.__version__
-    mpi = '' if dist.is_mpi_available() else "this PyTorch was built without MPI"
-    return {
-        'nccl': gpu or ('' if dist.is_nccl_available() else "this PyTorch was built without NCCL or RCCL"),
-        'gloo': '' if dist.is_gloo_available() else "this PyTorch was built without gloo",
-        'mpi': mpi,
-        # an MPI that cannot access GPU memory crashes, so this runs only on request if nothing shows that it can
-        'mpi-gpu': mpi or gpu or ('' if os.environ.get('MPICH_GPU_SUPPORT_ENABLED') == '1' else
-                                  "MPICH_GPU_SUPPORT_ENABLED is not 1; if this MPI supports GPU memory, name the "
-                                  "backend with --backends"),
-    }
-
-
 class Measurement:
     """
-    One kind of communication in this job: measures operations, and reports what it cannot measure.
+    The job's process group: measures operations, and reports what it cannot measure.
 
+    :ivar kind: one of KINDS
     :ivar network: the network that carries the data; all networks if nodes differ
     """
 
-    def __init__(self, kind: str, job: Job, options: 'Any', store: 'Any', log: 'Any') -> None:
+    def __init__(self, job: Job, options: 'Any') -> None:
         import torch
         import torch.distributed as dist
-        self.kind, self.job, self.options, self.torch, self.dist = kind, job, options, torch, dist
-        self.device = job.gpu() if kind in ('nccl', 'mpi-gpu') else 'cpu'
-        name = kind.replace('-gpu', '')
-        if name == 'mpi':   # knows its ranks itself
-            dist.init_process_group(name, timeout=TIMEOUT)
-        else:
-            dist.init_process_group(name, timeout=TIMEOUT, store=dist.PrefixStore(kind, store), rank=job.rank,
-                                    world_size=job.ranks)
+        if not dist.is_available():
+            raise BenchError("this PyTorch has no torch.distributed")
+        self.job, self.options, self.torch, self.dist = job, options, torch, dist
+        self.kind = options.backend or (
+            'nccl' if torch.cuda.is_available() and dist.is_nccl_available() else 'gloo')
+        self.device = job.gpu() if self.kind in ('nccl', 'mpi-gpu') else 'cpu'
+        if not os.environ.get('OMP_NUM_THREADS'):
+            torch.set_num_threads(1)
+        log = None
+        if self.kind == 'nccl' and not os.environ.get('NCCL_DEBUG'):
+            log = scratch_file()
+            nccl.log_into(os.environ, log)
+            # a dead peer ends this program, as it would end a training
+            del os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'], os.environ['NCCL_ASYNC_ERROR_HANDLING']
+        dist.init_process_group(self.kind.replace('-gpu', ''), timeout=TIMEOUT)
         self.rank, size = dist.get_rank(), dist.get_world_size()
         if size != job.ranks:
-            dist.destroy_process_group()
             raise BenchError("MPI sees %d rank(s), but the job has %d: start the ranks with a launcher of this MPI "
-                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta), or leave MPI out: --backends nccl gloo"
-                             % (size, job.ranks))
+                             "(Slurm: srun --mpi=pmi2, pmix or cray_shasta)" % (size, job.ranks))
         self.maximum([0.0])  # connects
-        said = {'nccl': "unknown: see NCCL's own output", 'gloo': os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')}
-        if kind == 'nccl' and log:
+        said = {'gloo': os.environ.get('GLOO_DEVICE_TRANSPORT', 'TCP')}.get(self.kind, 'unknown')
+        if log:
             heard = nccl.heard(log)
-            said[kind] = ', provider '.join(filter(None, [heard['network'] or 'unknown', heard['provider']]))
-        self.network = ' / '.join(sorted(set(self.gather(said.get(kind, 'unknown')))))
+            said = ', provider '.join(filter(None, [heard['network'] or said, heard['provider']]))
+        self.network = ' / '.join(sorted(set(self.gather(said))))
 
     def maximum(self, values: list) -> list:
         """For each value, the maximum over all ranks."""
@@ -282,7 +271,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog='conda-python-distributed --bench', formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__.split('\n\nIt needs')[0], epilog='backends:\n' + '\n'.join(
             '  %-14s %s' % pair for pair in KINDS.items()))
-    parser.add_argument('--backends', nargs='+', choices=list(KINDS), help="default: all that PyTorch has")
+    parser.add_argument('--backend', choices=list(KINDS), help="default: nccl with GPUs, else gloo")
     parser.add_argument('--operations', nargs='+', choices=OPERATIONS, default=OPERATIONS, help="default: all")
     parser.add_argument('--min', type=parse_size, default='32K', metavar='SIZE', help="default: 32K")
     parser.add_argument('--max', type=parse_size, default='16G', metavar='SIZE',
@@ -294,48 +283,28 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def new_record(job: Job, torch: 'Any', why_not: dict) -> dict:
-    """The record before the first measurement."""
-    versions = {'torch': str(torch.__version__)}
+def new_record(measurement: Measurement) -> dict:
+    """The record before the first operation."""
+    torch, job, kind = measurement.torch, measurement.job, measurement.kind
+    versions, notes = {'torch': str(torch.__version__)}, []
     if torch.cuda.is_available():
         versions['gpu'] = torch.cuda.get_device_name(0)
-        if not why_not['nccl']:
-            versions['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
+    if kind == 'nccl':
+        versions['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))
+    if kind == 'gloo' and not measurement.options.backend:
+        notes.append("gloo, on CPUs: PyTorch %s sees no GPU, or has no NCCL" % torch.__version__)
     return {
         'format': FORMAT, 'version': VERSION, 'complete': False, 'date': time.strftime('%Y-%m-%d %H:%M'),
         'ranks': job.ranks, 'ranks_per_node': job.local_ranks, 'nodes': -(-job.ranks // job.local_ranks),
         'site': os.environ.get('SLINGTORCH_SITE'), 'versions': versions,
         'environment': {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
-        'line_rates': Machine().line_rates(), 'networks': {}, 'results': [],
-        # mentions mpi-gpu only if mpi on CPUs can be measured
-        'notes': ['not measured: %s: %s' % (kind, why) for kind, why in why_not.items()
-                  if why and not (kind == 'mpi-gpu' and why_not['mpi'])],
-    }
+        'line_rates': Machine().line_rates(), 'networks': {kind: measurement.network}, 'notes': notes, 'results': []}
 
 
 def run(options: 'Any', job: Job) -> dict:
     """Measure everything; returns the record."""
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError as err:
-        raise BenchError("no PyTorch in %s (%s): load its module" % (sys.executable, err))
-    if not os.environ.get('OMP_NUM_THREADS'):
-        torch.set_num_threads(1)
-    why_not = at_hand(torch, dist)
-    if options.backends and '--backends' in why_not['mpi-gpu']:
-        why_not['mpi-gpu'] = ''
-    wanted = options.backends or list(KINDS)
-    kinds = [kind for kind in wanted if not why_not[kind]]
-    if not kinds or options.backends and kinds != wanted:
-        raise BenchError('; '.join('%s cannot be measured: %s' % (kind, why_not[kind])
-                                   for kind in wanted if why_not[kind]))
-    record, log = new_record(job, torch, why_not), None
-    if not os.environ.get('NCCL_DEBUG'):
-        log = scratch_file()
-        nccl.log_into(os.environ, log)
-        # a dead peer ends this program, as it would end a training
-        del os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'], os.environ['NCCL_ASYNC_ERROR_HANDLING']
+    measurement = Measurement(job, options)
+    record = new_record(measurement)
 
     def say(*lines):
         if job.rank == 0:
@@ -347,26 +316,15 @@ def run(options: 'Any', job: Job) -> dict:
 
     save()  # fails at once if the directory is not writable
     say(*head(record))
-    store, _, _ = next(dist.rendezvous('env://', timeout=TIMEOUT))
-    for kind in kinds:
+    for operation in options.operations:
         try:
-            measurement = Measurement(kind, job, options, store, log)
+            for row in measurement.operation(operation):
+                record['results'].append(row)
+                say(table_row(record, row))
         except BenchError as err:
-            if options.backends:
-                raise
-            record['notes'].append('not measured: %s: %s' % (kind, err))
-            continue
-        record['networks'][kind] = measurement.network
-        say(*table_head({kind: measurement.network}))
-        for operation in options.operations:
-            try:
-                for row in measurement.operation(operation):
-                    record['results'].append(row)
-                    say(table_row(record, row))
-            except BenchError as err:
-                record['notes'].append('%s, %s: %s' % (kind, operation, err))
-            save()
-        dist.destroy_process_group()
+            record['notes'].append('%s: %s' % (operation, err))
+        save()
+    measurement.dist.destroy_process_group()
     record['complete'] = True
     say(*summary(record))
     save()
@@ -386,6 +344,8 @@ def main(argv: list) -> int:
         return 1 if wrong_values(run(options, job)) else 0
     except BenchError as err:
         text = str(err)
+    except ImportError as err:
+        text = "no PyTorch in %s (%s): load its module" % (sys.executable, err)
     except Exception as err:  # pylint: disable=broad-except
         # only the first line: others may be a C++ stack
         text = "%s: %s" % (type(err).__name__, (str(err).splitlines() or [''])[0][:500])

@@ -54,8 +54,11 @@ def wrong_values(record: dict) -> list:
             for row in record['results'] if row['wrong']]
 
 
+ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s'
+
+
 def head(record: dict) -> list:
-    """Lines that say what was measured."""
+    """Lines that say what was measured, and the names of the columns."""
     rates = record['line_rates']
     lines = ['slingtorch bench: %d ranks, %d per node, nodes: %d; PyTorch %s; %s' % (
         record['ranks'], record['ranks_per_node'], record['nodes'], record['versions']['torch'], record['date'])]
@@ -67,15 +70,7 @@ def head(record: dict) -> list:
             sum(rates.values()), ', '.join('%s %.4g' % pair for pair in sorted(rates.items()))))
     else:
         lines.append('  line rate of a node: unknown (no network card reports it in /sys)')
-    return lines
-
-
-ROW = '%-8s %-14s %10s %10s %14s %10s %12s %8s'
-
-
-def table_head(networks: dict) -> list:
-    """Lines: the networks, and the names of the columns."""
-    return ['  network of %s: %s' % pair for pair in networks.items()] + ['', ROW % (
+    return lines + ['  network of %s: %s' % pair for pair in record['networks'].items()] + ['', ROW % (
         'backend', 'operation', 'size', 'time', 'algorithm GB/s', 'bus GB/s', 'of line rate', 'wrong')]
 
 
