@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
-"""Functions of several easyblocks for parameters, the prefixes and modules of dependencies, and command output."""
+"""Functions of several easyblocks for parameters, the prefixes and modules of dependencies, and commands."""
 import contextlib
 import copy
 import os
+import shlex
 from typing import Any, Dict, Iterator, Optional
 
 from easybuild.framework.easyconfig import CUSTOM
@@ -10,6 +11,7 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.config import build_option
 from easybuild.tools.environment import restore_env
 from easybuild.tools.modules import NoModulesTool, get_software_root, modules_tool
+from easybuild.tools.run import run_shell_cmd
 
 # names of the parameters that easyblocks of the bundle declare
 OWN_PARAMETERS = set()
@@ -36,6 +38,11 @@ def check_types(cfg: Any, parameters: Any) -> None:
             raise EasyBuildError("%s is %r, but must be a dictionary: %s = {'name': 'value'}", name, value, name)
         if isinstance(default, bool) and not isinstance(value, bool):
             raise EasyBuildError("%s is %r, but must be True or False", name, value)
+
+
+def run(*words: str, hidden: bool = True, **options: Any) -> Any:
+    """Run a command that may fail, by default shown only in the log; its RunShellCmdResult."""
+    return run_shell_cmd(' '.join(map(shlex.quote, words)), fail_on_error=False, hidden=hidden, **options)
 
 
 def last_lines(output: str) -> str:

@@ -158,7 +158,7 @@ def site(tmp_path, lmod, runtime):
 
 
 def test_pull_from_a_registry(site, docker, runtime):
-    """spython calls `singularity`; the definition in the image is read through it too, without the user's bind mounts."""
+    """By apptainer alone; it also reads the definition in the image. Without the user's bind mounts."""
     site.env.update(SINGULARITY_BIND='/nowhere/at/all', APPTAINER_BINDPATH='/nowhere')
     only = site.directory / 'only'
     only.mkdir()

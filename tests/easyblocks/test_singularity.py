@@ -8,7 +8,6 @@ import ast
 import configparser
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -459,21 +458,6 @@ def test_registry_and_definition_need_a_runtime(site):
     assert 'Neither singularity nor apptainer is in PATH' in site.fails(image_address=address)
     (site.sources / 'small.def').write_text('Bootstrap: scratch\n')
     assert 'Neither singularity nor apptainer is in PATH' in site.fails(sources=['small.def'])
-
-
-def test_no_spython(site):
-    """The message says how to get it; a directory with a broken one hides the installed one."""
-    broken = site.directory / 'python/spython'
-    broken.mkdir(parents=True)
-    (broken / '__init__.py').write_text('raise ImportError("not here")\n')
-    commands = site.directory / 'commands'
-    commands.mkdir()
-    (commands / 'apptainer').write_text('#!/bin/sh\nexit 1\n')
-    (commands / 'apptainer').chmod(0o755)
-    site.env['PATH'] = f'{commands}:{site.env["PATH"]}'
-    site.env['PYTHONPATH'] = str(pathlib.Path(broken).parent)
-    out = site.fails(image_address='docker://example.org/pytorch@sha256:' + 'a' * 64)
-    assert 'python3 -m pip install spython' in out
 
 
 def test_module_only_by_force_without_an_image(site):

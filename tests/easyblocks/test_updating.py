@@ -203,18 +203,6 @@ def test_module_of_what_is_not_installed(installed, tmp_path):
     assert f'Nothing is installed in {tmp_path}/software/' in done.stderr
 
 
-def test_directory_of_an_earlier_bundle(installed):
-    """It was no link then, and had no record."""
-    link = installed.venv / 'runscripts'
-    directory = link.resolve()
-    link.unlink()
-    directory.rename(link)
-    (link / 'lib/installed.json').unlink()
-    assert installed.states()['PyTorch/0.1-tiny'] == ['different', 'older: installed by a slingtorch that wrote no record']
-    installed.eb(*installed.easyconfigs, *RENEW)
-    assert link.is_symlink() and installed.states()['PyTorch/0.1-tiny'] == ['current']
-
-
 def test_status(installed):
     """A table for people, and a command that renews all when it is pasted."""
     installed.eb(*installed.easyconfigs, *RENEW)
