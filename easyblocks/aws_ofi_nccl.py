@@ -20,7 +20,7 @@ from easybuild.tools.modules import get_software_root_env_var_name, get_software
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.systemtools import get_shared_lib_ext
 from slingtorch.install.dependencies import dependency_root, run, with_parameters
-from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems, misfit
 from slingtorch.job.machine import OF_AN_MPI
 
 # since: first release of a line. apis: oldest and newest ncclNetPlugin_v* exported. cxx: C++ standard needed (None: C).
@@ -128,18 +128,10 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
     def check_fits(self, apis, what):
         """Check that NCCL or RCCL can load `what`, which exports these ncclNetPlugin_v* (set of numbers)."""
         name, version = self.nccl_in_use()
-        window = accepted_apis(version)
-        if not window:
-            self.log.info("Not checking if %s can load %s: its version is %s", name, what, version)
-            return
-        oldest, newest = window
-        usable = [api for api in apis if oldest <= api <= newest]
-        if not usable:
-            raise EasyBuildError("%s %s cannot load %s: it accepts ncclNetPlugin_v%d to v%d, but the plugin has %s. "
-                                 "Use aws-ofi-nccl %s", name, version, what, oldest, newest,
-                                 ', '.join('v%d' % api for api in sorted(apis)) or 'none',
-                                 fitting_releases(oldest, newest, name == 'RCCL'))
-        self.log.info("%s %s will use ncclNetPlugin_v%d of %s", name, version, max(usable), what)
+        text = misfit(version, "the plugin", apis)
+        if text:
+            raise EasyBuildError("%s %s cannot load %s: it %s. Use aws-ofi-nccl %s", name, version, what, text,
+                                 fitting_releases(*accepted_apis(version), name == 'RCCL'))
 
     def root(self, name):
         """Prefix of a dependency, or None."""
@@ -172,7 +164,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             raise EasyBuildError("The header %s was not found: make %s a dependency (a module, or an external module "
                                  "with metadata), or install the operating system's development package "
                                  "(%s-devel, lib%s-dev)", header, name, name, name.replace('lib', ''))
-        self.log.info("Using %s of the operating system", name)
         return None
 
     def set_compilers(self):
@@ -221,9 +212,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
             if root:
                 # with a comma: EasyBuild's wrappers drop a '-rpath=' below /usr, such as /usr/local/cuda
                 ldflags += ['-Wl,-rpath,%s' % libdir(prefix) for prefix in [root] + sorted(prefixes.values())]
-        if gpu == 'CUDA' and not self.older_than('1.8.0') and self.older_than('1.9.1'):
-            # these link the driver's library; a node without GPU has only a stub of it
-            ldflags.append('-L%s/stubs' % libdir(self.root('CUDA') or '$EBROOTCUDA'))
         options += [(option, '--disable-' + option) for option in ['platform-aws', 'tests']]
         if ldflags:
             setvar('LDFLAGS', ' '.join([os.getenv('LDFLAGS') or ''] + ldflags).strip())
@@ -328,8 +316,6 @@ class EB_aws_minus_ofi_minus_nccl(KeepsPrevious, ConfigureMake):
         if os.path.exists(path) and not self.dry_run:
             self.check_library(path)
             self.check_provider()
-        if 'LD_LIBRARY_PATH' in (build_option('filter_env_vars') or []):
-            self.warn("Modules do not set $LD_LIBRARY_PATH: NCCL finds the plugin only if $NCCL_NET_PLUGIN is %s", path)
         super().sanity_check_step(custom_paths=custom_paths or {'files': names, 'dirs': []}, **kwargs)
 
 

@@ -16,7 +16,7 @@ from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from easybuild.tools.filetools import IGNORE, read_file, which, write_file
 from easybuild.tools.modules import get_software_root, get_software_root_env_var_name
 from easybuild.tools.run import RunShellCmdError, run_shell_cmd
-from slingtorch.install.dependencies import dependency_root, with_parameters
+from slingtorch.install.dependencies import dependency_root, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import (
@@ -28,7 +28,6 @@ from slingtorch.job.machine import Machine
 MPI_NAMES = ['MPICH', 'OpenMPI', 'MVAPICH2', 'psmpi', 'impi']
 # for C and C++, in bin/ of the MPI among the dependencies, else in $PATH
 MPI_COMPILERS = ['mpicc', 'mpicxx']
-BLAS_NAMES = ['imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS']
 NCCL_NAMES = ['NCCL', 'RCCL']
 # GiB that one compilation may need
 MEMORY_PER_JOB = 4
@@ -90,21 +89,16 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
         roots = [get_software_root(name) for name in NCCL_NAMES + PLUGIN_NAMES]
         return [os.path.join(root, 'lib') for root in roots if root]
 
-    def check_parameters(self):
-        """Check values of easyconfig parameters that have an effect only later."""
+    def fetch_step(self, *args, **kwargs):
+        """Check first that CUDA is new enough, because downloading takes long."""
         cuda = self.dependency(['CUDA'])
+        found = cuda and software_of(cuda)['CUDA']
         oldest = next((limit for since, limit in OLDEST_CUDA
                        if LooseVersion(self.version) >= LooseVersion(since)), None)
-        if cuda and oldest:
-            found = ((cuda.get('external_module_metadata') or {}).get('version') or [cuda['version']])[0]
-            if found and LooseVersion(found) < LooseVersion(oldest):
-                raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer "
-                                     "one ('module avail cuda') with the modules for it, or an older PyTorch",
-                                     self.version, oldest, found)
-
-    def fetch_step(self, *args, **kwargs):
-        """Check parameters first, because downloading takes long."""
-        self.check_parameters()
+        if found and oldest and LooseVersion(found) < LooseVersion(oldest):
+            raise EasyBuildError("PyTorch %s needs CUDA %s or newer, but the dependency is CUDA %s. Use a newer one "
+                                 "('module avail cuda') with the modules for it, or an older PyTorch",
+                                 self.version, oldest, found)
         super().fetch_step(*args, **kwargs)
 
     def download_packages(self):
@@ -188,11 +182,6 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
             return
         self.check_mpi()
         self.use_packaged_software()
-        # upstream's message is less helpful if there is none
-        if not self.first_root(BLAS_NAMES)[0]:
-            raise EasyBuildError("There is no BLAS to build PyTorch with: none of %s is among the dependencies. Add "
-                                 "one; an external module needs that name and a prefix in the metadata file",
-                                 ', '.join(BLAS_NAMES))
         self.limit_jobs()
 
         own_prefix = [self.installdir]
@@ -243,15 +232,14 @@ class EB_PyTorch_Cray(RunScripts, PythonEnvironment, EB_PyTorch):
 
     def limit_jobs(self):
         """Limit the number of parallel compilations to what memory allows."""
-        memory, per_job = (Machine().free_memory()[0] or 0) / 2.0 ** 30, MEMORY_PER_JOB
+        memory = (Machine().free_memory()[0] or 0) / 2.0 ** 30
         if not memory:
-            self.log.info("The amount of free memory is unknown: keeping EasyBuild's number of compile jobs")
             return
-        jobs = max(1, min(self.cfg.parallel, int(memory / per_job)))
+        jobs = max(1, min(self.cfg.parallel, int(memory / MEMORY_PER_JOB)))
         reason = ("%s compile jobs at a time: %.1f GiB of memory are available, one job may need %s GiB, and EasyBuild "
-                  "allows %s jobs (--max-parallel)" % (jobs, memory, per_job, self.cfg.parallel))
+                  "allows %s jobs (--max-parallel)" % (jobs, memory, MEMORY_PER_JOB, self.cfg.parallel))
         self.log.info(reason)
-        if memory < per_job:
+        if memory < MEMORY_PER_JOB:
             self.warn("Little memory: %s. A compiler may be killed: build on a node with more memory", reason)
         self.cfg.parallel = jobs
 

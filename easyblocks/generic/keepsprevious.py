@@ -47,8 +47,7 @@ class KeepsPrevious(EasyBlock):
     def will_set_aside(self):
         """Whether make_installdir() will replace a working installation."""
         return (self.sets_aside and os.path.isfile(self.mod_filepath) and os.path.isdir(self.installdir) and not (
-            self.dry_run or self.module_only or self.cfg['keeppreviousinstall']
-            or build_option('ignore_locks')))  # without locks another eb may be working
+            self.dry_run or self.module_only or self.cfg['keeppreviousinstall']))
 
     def make_installdir(self, *args, **kwargs):
         """Move the old installation aside, the module first, so that nobody loads a half installation."""
@@ -82,7 +81,7 @@ class KeepsPrevious(EasyBlock):
     def end_replacement(self):
         """Move the old installation back, or remove it if the new installation has its module."""
         module, installation = aside(self.mod_filepath), aside(self.installdir)
-        if build_option('ignore_locks') or not (os.path.lexists(module) or os.path.lexists(installation)):
+        if not (os.path.lexists(module) or os.path.lexists(installation)):
             return
         try:
             if os.path.lexists(module) and not os.path.lexists(self.mod_filepath):

@@ -14,7 +14,7 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import IGNORE, mkdir, read_file, remove_file, which, write_file
 from easybuild.tools.modules import MODULE_LOAD_ENV_HEADERS, get_software_root
 from easybuild.tools.run import RunShellCmdError
-from slingtorch.install.dependencies import last_lines, modules_loaded, run, with_parameters
+from slingtorch.install.dependencies import last_lines, modules_loaded, run, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.lockfile import wheel_dir
 
@@ -61,11 +61,7 @@ class PythonEnvironment(EasyBlock):
 
     def dependency(self, names):
         """The first dependency with one of these names (its own or in its metadata), or None."""
-        for dep in self.cfg.dependencies():
-            metadata = dep.get('external_module_metadata') or {}
-            if any(name in [dep['name']] + metadata.get('name', []) for name in names):
-                return dep
-        return None
+        return next((dep for dep in self.cfg.dependencies() if set(names).intersection(software_of(dep))), None)
 
     @property
     def uses_conda(self):
@@ -84,9 +80,7 @@ class PythonEnvironment(EasyBlock):
 
     def download_packages(self):
         """Download the packages of the environment, with the Python or conda of the modules."""
-        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()
-                 if dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']]
-        with modules_loaded(self, names):
+        with modules_loaded(self, lambda dep: dep['external_module'] or dep['name'] in CONDA_NAMES + ['Python']):
             self.make_environment(os.path.join(tempfile.mkdtemp(), 'env'), fetch=True)
 
     def make_environment(self, path, fetch=False):

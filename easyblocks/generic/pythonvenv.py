@@ -18,7 +18,7 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import convert_name, copy_file, mkdir, read_file, remove_dir, which, write_file
 from easybuild.tools.hooks import FETCH_STEP
 from easybuild.tools.modules import get_software_root
-from slingtorch.install.dependencies import dependency_root, modules_loaded, run, with_parameters
+from slingtorch.install.dependencies import dependency_root, modules_loaded, run, software_of, with_parameters
 from slingtorch.install.environment_image import IMAGE, make_image, require_mksquashfs
 from slingtorch.install.nccl import PLUGIN_NAMES
 from slingtorch.install.process import check_wheel, describe_libraries, probe_pytorch
@@ -146,12 +146,8 @@ class PythonVenv(RunScripts):
                              self.lock_file, self.wheel_dirs()[0])
         elif not wants_checksums_only(skip_checksums):
             # pip chooses wheels for the Python that runs it
-            with modules_loaded(self, self.module_names()):
+            with modules_loaded(self):
                 self.download_wheels(self.find_python())
-
-    def module_names(self):
-        """Names of the dependencies' modules."""
-        return [dep['full_mod_name'] for dep in self.cfg.dependencies()]
 
     def named_easyconfigs(self):
         """Full paths of the easyconfigs on the command line, if this one was amended ('eb --try-amend')."""
@@ -184,7 +180,7 @@ class PythonVenv(RunScripts):
                                  ", but the easyconfig has a checksum for it" if checksum else '',
                                  ', '.join(["those of pip's configuration"] + self.cfg['index_urls']), easyconfig)
         else:
-            with modules_loaded(self, self.module_names()):
+            with modules_loaded(self):
                 self.make_lock_file(name)
 
     def is_own_lock_file(self):
@@ -524,11 +520,8 @@ class PythonVenv(RunScripts):
         """Check that the PyTorch wheel and the network plugin among the dependencies are compatible."""
         versions = {}
         for dep in self.cfg.dependencies():
-            metadata = dep.get('external_module_metadata') or {}
-            names, numbers = metadata.get('name') or [dep['name']], metadata.get('version') or [dep['version']]
-            versions.update(zip(names, numbers))
-        plugin_wanted = any(name in versions for name in PLUGIN_NAMES)
-        if self.dry_run or not plugin_wanted:
+            versions.update(software_of(dep))
+        if self.dry_run or not set(PLUGIN_NAMES).intersection(versions):
             return
         if not self.sanity_check_module_loaded:
             self.sanity_check_load_module()
@@ -537,7 +530,7 @@ class PythonVenv(RunScripts):
             self.sanity_check_fail_msgs.append(process)
             return
         self.say("a process that imports PyTorch has: %s", describe_libraries(process))
-        wrong, known = check_wheel(process, plugin_wanted, versions)
+        wrong, known = check_wheel(process, versions)
         self.sanity_check_fail_msgs += wrong
         for text in known:
             self.warn(text)

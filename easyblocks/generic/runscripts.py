@@ -95,13 +95,13 @@ class RunScripts(KeepsPrevious):
 
     def make_module_step(self, fake=False):
         """With --module-only, renew the scripts of the installation, and then its module."""
-        if fake or self.dry_run or not self.module_only or self.cfg['stop']:    # --fetch also sets stop
-            pass
-        elif os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)):
-            self.renew_scripts()
-        else:   # --force skips the sanity check
-            self.warn("Nothing is installed in %s, so this module does not work. To install the software, run eb "
-                      "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX", self.installdir)
+        if self.module_only and not (fake or self.dry_run or self.cfg['stop']):    # --fetch also sets stop
+            if os.path.lexists(os.path.join(self.installdir, RUNSCRIPTS_DIR)):
+                self.renew_scripts()
+            else:   # --force skips the sanity check
+                self.warn("Nothing is installed in %s, so this module does not work. To install the software, run eb "
+                          "without --module-only; if it is installed elsewhere, correct EASYBUILD_PREFIX",
+                          self.installdir)
         return super().make_module_step(fake=fake)
 
     def renew_scripts(self):

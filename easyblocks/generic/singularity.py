@@ -6,18 +6,17 @@ import os
 import re
 import shlex
 import socket
-import stat
 
 from easybuild.easyblocks.generic.runscripts import RunScripts
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
-from easybuild.tools.config import build_option, source_paths, update_build_option
+from easybuild.tools.config import source_paths, update_build_option
 from easybuild.tools.filetools import (
-    adjust_permissions, convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
+    convert_name, copy_file, mkdir, read_file, remove, remove_dir, remove_file, symlink, write_file)
 from slingtorch.install.container_image import (
-    check_digest, check_sif, explain_error, flush_image, hash_image, removed_on_error, transfer_image)
+    check_digest, check_sif, explain_error, hash_image, removed_on_error, transfer_image)
 from slingtorch.install.container_module import module_text
 from slingtorch.install.container_runtime import (
-    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directory)
+    HOST_PROBLEMS, build_image, definition_of, meaning, pull_image, runtime_directories)
 from slingtorch.install.dependencies import last_lines, run, with_parameters
 
 # commands beside an image (runscripts/container of the bundle), and those that are links to them
@@ -279,16 +278,12 @@ class Singularity(RunScripts):
 
     def pull(self, path):
         """Pull the image from its registry to a file."""
-        address, directories = self.cfg['image_address'], self.runtime_directories()
+        address, directories = self.cfg['image_address'], runtime_directories()
         self.say("pulling %s (the download stays in %s)...", address, directories['CACHEDIR'] or
                  "your home directory; to change that: export APPTAINER_CACHEDIR=DIRECTORY")
         # the runtime accepts a digest only without a tag
         pull_image(re.sub(r':[\w.-]+@', '@', address), path, directories)
         check_sif(path)
-
-    def runtime_directories(self):
-        """Where the runtime keeps and unpacks downloads: {'CACHEDIR': path or None, 'TMPDIR': path or None}."""
-        return {kind: runtime_directory(kind) for kind in ['CACHEDIR', 'TMPDIR']}
 
     def checksum_step(self):
         """Verify the checksums; that of the image while it is copied to its hidden name, so that it is read once."""
@@ -313,7 +308,7 @@ class Singularity(RunScripts):
         """Bring the image to its hidden name, verified and on disk; transfer: 'pull', 'build' or for transfer_image."""
         target = self.unfinished
         pattern = os.path.join(glob.escape(self.installdir), '.%s.part-*' % glob.escape(self.image_name))
-        for path in [] if build_option('ignore_locks') else glob.glob(pattern):  # without locks another eb may use it
+        for path in glob.glob(pattern):
             self.say("removing %s, left by a killed installation", path)
             remove(path)
         mkdir(self.installdir, parents=True)
@@ -323,17 +318,18 @@ class Singularity(RunScripts):
                     self.pull(target)
                 elif transfer == 'build':
                     build_image(self.first_source, self.cfg['build_options'], target, self.builddir,
-                                self.runtime_directories())
+                                runtime_directories())
                 else:
                     check_sif(origin)
                 if self.dry_run:
                     return
                 if transfer in CHOICES['image_transfer']:
-                    digest = transfer_image(transfer, origin, target, self.image_name)
+                    digest = transfer_image(transfer, origin, target)
                 else:
-                    digest = hash_image(target, self.image_name)
+                    digest = hash_image(target)
                 check_sif(target)
-                flush_image(target)
+                with open(target, 'rb') as stream:
+                    os.fsync(stream.fileno())  # a file system may report only now that it is full
             except OSError as err:
                 raise explain_error(err, origin, self.installdir)
             check_digest(origin, checksum, digest)
@@ -370,8 +366,7 @@ class Singularity(RunScripts):
             path = os.path.join(self.installdir, name)
             if name in ['user-software', 'user-software.squashfs']:
                 self.say("keeping %s", path)
-            # with --ignore-locks another installation may be writing its image
-            elif name not in USER_SOFTWARE and not name.startswith('.%s.part-' % self.image_name):
+            elif name not in USER_SOFTWARE and path != self.unfinished:
                 remove(path)
 
     def install_step(self):
@@ -532,15 +527,3 @@ class Singularity(RunScripts):
             return super().make_module_step(fake=fake)
         finally:
             update_build_option('generate_devel_module', wanted)
-
-    def close_log(self):
-        """Keep the user's packages and their directory writable, even if the installation is read-only.
-
-        Not in the permissions step: after all steps, a rebuild is made read-only once more (build_and_install_one in
-        easybuild/framework/easyblock.py), and only then is its log closed.
-        """
-        packages = os.path.join(self.installdir, 'user-software')
-        if build_option('read_only_installdir') and self.image_facts and os.path.isdir(packages):
-            adjust_permissions(self.installdir, stat.S_IWUSR, recursive=False)
-            adjust_permissions(packages, stat.S_IWUSR, recursive=True, ignore_errors=True)
-        super().close_log()

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import tempfile
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from easybuild.tools.build_log import EasyBuildError, EasyBuildExit
 from slingtorch.install.dependencies import last_lines, run
@@ -53,30 +53,31 @@ def runtime_error(doing: str, output: str, status: int, problems: Any, directori
     return EasyBuildError("%s failed with status %s. Its last lines were:\n%s", doing, status, last_lines(output))
 
 
-def runtime_directory(kind: str) -> Optional[str]:
-    """Directory that the user has set as the runtime's CACHEDIR or TMPDIR, created and writable; None if not set."""
-    name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), None)
-    if not name:
-        return None
-    path = os.environ[name]
-    try:
-        os.makedirs(path, 0o700, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as err:
-        raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Use your own directory with space for "
-                             "several images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
-    return path
+def runtime_directories() -> Dict[str, Optional[str]]:
+    """Directories that the user has set as the runtime's CACHEDIR and TMPDIR, created and writable; None if not set."""
+    found: Dict[str, Optional[str]] = {}
+    for kind in ['CACHEDIR', 'TMPDIR']:
+        name = next((name for name in ['APPTAINER_' + kind, 'SINGULARITY_' + kind] if os.environ.get(name)), '')
+        path = found[kind] = os.environ.get(name)
+        try:
+            if path:
+                os.makedirs(path, 0o700, exist_ok=True)
+                tempfile.TemporaryFile(dir=path).close()
+        except OSError as err:
+            raise EasyBuildError("The container runtime cannot use %s ($%s): %s. Use your own directory with space for "
+                                 "several images: export APPTAINER_%s=DIRECTORY", path, name, err.strerror, kind)
+    return found
 
 
-def run_runtime(doing: str, words: Any, directories: Any = None, **options: Any) -> Any:
-    """Run the runtime with these directories and without the user's bind mounts, which no image may contain."""
+def run_runtime(doing: str, words: Any, directories: Any, **options: Any) -> Any:
+    """Run the runtime with its directories and without the user's bind mounts, which no image may contain."""
     runtime = shutil.which('singularity') or shutil.which('apptainer')
     if not runtime:
         raise EasyBuildError("Neither singularity nor apptainer is in PATH, but %s needs one of them. "
                              "Run eb on a node that has it (often a compute node), or load its module", doing)
     env = {name: value for name, value in os.environ.items()
            if not re.match('(SINGULARITY|APPTAINER)_(BIND|BINDPATH|MOUNT)$', name)}
-    for kind, path in (directories or {}).items():
+    for kind, path in directories.items():
         if path:
             env.update({'APPTAINER_' + kind: path, 'SINGULARITY_' + kind: path})
     return run(runtime, *words, env=env, **options)
@@ -100,7 +101,8 @@ def build_image(definition: str, options: Any, path: str, directory: str, direct
 
 def definition_of(image: str) -> str:
     """The definition inside an image, '' if there is none; EasyBuildError if the runtime cannot read it."""
-    res = run_runtime("reading the definition inside the image", ['inspect', '--deffile', image], split_stderr=True)
+    res = run_runtime("reading the definition inside the image", ['inspect', '--deffile', image], {},
+                      split_stderr=True)
     if res.exit_code:
         raise EasyBuildError("the runtime cannot read the definition inside the image: %s", last_lines(res.stderr))
     return res.output.strip() and res.output

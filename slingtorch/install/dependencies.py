@@ -50,6 +50,13 @@ def last_lines(output: str) -> str:
     return '\n'.join(output.strip().splitlines()[-15:])
 
 
+def software_of(dep: Any) -> Dict[str, Optional[str]]:
+    """{name: version} of a dependency; of an external module, as its metadata says."""
+    metadata = dep.get('external_module_metadata') or {}
+    names = metadata.get('name') or [dep['name']]
+    return dict(zip(names, metadata.get('version') or [dep['version']] * len(names)))
+
+
 def dependency_root(cfg: Any, name: str) -> Optional[str]:
     """Prefix of a dependency, by name or metadata, since $EBROOT* of external modules exist only during a build."""
     path = get_software_root(name)
@@ -61,8 +68,9 @@ def dependency_root(cfg: Any, name: str) -> Optional[str]:
 
 
 @contextlib.contextmanager
-def modules_loaded(easyblock: Any, names: Any) -> Iterator[None]:
-    """Load modules while the context lasts: their Python or conda does the downloading."""
+def modules_loaded(easyblock: Any, wanted: Any = lambda dep: True) -> Iterator[None]:
+    """Load the modules of the wanted dependencies while the context lasts: their Python or conda downloads."""
+    names = [dep['full_mod_name'] for dep in easyblock.cfg.dependencies() if wanted(dep)]
     saved_env = copy.deepcopy(os.environ)
     tool = easyblock.modules_tool
     if names and isinstance(tool, NoModulesTool):

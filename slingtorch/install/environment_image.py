@@ -49,18 +49,17 @@ def require_mksquashfs() -> None:
                              "--try-amend=environment_image=False", exit_code=EasyBuildExit.MISSING_DEPENDENCY)
 
 
-def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
+def make_image(installdir: str, parallel: int, imports: Any) -> None:
     """Pack an environment with its interpreter into <installdir>/environment.squashfs; write its sha256 to a file.
 
     The Python in the image works in any directory: check that it can import these modules in another place.
     """
-    require_mksquashfs()
     image, tree = os.path.join(installdir, IMAGE), os.path.join(installdir, WORK_DIR)
     remove_dir(tree)
     remove_file(image)
     print_msg("packing the environment into one image...")
     try:
-        make_tree(installdir, tree, parallel)
+        make_tree(installdir, tree)
         relocate_run_paths(tree, installdir)
         check_tree(tree, imports)
         # all-root: the files belong to the user who unpacks them, and nobody can write to a mounted image
@@ -74,7 +73,6 @@ def make_image(installdir: str, parallel: int = 1, imports: Any = ()) -> str:
     finally:
         remove_dir(tree)
     write_file(image + '.sha256', '%s  %s\n' % (compute_checksum(image, 'sha256'), IMAGE))
-    return image
 
 
 def run_command(cmd: Any, remedy: str) -> str:
@@ -94,8 +92,8 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def make_tree(installdir: str, tree: str, parallel: int) -> None:
-    """Put interpreter and packages into one prefix, and compile files that are not yet compiled."""
+def make_tree(installdir: str, tree: str) -> None:
+    """Put interpreter and packages, with their bytecode, into one prefix."""
     python = os.path.join(installdir, 'bin', 'python')
     prefix, base_python, stdlib, include = run_command([python, '-I', '-c', DESCRIBE], "").splitlines()[:4]
     library = os.path.basename(stdlib)
@@ -129,9 +127,6 @@ def make_tree(installdir: str, tree: str, parallel: int) -> None:
             raise EasyBuildError("The Python %s looks for packages only in %s, but the environment has none there",
                                  base_python, ', '.join(found))
         os.symlink('site-packages', directory)
-    # fails on templates and tests that are not valid Python
-    run(*tree_python(tree), '-m', 'compileall', '-q', '-j', str(parallel), '-x', '/tests?/',
-        os.path.join(tree, 'lib', library))
 
 
 def copy_script(source: str, target: str) -> None:
@@ -193,16 +188,11 @@ def relocate_run_paths(tree: str, installdir: str) -> None:
                 set_run_path(path, ':'.join(new))
 
 
-def tree_python(tree: str) -> List[str]:
-    """Words that start the tree's Python, which finds its libraries as in runscripts/lib/stage.bash."""
+def run_tree_python(tree: str, code: str) -> List[str]:
+    """Run code in the tree's Python, which finds its libraries as in runscripts/lib/stage.bash; lines of its output."""
     base, own = os.path.join(tree, 'lib', 'base'), os.environ.get('LD_LIBRARY_PATH')
     path = ['env', 'LD_LIBRARY_PATH=' + (base + ':' + own if own else base)] if os.path.isdir(base) else []
-    return path + [os.path.join(tree, 'bin', 'python'), '-I']
-
-
-def run_tree_python(tree: str, code: str) -> List[str]:
-    """Run code in the tree's Python; lines of its output."""
-    res = run(*tree_python(tree), '-c', code)
+    res = run(*path, os.path.join(tree, 'bin', 'python'), '-I', '-c', code)
     if res.exit_code:
         raise EasyBuildError("The Python of the environment does not run from another directory, so it cannot be "
                              "packed into an image:\n%s\n%s", res.cmd, res.output.strip())

@@ -15,7 +15,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import write_file
 from slingtorch.install.dependencies import last_lines, run
-from slingtorch.install.nccl import accepted_apis, exported_apis, known_problems
+from slingtorch.install.nccl import exported_apis, known_problems, misfit
 from slingtorch.job.machine import MPI_LIBRARY, TRANSPORT_LAYER, Machine
 from slingtorch.job.nccl import plugin_files
 
@@ -164,7 +164,7 @@ def find_plugin(nccls: Any) -> Optional[str]:
     return next(iter(plugin_files(Machine(dict(os.environ, LD_LIBRARY_PATH=':'.join(places))))), None)
 
 
-def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[str], List[str]]:
+def check_wheel(process: Any, versions: Any) -> Tuple[List[str], List[str]]:
     """Check that NCCL or RCCL of an installed wheel, the network plugin, and CUDA or ROCm fit each other.
 
     :param versions: {'CUDA', 'ROCm' or name of the plugin: version of the dependency}
@@ -189,19 +189,16 @@ def check_wheel(process: Any, plugin_wanted: bool, versions: Any) -> Tuple[List[
                          % (kind, own, what, kind, other))
 
     compare("the module among the dependencies", versions.get(kind))
-    if plugin_wanted:
-        plugin = find_plugin(nccls)
-        if not plugin:
-            return wrong + ["%s would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and "
-                            "$NCCL_NET_PLUGIN is not set to one. Does the plugin's module set them?" % name], []
-        for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
-            compare("the plugin %s" % plugin, major)
-        apis, window = exported_apis(plugin), accepted_apis(nccl_version)
-        if window and not any(window[0] <= api <= window[1] for api in apis):
-            wrong.append("%s %s of the wheel accepts ncclNetPlugin_v%d to v%d, but the plugin %s has %s: use another "
-                         "release of the plugin (docs/easyconfigs.md has the table)"
-                         % (name, nccl_version, window[0], window[1], plugin,
-                            ', '.join('v%d' % api for api in sorted(apis)) or 'none'))
+    plugin = find_plugin(nccls)
+    if not plugin:
+        return wrong + ["%s would find no network plugin: $LD_LIBRARY_PATH has no directory with one, and "
+                        "$NCCL_NET_PLUGIN is not set to one. Does the plugin's module set them?" % name], []
+    for major in re.findall(r'^lib(?:cudart|amdhip64)\.so\.(\d+)', '\n'.join(needed_libraries(plugin)), re.M):
+        compare("the plugin %s" % plugin, major)
+    text = misfit(nccl_version, "the plugin " + plugin, exported_apis(plugin))
+    if text:
+        wrong.append("%s %s of the wheel %s: use another release of the plugin (docs/easyconfigs.md has the table)"
+                     % (name, nccl_version, text))
     return wrong, known_problems(dict(versions, **{name: nccl_version, kind: own}))
 
 
