@@ -243,7 +243,7 @@ def check_two_ranks(what: str, launcher: Optional[str], words: Any, run_there: C
     if done.exit_code:
         return ["%s on 2 ranks failed. If %s is not allowed, as on a login node, add --disable-mpi-tests. The output "
                 "is:\n%s" % (what, launcher, last_lines(done.output + (done.stderr or '')))]
-    print_msg("%s on 2 ranks gives the right result (%s)", what, launcher, silent=build_option('silent'))
+    print_msg("an all_reduce on 2 ranks gives the right result (%s)", launcher, silent=build_option('silent'))
     return []
 
 
