@@ -42,11 +42,11 @@ def accepted_apis(version: Any) -> Any:
 
 def misfit(version: Any, plugin: str, apis: Any) -> str:
     """How a release of NCCL or RCCL and a plugin that exports these ncclNetPlugin_v* do not fit; '' if they do."""
-    oldest, newest = accepted_apis(version) or (0, 99)
-    if not accepted_apis(version) or any(oldest <= api <= newest for api in apis):
+    window = accepted_apis(version)
+    if not window or any(window[0] <= api <= window[1] for api in apis):
         return ''
     return "accepts ncclNetPlugin_v%d to v%d, but %s has %s" % (
-        oldest, newest, plugin, ', '.join('v%d' % api for api in sorted(apis)) or 'none')
+        *window, plugin, ', '.join('v%d' % api for api in sorted(apis)) or 'none')
 
 
 def exported_apis(path: str) -> Set[int]:
