@@ -214,7 +214,7 @@ def run(words: list, descriptor: int, again: bool = False) -> None:
             path = spec.origin if spec and spec.origin and spec.origin.endswith('.py') else ''
         if kind and path and os.path.isfile(path):
             with open(path, 'rb') as stream:
-                text = stream.read(program.MOST)
+                text = stream.read(syntax.MOST)
         space = {'__name__': '__slingtorch__', '__file__': path,
                  '__package__': name.rpartition('.')[0] if kind == 'module' else None}
         for node, imports, known in statements(text):

@@ -12,12 +12,10 @@ from importlib.machinery import PathFinder
 
 from . import rules
 from .kinds import Mapping, Optional, Report
-from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, imported, is_number, keywords, literal, parsed
+from .syntax import ARGUMENTS, OUTPUT, Program, arguments_of, called, keywords, literal, read
 
-# bytes of a program at most, and of the beginning and the end of a file to compare
-MOST, ENDS = 16 << 20, 64 << 10
-# own modules, and entries of a directory, at most
-FILES, LISTED = 60, 20000
+# bytes at the beginning and the end of a file to compare, and entries of a directory at most
+ENDS, LISTED = 64 << 10, 20000
 # messages that a module or a library is missing
 MISSING = 'No module named|cannot open shared object|built without'
 # options that name what a program reads
@@ -51,72 +49,35 @@ def isolated(words: list) -> bool:
     return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
 
 
-def read(path: str) -> bytes:
-    """The text of a file. :raises OSError: it cannot be read"""
-    with open(path, 'rb') as stream:
-        return stream.read(MOST)
-
-
-def files_of_program(script: str, text: bytes, top: str = '') -> dict:
-    """Texts of the script and its own modules: {path relative to `top`: text}. Default of `top`: its directory."""
-    place = os.path.realpath(script)
-    top = os.path.realpath(top) if top else os.path.dirname(place)
-    found, waiting = {os.path.relpath(place, top): text}, [(os.path.dirname(os.path.relpath(place, top)), text)]
-    while waiting and len(found) < FILES:
-        package, text = waiting.pop()
-        tree = parsed(text)
-        for name in imported(tree) if tree else ():
-            for base in {'', package}:      # relative ones too
-                place = os.path.join(base, *name.split('.'))
-                for path in (place + '.py', os.path.join(place, '__init__.py')):
-                    if path not in found and os.path.isfile(os.path.join(top, path)):
-                        try:
-                            found[path] = read(os.path.join(top, path))
-                        except OSError:
-                            found[path] = b''
-                        waiting.append((os.path.dirname(path), found[path]))
-    return found
-
-
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
     """The program that Python will run; None if it has no file here. :raises OSError: it cannot be read"""
     kind, name = program_of(words)
+    place, top = os.path.realpath(name), ''
     if kind == 'module':    # in the working directory
-        place = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), '')
-        files = files_of_program(place, read(place), '.') if place else None
-    else:
-        place = name if not os.path.isdir(name) else ''
-        files = files_of_program(name, read(name)) if place else None
-    return Program(files, environ, words[words.index(name) + 1:], place) if files else None
-
-
-def gpu_of_program(program: 'Program') -> str:
-    """
-    Which GPU each rank uses: 'local': the one with the number of its local rank; '0': the first one, in all ranks; '':
-    the program does not show it, since a framework chooses the GPU.
-    """
-    if program.takes_local():
-        return 'local'
-    texts = list(program.files.values())
-    script, text = texts[0], b''.join(texts)
-    if b'init_process_group' not in script or re.search(
-            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) or re.search(
-            b'set_device|VISIBLE_DEVICES', text):
-        return ''
-    return '0' if re.search(rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script) else ''
+        place, top = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), ''), '.'
+    if not place or os.path.isdir(place):
+        return None
+    top = top or os.path.dirname(place)
+    return Program({os.path.relpath(place, top): read(place)}, environ, words[words.index(name) + 1:], place, top)
 
 
 def check_layout(report: 'Report', program: 'Program', gpus: 'Optional[list]') -> None:
     """Compare the GPU that the script uses with those that the first rank of the node sees."""
-    takes = gpu_of_program(program) if gpus and program.local > 1 else ''
-    if not gpus:
+    if not gpus or program.local < 2:
         return
-    if takes == 'local' and program.local > len(gpus):
-        report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the %d "
-                   "ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
-                   "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
-                   "SLINGTORCH_GPU_VISIBILITY")
-    if takes == '0' and len(gpus) > 1:
+    texts = list(program.files.values())
+    script, text = texts[0], b''.join(texts)
+    if any(re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words)
+           for words in map(program.words, program.gpu_numbers())):
+        if program.local > len(gpus):
+            report.add('yellow', 'gpus', "the script uses the GPU with the number of its local rank, but each of the "
+                       "%d ranks of this node sees only %d ('invalid device ordinal')" % (program.local, len(gpus)),
+                       "let each rank see all GPUs: use srun --gpus-per-node=N instead of --gpus-per-task=1, and unset "
+                       "SLINGTORCH_GPU_VISIBILITY")
+    elif len(gpus) > 1 and b'init_process_group' in script and not re.search(    # a framework chooses the GPU itself
+            b'local_?rank|LOCALID|accelerate|lightning|deepspeed|transformers', script, re.I) and not re.search(
+                b'set_device|VISIBLE_DEVICES', text) and re.search(
+                    rb'"cuda(:0)?"|\'cuda(:0)?\'|\.cuda\(\)|device_ids *= *\[0\]', script):
         report.add('yellow', 'gpus', "each rank uses GPU 0, but all ranks of this node see the same %d GPUs"
                    % len(gpus), "use srun --gpus-per-task=1, or call torch.cuda.set_device(LOCAL_RANK)")
 
@@ -161,7 +122,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
             path, 'this Python (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
             getattr(wrong, 'msg', wrong)), "run python -m py_compile %s to see the place" % path)
     check_layout(report, program, details.get('gpus'))
-    rules.check(report, program, bool(details.get('gpus')), len(details.get('cpus', ())))
+    rules.check(report, program, bool(details.get('gpus')))
     made = program.made()
     details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **program.outputs())
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None
@@ -184,11 +145,6 @@ def look_at_variables(report: 'Report', program: 'Program', details: dict) -> No
         if value is None and must:
             report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (
                 program.where(must[0]), name), "export %s before srun" % name)
-        for node, _ in reads:
-            kind = called(program.above.get(id(node)))
-            if value and kind in ('int', 'float') and not (is_number(kind, value) or program.optional(node)):
-                report.add('yellow', 'variable', "%s: %s='%s' is not a number (%s)" % (
-                    program.where(node), name, value[:80], kind), "correct it in the job script")
         if not PER_RANK.match(name) and '/' not in (value or ''):
             details['reads'].append(name)
 

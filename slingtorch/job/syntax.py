@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """A program's syntax trees: which conditions a call depends on, the text of an expression, files read and written."""
 import ast
+import contextlib
 import functools
 import os
 import re
 import warnings
 
-from .kinds import Any, Iterator, Mapping, Optional
+from .kinds import Any, Iterable, Iterator, Mapping, Optional
 
 # names in conditions that tell ranks apart
 RANK = re.compile(r'rank|is_(main|master|primary|chief)|main_process|master|LOCALID|PROCID', re.I)
@@ -17,10 +18,17 @@ WRITERS = ('savez', 'savetxt', 'save_pretrained', 'save_file', 'save_model', 'Fi
            'to_json', 'to_parquet', 'FileSystemWriter', 'CSVLogger', 'TensorBoardLogger')
 FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
 LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
+# context managers in which one rank comes after the other
+IN_TURN = re.compile(r'_first\b|file_?lock|\block|once|only', re.I)
+# functions and methods that read from their path
+READERS = ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap')
+OF_PATH = ('read_text', 'read_bytes', 'iterdir')
+# functions that give the path that they get, and the mark for an unknown part of a text
+PATHS, UNKNOWN = ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath'), '\0'
 # words of a command line that are examined at most; how deep names are followed
 ARGUMENTS, DEEP = 50, 9
-# how much of a large program is read: half a second
-NODES = 50000
+# how much of a large program is read: half a second; own modules, and bytes of each, at most
+NODES, FILES, MOST = 50000, 60, 16 << 20
 
 
 @functools.lru_cache(None)
@@ -31,12 +39,10 @@ def parse(text: bytes) -> 'ast.Module':
         return ast.parse(text)
 
 
-def parsed(text: bytes) -> 'Optional[ast.Module]':
-    """The text's syntax tree, or None if the text is not valid Python."""
-    try:
-        return parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+def read(path: str) -> bytes:
+    """The text of a file. :raises OSError: it cannot be read"""
+    with open(path, 'rb') as stream:
+        return stream.read(MOST)
 
 
 def imported(tree: 'ast.AST') -> 'Iterator[str]':
@@ -104,12 +110,14 @@ def arguments_of(words: list) -> list:
     return found
 
 
-def is_number(kind: str, text: str) -> bool:
-    """Whether int() or float() accepts the text."""
-    try:
-        return bool((int if kind == 'int' else float)(text)) or True
-    except ValueError:
-        return False
+def own_modules(names: 'Iterable[str]', top: str, package: str) -> 'Iterator[str]':
+    """Paths, relative to `top`, of those modules that are files there or in the package."""
+    for name in sorted(names):
+        for base in dict.fromkeys(('', package)) if re.match(r'[\w.]*$', name) else ():   # relative ones too
+            place = os.path.join(base, *name.split('.'))
+            for path in (place + '.py', os.path.join(place, '__init__.py')):
+                if os.path.isfile(os.path.join(top, path)):
+                    yield path
 
 
 class Program:
@@ -118,6 +126,7 @@ class Program:
 
     :param files: {path: its text}, the script first
     :param given: the words of its command line
+    :param top: directory that has the program's own modules, which are read, too; '': none
     :ivar wrong: {path: why it is not valid Python}
     :ivar values: {name: all expressions assigned to it}, {(path, name): those in this file}
     :ivar used: all names that the program reads
@@ -125,33 +134,46 @@ class Program:
     :ivar defined: (path, name) of classes and functions
     """
 
-    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '') -> None:
-        self.files, self.environ, self.given, self.script = files, environ, given, script
+    def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '', top: str = '') -> None:
+        self.files, self.environ, self.given, self.script = dict(files), environ, given, script
         self.arguments = arguments_of(given)
         self.world, self.local = (int(environ.get(name) or 1) for name in ('WORLD_SIZE', 'LOCAL_WORLD_SIZE'))
-        self.several, self.gpus, self.cores = self.world > self.local, False, 0
+        self.several, self.gpus = self.world > self.local, False
         self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
         self.options, self.wrong = {}, {}   # type: dict, dict
-        self.nodes, self.trees, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
-        self.defined = set()    # type: set
-        for path, text in files.items():
-            if len(self.nodes) > NODES:     # what the script imports first is what decides
-                break
+        self.nodes, self.calls, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
+        self.defined, paths = set(), list(files)    # type: set, list
+        for path in paths:      # which grow
             try:
-                tree = parse(text)
+                tree = parse(self.files[path])
             except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
                 self.wrong[path] = err
                 continue
-            self.trees.append(tree)
-            self.imports.update(imported(tree))
-            for node in ast.walk(tree):
-                self.nodes.append(node)
-                self.place[id(node)] = path
-                for child in ast.iter_child_nodes(node):
-                    self.above[id(child)] = node
-                self.learn(node, path)
-        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+            names = set(imported(tree))
+            if len(self.nodes) <= NODES:    # what the script imports first is what decides
+                self.imports |= names
+                self.learn_file(tree, path)
+            if path == paths[-1]:
+                names.update(self.text(node.args[0])[0] for node in self.calls if called(node) == 'import_module' and
+                             node.args)
+            for found in own_modules(names, top, os.path.dirname(path)) if top else ():
+                if found not in self.files and len(paths) < FILES:
+                    paths.append(found)
+                    self.files[found] = b''
+                    with contextlib.suppress(OSError):
+                        self.files[found] = read(os.path.join(top, found))
         self.names = {called(node) for node in self.calls}
+
+    def learn_file(self, tree: 'ast.AST', path: str) -> None:
+        """Record the nodes of a file, and its options."""
+        for node in ast.walk(tree):
+            self.nodes.append(node)
+            self.place[id(node)] = path
+            for child in ast.iter_child_nodes(node):
+                self.above[id(child)] = node
+            self.learn(node, path)
+            if isinstance(node, ast.Call):
+                self.calls.append(node)
         for call in self.calls:
             if called(call) == 'add_argument':
                 self.learn_option(call)
@@ -235,79 +257,68 @@ class Program:
 
     # --- the text of an expression
 
-    def text(self, node: 'Any', deep: int = DEEP) -> tuple:
+    def text(self, node: 'Any') -> tuple:
         """(the known beginning of the text or path that an expression gives, whether this is all of it)"""
-        read = variable(node)
-        if not deep or node is None:
-            return '', False
-        if read:
-            value = self.environ.get(read[0])
-            return (value, True) if value is not None else self.text(read[1], deep - 1)
-        if isinstance(node, ast.Constant):
-            return (node.value, True) if isinstance(node.value, str) else ('', False)
-        if isinstance(node, ast.JoinedStr):
-            return self.joined(node.values, deep)
-        if isinstance(node, ast.FormattedValue):
-            return self.text(node.value, deep - 1) if not node.format_spec else ('', False)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
-            return self.joined([node.left, node.right], deep, isinstance(node.op, ast.Div))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) or called(node) == 'format':
-            before = self.text(getattr(node, 'left', getattr(getattr(node, 'func', None), 'value', None)), deep - 1)[0]
-            return re.split('[%{]', before)[0], False
-        if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
-            return self.argument(node.slice)
-        if isinstance(node, ast.Attribute) and node.attr == 'parent':
-            found, whole = self.text(node.value, deep - 1)
-            return os.path.dirname(found) if whole else '', whole
-        if isinstance(node, ast.Name) and node.id == '__file__':
-            path = self.place.get(id(node), '')
-            return os.path.join(os.path.dirname(os.path.realpath(self.script)), path) if path else '', bool(path)
-        if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
-                'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
-            return self.text(self.options[node.attr], deep - 1)
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            return self.text(values[0], deep - 1) if len(values) == 1 else ('', False)
-        return self.text_of_call(node, deep) if isinstance(node, ast.Call) else ('', False)
-
-    def text_of_call(self, node: 'ast.Call', deep: int) -> tuple:
-        """text() for the result of a function that handles paths."""
-        name, before = called(node), getattr(node.func, 'value', None)
-        if name in ('join', 'Path', 'PurePath', 'joinpath'):
-            return self.joined([before] * (name == 'joinpath') + node.args, deep, True)
-        if name in ('getcwd', 'cwd') and not node.args:
-            return '.', True
-        if name in ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath', 'expanduser', 'dirname',
-                    'expandvars'):
-            found, whole = self.text(node.args[0] if node.args else before, deep - 1)
-            change = getattr(os.path, name if name in ('expanduser', 'expandvars', 'dirname') else 'join')
-            return (change(found) or '.' * bool(found), True) if whole else (found, False)
-        return '', False
-
-    def joined(self, parts: list, deep: int, as_path: bool = False) -> tuple:
-        """text() of several expressions, joined."""
-        found = ''
-        for part in parts:
-            more, whole = self.text(part, deep - 1)
-            found = os.path.join(found, more) if as_path else found + more
-            if not whole:
-                return found, False
-        return found, True
-
-    def argument(self, index: 'Any') -> tuple:
-        """text() of sys.argv[...], by its number or by the option before it."""
-        number = literal(index)
-        options = [literal(part) for part in ast.walk(index) if literal(part)]
-        for option, value in self.arguments:
-            if option in options:
-                return value, True
-        there = isinstance(number, int) and 0 < number <= len(self.given)
-        return (self.given[number - 1], True) if there else ('', False)
+        found, unknown, _ = self.known(node).partition(UNKNOWN)
+        return found, not unknown
 
     def directory(self, node: 'Any') -> str:
         """The known part of a path: '/scratch' for f'/scratch/{name}.pt'."""
         found, whole = self.text(node)
         return found if whole else found.rpartition('/')[0]
+
+    def known(self, node: 'Any', deep: int = DEEP) -> str:
+        """The text or path that an expression gives, with UNKNOWN in place of what only running it would show."""
+        read, name, path = variable(node), called(node), UNKNOWN     # type: Any, str, str
+        if not deep or node is None:
+            return UNKNOWN
+        texts = [self.known(part, deep - 1) for part in (
+            node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right] if isinstance(node, ast.BinOp)
+            else node.args if isinstance(node, ast.Call) else ())]
+        if read:
+            value = self.environ.get(read[0])
+            return value if value is not None else self.known(read[1], deep - 1)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.FormattedValue) and not node.format_spec:
+            return self.known(node.value, deep - 1)
+        if isinstance(node, ast.JoinedStr):
+            return ''.join(texts)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
+            return texts[0].partition('%')[0] + UNKNOWN if isinstance(node.op, ast.Mod) else \
+                os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
+        if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
+            return self.argument(node.slice)
+        if isinstance(node, ast.Name) and node.id == '__file__' and id(node) in self.place:
+            return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place[id(node)])
+        if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
+                'arg|opt|cfg|conf|flag|param', named(node.value), re.I):
+            return self.known(self.options[node.attr], deep - 1)
+        if isinstance(node, ast.Call) and name in ('getcwd', 'cwd'):
+            return '.'
+        if isinstance(node, ast.Call):
+            path = self.known(getattr(node.func, 'value', None), deep - 1)
+        elif isinstance(node, ast.Attribute) and node.attr == 'parent':
+            path, name = self.known(node.value, deep - 1), 'dirname'
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            values = self.assigned(node)
+            return self.known(values[0], deep - 1) if len(values) == 1 else UNKNOWN
+        if name == 'format':
+            return path.partition('{')[0] + UNKNOWN
+        if name in ('join', 'Path', 'PurePath', 'joinpath'):
+            return os.path.join(*[path] * (name == 'joinpath'), *texts) if texts else UNKNOWN
+        path = texts[0] if texts else path
+        if name in ('dirname', 'expanduser', 'expandvars'):
+            whole = name != 'dirname' or UNKNOWN not in path
+            return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
+        return path if name in PATHS else UNKNOWN
+
+    def argument(self, index: 'Any') -> str:
+        """The text of sys.argv[...], by its number or by the option before it."""
+        number, options = literal(index), [literal(part) for part in ast.walk(index) if literal(part)]
+        if isinstance(number, int) and 0 < number <= len(self.given):
+            return self.given[number - 1]
+        return next((value for option, value in self.arguments if option in options), UNKNOWN)
 
     # --- what decides about a call
 
@@ -345,17 +356,21 @@ class Program:
 
     def without_gradients(self, node: 'ast.AST') -> bool:
         """Whether a node is no part of the training: within no_grad(), or in a function for something else."""
-        return any(isinstance(above, ast.With) and re.search(r'no_grad|inference_mode', self.words(ast.Tuple(
-            [item.context_expr for item in above.items], ast.Load()), 0)) or isinstance(above, FUNCTIONS) and (
-                re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
-                any(re.search('no_grad|inference', self.words(one, 0)) for one in above.decorator_list))
+        return any(re.search(r'no_grad|inference_mode', self.contexts(above)) or isinstance(above, FUNCTIONS) and (
+            re.search('eval|val|test|infer|generate|sample|predict|save|load|export', above.name, re.I) or
+            any(re.search('no_grad|inference', self.words(one, 0)) for one in above.decorator_list))
             for above, _ in self.around(node))
 
+    def contexts(self, node: 'Any') -> str:
+        """The words of a with statement's context managers."""
+        return ' '.join(self.words(item.context_expr, 0) for item in getattr(node, 'items', ()))
+
     def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
-        """Whether a call depends on a condition or a decorator about ranks, as far as the syntax shows."""
+        """Whether a call depends on a condition, a context manager or a decorator about ranks, as the syntax shows."""
         for node, part in self.around(call):
-            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and RANK.search(
-                    self.words(getattr(node, 'test', node))) and part is not getattr(node, 'test', None):
+            test = getattr(node, 'test', None)
+            if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp)) and part is not test and RANK.search(
+                    self.words(test or node)) or IN_TURN.search(self.contexts(node)):
                 return True
             if isinstance(node, FUNCTIONS):
                 if any(RANK.search(self.words(one)) for one in node.decorator_list) or any(
@@ -376,38 +391,35 @@ class Program:
         name = called(test) or named(test)
         return bool(re.match(r'_?((local_|global_)?rank$|is_(main|master|chief|rank)|main_process)', name, re.I))
 
-    def one_branch(self, call: 'ast.Call') -> bool:
+    def one_branch(self, call: 'ast.Call', names: tuple) -> bool:
         """
-        Whether only rank 0 makes a call, or only the others, and no other branch of the function makes the same call;
-        or whether some ranks have left the function before.
+        Whether only rank 0 makes a call, or only the others, and no other branch of the function makes a call of one of
+        these names; or whether some ranks have left the function before.
         """
         around, top = list(self.around(call)), self.function(call)
-        for node in ast.walk(top):
-            if self.zero(node) and isinstance(node, ast.If) and self.function(node) is top and (
-                    isinstance(node.body[-1], ast.Return) or called(getattr(node.body[-1], 'value', None)) in (
-                        'exit', '_exit')) and node.lineno < call.lineno and node not in [one for one, _ in around]:
-                return True
-        if not any(self.zero(node) and part is not getattr(node, 'test', None) for node, part in around):
+        zero = [node for node in ast.walk(top) if self.zero(node)]  # type: Any
+        outside = [node for node in zero if all(node is not above for above, _ in around)]
+        if any(self.function(node) is top and node.lineno < call.lineno and (
+                isinstance(node.body[-1], ast.Return) or
+                called(getattr(node.body[-1], 'value', None)) in ('exit', '_exit')) for node in outside):
+            return True
+        if not any(above in zero and part is not above.test for above, part in around):
             return False
-        return sum(isinstance(node, ast.Call) and called(node) == called(call) and any(
-            self.zero(one) for one, _ in self.around(node)) for node in ast.walk(top)) == 1
+        return sum(isinstance(node, ast.Call) and called(node) in names and any(
+            above in zero for above, _ in self.around(node)) for node in ast.walk(top)) == 1
 
-    def takes_local(self) -> bool:
-        """Whether a rank uses the GPU with the number of its local rank, without checking how many it sees."""
+    def gpu_numbers(self) -> 'Iterator[ast.AST]':
+        """Expressions with the number of the GPU that a rank takes: in set_device(), device_ids and 'cuda:%d'."""
         for node in self.nodes:
-            place = None    # type: Any
-            if called(node) in ('set_device', 'set_device_index') and isinstance(node.func, ast.Attribute):
-                place = next(iter(node.args), None)
+            if called(node) in ('set_device', 'set_device_index', 'cuda') and isinstance(node.func, ast.Attribute):
+                yield from node.args[:1]
             elif isinstance(node, ast.keyword) and node.arg == 'device_ids' and isinstance(node.value, ast.List):
-                place = node.value
+                yield node.value
             elif isinstance(node, (ast.JoinedStr, ast.BinOp)) or called(node) == 'format':  # 'cuda:%d', f'{acc}:{rank}'
                 texts = [str(getattr(part, 'id', getattr(part, 'value', ''))) for part in ast.walk(node)]
-                place = node if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
-                    re.match('cuda:|acc|dev', text) for text in texts) else None
-            words = self.words(place)
-            if re.search(r'local_?(rank|id\b)', words, re.I) and not re.search('device_count|modulo', words):
-                return True
-        return False
+                if any(re.match(r'(cuda)?:(%[ds]|\{\})?$', text) for text in texts) and any(
+                        re.match('cuda:|acc|dev', text) for text in texts):
+                    yield node
 
     # --- files
 
@@ -443,33 +455,31 @@ class Program:
 
     def read_paths(self) -> dict:
         """{path that the program reads: the call, or None if the path is only a string in its text}"""
-        found = {}  # type: dict
+        found, reads = {}, {}  # type: dict, dict
         for node in self.nodes:
-            value = literal(node)
+            value, name = literal(node), called(node)
             if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
                 found.setdefault(value, None)
-            for part in getattr(node, 'args', ()) if isinstance(node, ast.Call) and called(node) not in (
-                    'print', 'add_argument', 'join', 'Path') else ():
-                if isinstance(part, (ast.Constant, ast.Starred, ast.Lambda, ast.GeneratorExp)):
-                    continue
-                path, whole = self.text(part)
+            if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
+                continue
+            for part in node.args:
+                path, whole = self.text(part) if not isinstance(part, ast.Constant) else ('', False)
                 if whole and '/' in path:
                     found.setdefault(path, None)
-        for node in self.calls:
             mode = literal((node.args + [None, None])[1]) or literal(keywords(node).get('mode')) or 'r'
-            if called(node) in ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap') and \
-                    (isinstance(node.func, ast.Name) or owner(node) in ('torch', 'np', 'numpy', 'os', 'pd', 'io')) and \
-                    node.args and not re.search('[wax+]', str(mode)):
-                path, whole = self.text(node.args[0])
-                if whole and path:
-                    found[path] = node
-            elif called(node) in ('read_text', 'read_bytes', 'iterdir') or called(node) in LISTINGS and node.args:
-                path, whole = self.text(node.args[0] if owner(node) == 'glob' else getattr(node.func, 'value', None))
-                path = re.split(r'[^/]*[*?\[]', path)[0]
-                if whole and path:
-                    found[path] = node
-        return {path: node for path, node in found.items() if not path.startswith(('/dev/', '/proc/', '/sys/'))
-                and '://' not in path and '\0' not in path and '\n' not in path}
+            at = getattr(node.func, 'value', None) if name in OF_PATH or owner(node) != 'glob' else None
+            if name in READERS and (not at or owner(node) in ('torch', 'np', 'numpy', 'os', 'pd', 'io')):
+                at = node.args[0] if node.args and not re.search('[wax+]', str(mode)) else None
+            elif name in LISTINGS and node.args:
+                at = at or node.args[0]
+            elif name not in OF_PATH:
+                continue
+            path, whole = self.text(at)
+            path = re.split(r'[^/]*[*?\[]', path)[0]
+            if whole and path:
+                reads[path] = node
+        return {path: node for path, node in {**found, **reads}.items() if not path.startswith(
+            ('/dev/', '/proc/', '/sys/')) and '://' not in path and '\0' not in path and '\n' not in path}
 
     def late(self) -> 'Iterator[tuple]':
         """Imports and libraries that the program loads later, in functions or conditions: (node, code, text)."""

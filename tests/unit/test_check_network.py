@@ -670,7 +670,7 @@ def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
                        'shapes.py': '', 'unused.py': ''}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = program.files_of_program(str(tmp_path / 'train.py'), (tmp_path / 'train.py').read_bytes())
+    found = program.load([str(tmp_path / 'train.py')], {}).files
     assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
 
 
@@ -860,8 +860,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', "uses the rank as the GPU's number"),
     (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
     (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
-    ("mp.set_start_method('spawn')\ntrain()", 'yellow', 'each process runs the whole script again'),
-    ("def f(): pass\nif __name__ == '__main__':\n    mp.set_start_method('spawn')", None, ''),
     # --- ranks and groups
     ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
     ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
@@ -872,14 +870,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'only some ranks call backward()'),
     (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'only some ranks call state_dict()'),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", None, ''),
-    ("print(dist.get_rank())\ndist.init_process_group()", 'yellow', 'get_rank() comes before init_process_group()'),
-    ("m = DDP(m)", 'yellow', 'nothing calls init_process_group()'), ("from lightning import x\nm = DDP(m)", None, ''),
-    ("setup_distributed()\nm = DDP(m)", None, ''),
     (GROUP + "os.rename('a.tmp', 'a')", 'yellow', 'all ranks rename the same file'), (GROUP + "a.replace('b', 'c')", None, ''),
     (GROUP + "os.makedirs('new')", 'yellow', 'all ranks make the same directory'), (GROUP + "os.makedirs('n', exist_ok=True)", None, ''),
     (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove the same'),
     # --- data
-    (GROUP + "DataLoader(d, sampler=s, shuffle=True)", 'yellow', 'which exclude each other'),
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'does not fit the 4 ranks'),
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=4, rank=rank))'), None, ''),
     (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
@@ -897,7 +891,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
     (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.b(self.a(x))') + "DDP(Net())", None, ''),
     (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net(), find_unused_parameters=True)", None, ''),
-    (GROUP + NET % ('', 'self.a(x) if random.random() < 0.5 else x') + "DDP(Net())", 'yellow', 'uses layers at random'),
     (GROUP + "m = DDP(net)\nloss = m.module(x)", 'yellow', 'module() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nloss = net(x)", 'yellow', 'net() bypasses DistributedDataParallel'),
     (GROUP + "m = DDP(net)\nwith torch.no_grad():\n    loss = m.module(x) + net(x)", None, ''),
@@ -911,8 +904,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "zero_grad()\nloss.backward()\nopt.step()", None, ''),
     (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters that the model had before FSDP'),
     (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
-    (GROUP + "DDP(m, device_ids=[7])", None, ''), (GROUP + "m = m.to('cu' 'da')", 'yellow', 'uses a GPU, but this rank sees none'),
-    (GROUP + "if torch.cuda.is_available():\n    m.cuda()", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
@@ -922,47 +913,19 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (LOOP % "dist.all_reduce(loss)\n    if loss < 1:\n        break", None, ''),
     (GROUP + "m = DDP(m)\nfor x in s:\n    try:\n        m(x).backward()\n    except RuntimeError:\n        pass", 'yellow',
      'a rank skips a step that fails'),
-    (GROUP + "m = DDP(nn.Linear(4, 4 + rank))", 'yellow', 'a size depends on the rank'),
-    (GROUP + "m = DDP(m)\nfor x in range(10 + dist.get_rank()):\n    m(x)", 'yellow', 'a size depends on the rank'),
     (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
-    ("dist.init_process_group('glo')", 'yellow', "init_process_group('glo'): use one of gloo"),
-    ("dist.init_process_group('cpu:gloo,cuda:nccl')", None, ''), (GROUP + GROUP, 'yellow', 'is called twice'),
     ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'uses the number of GPUs on a node'),
-    (GROUP + "dist.destroy_process_group()\ndist.barrier()", 'yellow', 'comes after destroy_process_group()'),
-    (GROUP + "dist.broadcast(x, src=4)", 'yellow', 'broadcast(src=4), but the job has 4 ranks'), (GROUP + "dist.broadcast(x, src=3)", None, ''),
     (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'read a file that one may still be writing'),
     (GROUP + SAVED % 'a' + "dist.barrier()\ntorch.load('a')", None, ''),
     (GROUP + SAVED % '/tmp/a' + "dist.barrier()\ntorch.load('/tmp/a')", 'yellow', 'which other nodes do not see'),
-    (GROUP + "class Net:\n    def loss(self): pass\nm = DDP(n)\nm.loss()", 'yellow', 'DistributedDataParallel has no loss()'),
-    (GROUP + "class Net:\n    def loss(self): pass\nm.loss()\nm = DDP(n)\nm.module.loss()", None, ''),
-    # --- options
     # --- Python
-    ("def forward(x):\n    return x.item()\ntorch.compile(m, fullgraph=True)", 'yellow', 'cannot compile item()'),
-    ("@torch.compile(fullgraph=True)\ndef f(x):\n    print(x)", 'yellow', 'cannot compile print()'),
-    ("def forward(x):\n    return x.item()\ntorch.compile(m)", None, ''),
-    ("assert load(net)", 'yellow', 'PYTHONOPTIMIZE=1 removes assert'), ("assert len(x) == 2", None, ''),
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
     env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000', 'PYTHONOPTIMIZE': '1'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), 'cuda' in text or 'device_ids' in text)
-    for finding in report.having():
-        if 'nothing defines it' in finding.text:
-            del report.findings[finding]
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
-
-
-@pytest.mark.parametrize('text, name', [
-    ("import os\nos.getpid()\ndef f(a, *b, c=1, **d):\n    global e\n    return [g for g in (a, b, c, d, e)]", None),
-    ("def f():\n    return wrold\nf()", 'wrold'), ("try:\n    unicode\nexcept NameError:\n    unicode = str", None),
-    ("from math import *\nsin(1)", None), ("with open('x') as f, f as (g, h):\n    h\nfor i, (j, k) in f:\n    k\nclass A:\n    pass\nA", None),
-    ("def never():\n    return nothing", None), ("try:\n    f = 1\nexcept OSError as err:\n    print(err)\nlambda x: x\n(y := 1)\ny", None),
-    ("import a.b\na.b.c\nfrom d import e as g\ng", None), ("print(__file__, __name__)", None),
-])
-def test_names_that_nothing_defines(text, name):
-    found = list(rules.undefined(parsed(text)))
-    assert [said for _, said, _ in found] == [f"'{name}' is used, but nothing defines it"] * bool(name)
 
 
 IMPORTS = {
@@ -1085,7 +1048,7 @@ def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     (tmp_path / 'src' / 'helper.py').write_text('')
     script = tmp_path / 'train.py'
     script.symlink_to('src/train.py')
-    assert set(program.files_of_program(str(script), script.read_bytes())) == {'train.py', 'helper.py'}
+    assert set(program.load([str(script)], {}).files) == {'train.py', 'helper.py'}
     code = ('import sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
             'print(imports.Trial(sys.argv[2:]).result().get("wrong"))')
     done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(script)], text=True, stdout=subprocess.PIPE,
