@@ -269,9 +269,9 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     for text in trial.get('late', ()):
         report.add('yellow', 'script', "the program fails later: %s" % text, install if re.search(MISSING, text) else
                    "correct it, or use a release that has it")
-    for text in trial.get('changed', ()):
-        report.add('yellow', 'script', "an import changes the training's process: %s" % text,
-                   "move this into a function of the module, and call it where it is needed")
+    if trial.get('untested'):
+        report.add('untested', 'script', "the imports from here on: %s writes, connects or starts a process" %
+                   trial['untested'])
     if trial.get('worker') and not report.having('red', 'shm'):
         report.add('red' if details.get('workers') else 'yellow', 'worker',
                    "a worker of a DataLoader fails: %s" % trial['worker'],
