@@ -178,8 +178,9 @@ def look_at_arguments(report: 'Report', words: list) -> None:
     look_at_paths(report, 'argument', [value for _, value in paths])
     for option, value in paths:
         # anything else that is missing may be a name or a pattern, or the program may create it
-        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.lexists(value):
-            report.add('yellow', 'script', "%s: %s does not exist on this node" % (option, value),
+        if INPUT.match(option) and re.match(r'\.{0,2}/[^*?{]*$', value) and not os.path.exists(value):
+            report.add('yellow', 'script', "%s: %s%s does not exist on this node" % (
+                option, value, ', a link, leads to what' * os.path.islink(value)),
                        "correct the path, or put it on a file system that all nodes have")
 
 

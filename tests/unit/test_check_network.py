@@ -413,13 +413,17 @@ def test_a_job_that_ends_soon(tmp_path, end, says):
 
 
 def test_where_the_program_runs_and_prints(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, 'write_trial', lambda directory, size=0, sync=False: 'Read-only file system' * (directory == '.'))
     monkeypatch.setattr(os, 'fstat', lambda number: os.stat(__file__))
     monkeypatch.setattr(os, 'fstatvfs', lambda number: os.statvfs_result((4096, 4096, 10, 0, 0, 0, 0, 0, 0, 255)))
     report = findings.Report(0)
-    limits.look_at_directories(Machine({}, str(tmp_path)), report)
-    said = ' '.join(of_level(report, 'yellow', 'disk'))
-    assert 'is not writable (Read-only file system)' in said and 'stdout goes to a file on a full disk' in said
+    trial = limits.write_trial
+    monkeypatch.setattr(limits, 'write_trial', lambda directory, *more, **named: (
+        'Read-only file system' if directory == '.' else trial(directory, *more, **named)))
+    limits.look_at_directories(Machine({}, str(tmp_path)), report)     # the program need not write there
+    assert [text for text in of_level(report, 'yellow', 'disk') if 'working' in text] == []
+    limits.look_at_outputs(report, {'written': {'model.pt': 'line 3'}})
+    assert 'the program cannot write to model.pt (Read-only' in of_level(report, 'yellow', 'disk')[-1]
+    assert 'stdout goes to a file on a full disk' in of_level(report, 'yellow', 'disk')[0]
     assert list(report.facts['working directory']) == [os.getcwd()]
 
 
@@ -665,13 +669,14 @@ def test_files_that_differ_between_nodes(facts, level, says):
 
 
 def test_own_modules_of_a_script_are_found_in_its_directory(tmp_path):
-    for name, text in {'train.py': 'from lib import model\nimport json, shapes\n', 'lib/__init__.py': '',
+    for name, text in {'train.py': "from lib import model\nimport json, shapes\nadd_argument('--net', default='nets.small')\n"
+                       "importlib.import_module(args.net)\n", 'nets/small.py': '', 'lib/__init__.py': '',
                        'lib/model.py': 'from . import layers\n', 'lib/layers.py': 'import train\n',
                        'shapes.py': '', 'unused.py': ''}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     found = program.load([str(tmp_path / 'train.py')], {}).files
-    assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'shapes.py', 'train.py']
+    assert sorted(found) == ['lib/__init__.py', 'lib/layers.py', 'lib/model.py', 'nets/small.py', 'shapes.py', 'train.py']
 
 
 def test_arguments_are_compared_by_what_they_are(tmp_path):
@@ -685,9 +690,11 @@ def test_arguments_are_compared_by_what_they_are(tmp_path):
 
 @pytest.mark.parametrize('words, said', [
     (['--data', '/no/such'], True), (['model.config=./no.yaml'], True), (['--data', '/'], False),
-    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False),
+    (['--model', 'org/name'], False), (['--data', '/no/*.tar'], False), (['--cache', '/no/such'], False), (['--data', './link'], True),
 ])
-def test_data_that_is_not_there(words, said):
+def test_data_that_is_not_there(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'link').symlink_to('nothing')
     report = findings.Report(0)
     program.look_at_arguments(report, ['train.py', *words])
     assert [' does not exist on this node' in text for text in of_level(report, 'yellow', 'script')] == [True] * said
@@ -746,12 +753,13 @@ def test_where_a_program_writes(words, text, path):
     ('sound/a', {}, ''), ('sound/new/a', {}, 'does not exist, and the program does not make it'),
     ('sound/new/a', {'sound/other': None}, 'does not exist'), ('sound/new/a', {'sound/new': None}, ''),
     ('sound/new/a', {'': None}, ''), ('file/a', {}, 'is not a directory'), ('full/a', {}, 'No space left on device'),
-    ('file', {'file': None}, 'it is a file'), ('sound', {'sound': True}, 'it exists, '), ('sound', {'sound': None}, ''),
+    ('file', {'file': None}, 'it is a file'), ('link', {'link': None}, 'it is a link to nothing'), ('sound', {'sound': True}, 'it exists, '), ('sound', {'sound': None}, ''),
 ])
 def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says):
     (tmp_path / 'sound').mkdir()
     (tmp_path / 'full').mkdir()
     (tmp_path / 'file').write_text('')
+    (tmp_path / 'link').symlink_to('nothing')
     trial = limits.write_trial
     monkeypatch.setattr(limits, 'write_trial',
                         lambda place, **_: 'No space left on device' if place.endswith('full') else trial(place))
@@ -856,6 +864,10 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
     (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
     (GROUP + "if rank != -1:\n    dist.barrier()", None, ''),
+    (GROUP + "def f(x):\n    dist.all_reduce(x)\nif rank == 0:\n    f(x)", 'yellow', 'only some ranks call f(), which calls all_reduce():'),
+    (GROUP + "def f(x):\n    dist.all_reduce(x)\nclass A:\n    def g(self):\n        if rank == 0:\n            f(x)", 'yellow', 'f(), which'),
+    (GROUP + "def f(x):\n    dist.all_reduce(x)\ndef g(x):\n    dist.barrier()\nif rank == 0:\n    f(x)\nelse:\n    g(x)", None, ''),
+    (GROUP + "def f(x, all=False):\n    if all:\n        dist.all_reduce(x)\nif rank == 0:\n    f(x)\nf(x, True)", None, ''),
     (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', "uses the rank as the GPU's number"),
     (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', "uses the rank as the GPU's number"),
     (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
@@ -886,6 +898,15 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "files = glob.glob('*.pt')\nuse(files[rank::4])", 'yellow', 'glob() may list files in a different order'),
     (GROUP + "files = sorted(glob.glob('*.pt'))\nuse(files)", None, ''), (GROUP + "f = os.listdir('x')\nf.sort()\nuse(f)", None, ''),
     (GROUP + "files = glob.glob('*.pt')\nprint(len(files))", None, ''),
+    (GROUP + "files = [f for f in os.listdir(d) if f]\nData(files)", 'yellow', 'listdir() may list files in a different order'),
+    (GROUP + "files = [f for f in os.listdir(d)]\nfiles.sort()\nData(files)", None, ''),
+    (GROUP + "Data(sorted(f for f in os.listdir(d)))\nfor f in os.listdir(d):\n    os.stat(f)", None, ''),
+    (GROUP + "for f in os.scandir(d):\n    files.append(f)\nData(sorted(files))", None, ''),
+    (GROUP + "for f in os.scandir(d):\n    files.append(f)", 'yellow', 'scandir() may list files in a different order'),
+    (GROUP + "class A:\n    class B:\n        names = {'a', 'b'}\nm = ModuleList([f(n) for n in A.B.names])", 'yellow', 'the order of a set'),
+    (GROUP + "class A:\n    def f(self):\n        class B:\n            def g(self):\n                for n in {'a', 'b'}:\n                    "
+     "self.add_module(n, f(n))", 'yellow', 'the order of a set'),
+    (GROUP + "c = Config({'a', 'b'})\n{n for n in {'a', 'b'}}\n[n for n in {'a', 'b'}]", None, ''),
     # --- gradients
     (GROUP + NET % ('self.b = nn.Linear(1, 1)', 'self.a(x)') + "DDP(Net())", 'yellow', 'forward() does not use self.b'),
     (GROUP + NET % ('self.b = nn.ReLU()', 'self.a(x)') + "DDP(Net())", None, ''),
@@ -905,6 +926,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters that the model had before FSDP'),
     (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
+    (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    os.makedirs('x')", None, ''),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
     (LOOP % "if time.time() > end:\n        break", 'yellow', "a rank leaves the loop by its own 'time'"),
