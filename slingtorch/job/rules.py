@@ -23,9 +23,11 @@ LAYERS = re.compile(r'(Lazy)?(Linear|Bilinear|Conv\w*|Embedding\w*|\w*Norm(\dd)?
                     r'MultiheadAttention|Sequential|ModuleList|ModuleDict|Parameter)$')
 # calls whose result does not depend on the order of their arguments' elements, some that keep it, and some in a loop
 # that do something in its order
-UNORDERED = ('sorted', 'len', 'sum', 'min', 'max', 'any', 'all', 'set', 'frozenset', 'bool', 'isinstance', 'print')
+UNORDERED = re.compile('.*sort|(len|sum|min|max|any|all|set|frozenset|bool|isinstance|print|debug|info|warning)$')
 KEEP = ('list', 'tuple', 'map', 'filter', 'iter', 'reversed')
 ORDERED = ('append', 'extend', 'insert', 'setattr', 'add_module', 'register_module', 'setdefault') + COLLECTIVES
+# calls in which the order of a set matters; other functions may want a set
+INDEXES = ('enumerate', 'zip', 'next', 'tensor', 'array', 'join')
 # functions with which all ranks would write or remove the same file
 ONCE = {'save': 'write', 'save_file': 'write', 'save_pretrained': 'write', 'rename': 'rename', 'replace': 'rename',
         'move': 'rename', 'remove': 'remove', 'unlink': 'remove', 'rmtree': 'remove', 'mkdir': 'make',
@@ -255,8 +257,7 @@ def unordered(program: 'Program', node: 'Any', deep: int = 4) -> 'Optional[tuple
 def elements(program: 'Program') -> 'Iterator[tuple]':
     """What takes the elements of a set, or the files of a directory, one after the other has a different order."""
     hashed = program.world > 1 and not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', ''))
-    sorts = {owner(node) if called(node) == 'sort' else named(node.args[0]) for node in program.calls
-             if called(node) == 'sort' or called(node) == 'sorted' and node.args} - {''}
+    sorts = {named(node.args[0]) if node.args else owner(node) for node in program.calls if 'sort' in called(node)} - {''}
     for node in program.nodes if 'init_process_group' in program.names else ():
         takes, name = [], called(node)  # type: Any, str
         if isinstance(node, ast.For):
@@ -268,12 +269,12 @@ def elements(program: 'Program') -> 'Iterator[tuple]':
             takes = [node.generators[0].iter]
         elif isinstance(node, ast.Subscript):
             takes = [node.value]
-        elif name in ('enumerate', 'zip', 'next', 'tensor', 'array', 'join') or re.match('[A-Z]', name):
+        elif isinstance(node, ast.Call) and name not in KEEP and not UNORDERED.match(name):
             takes = node.args
         for part in takes:
             found = unordered(program, part)
-            if not found or named(part) in sorts or re.match('[A-Z]', name) and not found[1] or any(
-                    called(one) in UNORDERED or isinstance(one, ast.SetComp) for one, _ in list(
+            if not found or named(part) in sorts or name and not found[1] and name not in INDEXES or any(
+                    UNORDERED.match(called(one)) or isinstance(one, ast.SetComp) for one, _ in list(
                         program.around(node))[:3]):
                 continue
             if called(found[0]) in LISTINGS and program.several:

@@ -900,6 +900,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "files = glob.glob('*.pt')\nprint(len(files))", None, ''),
     (GROUP + "files = [f for f in os.listdir(d) if f]\nData(files)", 'yellow', 'listdir() may list files in a different order'),
     (GROUP + "files = [f for f in os.listdir(d)]\nfiles.sort()\nData(files)", None, ''),
+    (GROUP + "train([f for f in os.listdir(d)])", 'yellow', 'listdir() may list'), (GROUP + "x = natsorted(os.listdir(d))\ntrain(x)", None, ''),
     (GROUP + "Data(sorted(f for f in os.listdir(d)))\nfor f in os.listdir(d):\n    os.stat(f)", None, ''),
     (GROUP + "for f in os.scandir(d):\n    files.append(f)\nData(sorted(files))", None, ''),
     (GROUP + "for f in os.scandir(d):\n    files.append(f)", 'yellow', 'scandir() may list files in a different order'),
@@ -944,7 +945,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
-    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000', 'PYTHONOPTIMIZE': '1'}
+    env = {'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': 'n1', 'MASTER_PORT': '23000'}
     rules.check(report, parsed(text, ['7', '--lr', '0.1'], env), 'cuda' in text or 'device_ids' in text)
     assert [finding.level for finding in report.findings] == ([level] if level else []), text
     assert not level or says in of_level(report, level, 'program')[0]
