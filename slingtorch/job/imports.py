@@ -182,7 +182,6 @@ def run(words: list, descriptor: int, place: str, again: bool = False) -> None:
     safe = getattr(sys.flags, 'safe_path', False) or program.isolated(words)    # since 3.11
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
-    path = name
     if kind and not safe:
         shadows = beside(directory) if not again else []
         if shadows:
@@ -222,17 +221,11 @@ def run(words: list, descriptor: int, place: str, again: bool = False) -> None:
             os._exit(OVER)
 
     sys.addaudithook(watch)
-    sure, space = True, {}  # type: bool, dict
+    sure, path, text = True, loaded.script, next(iter(loaded.files.values()))  # type: bool, str, bytes
+    module = name + '.__main__' * path.endswith('__main__.py')
+    space = {'__name__': '__slingtorch__', '__file__': path,
+             '__package__': module.rpartition('.')[0] if kind == 'module' else None}
     try:
-        if kind == 'module':
-            spec = importlib.util.find_spec(name)
-            if spec and spec.submodule_search_locations:
-                name += '.__main__'
-                spec = importlib.util.find_spec(name)
-            path = spec.origin if spec and spec.origin and spec.origin.endswith('.py') else ''
-        text = next(iter(loaded.files.values())) if path and os.path.isfile(path) else b''
-        space = {'__name__': '__slingtorch__', '__file__': path,
-                 '__package__': name.rpartition('.')[0] if kind == 'module' else None}
         for node, imports, known in statements(text):
             code = compile(ast.Module([node], []), path, 'exec')
             try:
@@ -262,10 +255,11 @@ def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
     :param space: the names that the script's imports have defined
     """
     wrong = []  # type: list
-    for node, code, text in loaded.late():
+    for node, code in loaded.late():
+        text = line_of(loaded.files[loaded.place[id(node)]], node.lineno)
         try:
             say(doing=text, late=wrong)
-            exec(compile(code, '<late>', 'exec'), space)
+            exec(compile(ast.Module(code, []), '<late>', 'exec'), space)
         except (ImportError, SyntaxError, OSError) as err:
             wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
         except Exception:   # it may need what this process lacks

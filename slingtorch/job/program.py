@@ -123,12 +123,12 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
             getattr(wrong, 'msg', wrong)), "run python -m py_compile %s to see the place" % path)
     check_layout(report, program, details.get('gpus'))
     rules.check(report, program, bool(details.get('gpus')))
-    made = program.made()
-    details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **program.outputs())
+    written, made, reads = program.paths()
+    details['written'] = dict({path: program.where(node) for path, node in made.items() if path}, **written)
     details['made'] = {path: not (literal(keywords(node).get('exist_ok')) or program.optional(node)) or None
                        for path, node in made.items()}
     look_at_variables(report, program, details)
-    look_at_reads(report, program, set(details['written']))
+    look_at_reads(report, program, reads, set(details['written']))
     details['mpi'] = any(re.search(b'mpi4py|horovod|slingmpi', content) for content in program.files.values())
     details['compiles'] = any(map(rules.compiles, program.nodes))
     details['extension'] = any('cpp_extension' in one for one in program.imports)
@@ -149,9 +149,9 @@ def look_at_variables(report: 'Report', program: 'Program', details: dict) -> No
             details['reads'].append(name)
 
 
-def look_at_reads(report: 'Report', program: 'Program', written: set) -> None:
+def look_at_reads(report: 'Report', program: 'Program', reads: dict, written: set) -> None:
     """The paths that the program reads: note their contents for a comparison, and report those that are missing."""
-    paths = {path: node for path, node in program.read_paths().items() if path not in written and not (
+    paths = {path: node for path, node in reads.items() if path not in written and not (
         'chdir' in program.names and not os.path.isabs(path))}
     for name in program.variables():
         value = program.environ.get(name, '')

@@ -20,9 +20,9 @@ FUNCTIONS, LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef), (ast.For, ast.While)
 LISTINGS = ('glob', 'iglob', 'rglob', 'listdir', 'scandir', 'iterdir')
 # context managers in which one rank comes after the other
 IN_TURN = re.compile(r'_first\b|file_?lock|\block|once|only', re.I)
-# functions and methods that read from their path
-READERS = ('open', 'load', 'listdir', 'scandir', 'loadtxt', 'read_csv', 'fromfile', 'memmap')
-OF_PATH = ('read_text', 'read_bytes', 'iterdir')
+# functions that read from their first argument, and modules that have these and others
+READERS = ('open', 'load', 'loadtxt', 'read_csv', 'fromfile', 'memmap')
+MODULES = ('torch', 'np', 'numpy', 'os', 'pd', 'io', 'glob')
 # functions that give the path that they get, and the mark for an unknown part of a text
 PATHS, UNKNOWN = ('str', 'fspath', 'resolve', 'absolute', 'abspath', 'realpath', 'normpath'), '\0'
 # words of a command line that are examined at most; how deep names are followed
@@ -233,12 +233,8 @@ class Program:
 
     def value(self, node: 'Any') -> 'Any':
         """The value of a constant, or of a name with only one value; else None."""
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            values = self.assigned(node)
-            known = {literal(value) for value in values if isinstance(value, ast.Constant)}
-            return next(iter(known)) if len(known) == 1 and len(values) == sum(
-                isinstance(value, ast.Constant) for value in values) else None
-        return literal(node)
+        known = self.assigned(node) if isinstance(node, (ast.Name, ast.Attribute)) else [node]
+        return literal(known[0]) if known and len({literal(one) for one in known}) == 1 else None
 
     def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
         """
@@ -423,78 +419,55 @@ class Program:
 
     # --- files
 
-    def outputs(self) -> dict:
-        """{path that the program writes to: option or line}: from arguments, defaults of options, and calls."""
-        found = {}
-        for option, value in self.arguments:
-            if OUTPUT.match(option) and ('/' in value or os.path.isdir(value)) and '://' not in value:
-                found[value] = option
-        for node in self.calls:
-            name, path, words = called(node), '', keywords(node)    # type: str, str, Any
-            if name == 'open' and re.search('[wax+]', str(literal((node.args + [None, None])[1]) or literal(
-                    words.get('mode')) or '')):
-                path = self.directory(node.args[0])
-            elif name in WRITERS or name == 'save' and owner(node) in ('torch', 'np', 'numpy'):
-                path = next(filter(None, map(self.directory, node.args + list(words.values()))), '')
-            elif name in ('write_text', 'write_bytes') and isinstance(node.func, ast.Attribute):
-                path = self.directory(node.func.value)
-            elif name == 'add_argument':
-                names = {literal(part) for part in node.args} - {None}
-                if any(OUTPUT.match(str(one)) for one in names) and not names & set(dict(self.arguments)):
-                    path = self.directory(words.get('default'))
-                    path = path if '/' in path else ''
-            if path and '://' not in path and not path.startswith(('/dev/', '/proc/')):
-                found.setdefault(path, self.where(node))
-        return found
-
-    def made(self) -> dict:
-        """{directory that the program makes: the call}; '' for an unknown directory."""
-        makes = [node for node in self.calls if re.match('(make|mk)_?dirs?$', called(node))]
-        return {self.directory(node.args[0] if node.args and owner(node) in ('os', '') else getattr(
-            node.func, 'value', None)): node for node in makes}
-
-    def read_paths(self) -> dict:
-        """{path that the program reads: the call, or None if the path is only a string in its text}"""
-        found, reads = {}, {}  # type: dict, dict
+    def paths(self) -> tuple:
+        """
+        ({path that the program writes to: option or line}, {directory that it makes: the call}, {path that it reads:
+        the call, or None if the path is only a text}); of a path to write or make, it may be only the known part.
+        """
+        written = {value: option for option, value in self.arguments
+                   if OUTPUT.match(option) and ('/' in value or os.path.isdir(value))}
+        made, read = {}, {}     # type: dict, dict
+        for name, default in self.options.items():
+            if OUTPUT.match(name) and id(default) in self.place and '/' in self.directory(default):
+                written.setdefault(self.directory(default), self.where(default))
         for node in self.nodes:
             value, name = literal(node), called(node)
             if isinstance(value, str) and re.match(r'(/|\.{0,2}/?[\w-]+/)[\w./ -]+$', value):
-                found.setdefault(value, None)
+                read.setdefault(value, None)
             if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
                 continue
-            for part in node.args:
-                path, whole = self.text(part) if not isinstance(part, ast.Constant) else ('', False)
-                if whole and '/' in path:
-                    found.setdefault(path, None)
-            mode = literal((node.args + [None, None])[1]) or literal(keywords(node).get('mode')) or 'r'
-            at = getattr(node.func, 'value', None) if name in OF_PATH or owner(node) != 'glob' else None
-            if name in READERS and (not at or owner(node) in ('torch', 'np', 'numpy', 'os', 'pd', 'io')):
-                at = node.args[0] if node.args and not re.search('[wax+]', str(mode)) else None
-            elif name in LISTINGS and node.args:
-                at = at or node.args[0]
-            elif name not in OF_PATH:
-                continue
-            path, whole = self.text(at)
-            path = re.split(r'[^/]*[*?\[]', path)[0]
-            if whole and path:
-                reads[path] = node
-        return {path: node for path, node in {**found, **reads}.items() if not path.startswith(
-            ('/dev/', '/proc/', '/sys/')) and '://' not in path and '\0' not in path and '\n' not in path}
+            words, method = keywords(node), isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
+            at, found = [node.func.value] if method else node.args[:1], []     # type: Any, list
+            writes = re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1]))))
+            if name in WRITERS or name == 'save' and not method:
+                at, writes = node.args + list(words.values()), True
+            if re.match('(make|mk)_?dirs?$', name):
+                made[self.directory(at[0]) if at else ''] = node
+            elif name in WRITERS + ('write_text', 'write_bytes') or name in ('open', 'save') and not method and writes:
+                written.setdefault(next(filter(None, map(self.directory, at)), ''), self.where(node))
+            elif name in READERS and not method or name in LISTINGS + ('read_text', 'read_bytes'):
+                found = [(self.text(part), node) for part in at]
+            found += [(self.text(part), None) for part in node.args if not isinstance(part, ast.Constant)]
+            for (path, whole), call in found:
+                path = re.split(r'[^/]*[*?\[]', path)[0]
+                if whole and path and (call or '/' in path):
+                    read[path] = call or read.get(path)
+        return tuple({path: what for path, what in paths.items() if not re.match('/(dev|proc|sys)/', path)
+                      and '://' not in path and '\n' not in path and (path or paths is made)}
+                     for paths in (written, made, read))
 
     def late(self) -> 'Iterator[tuple]':
-        """Imports and libraries that the program loads later, in functions or conditions: (node, code, text)."""
+        """Modules and libraries that the program loads later, in functions or conditions: (node, what loads it)."""
         for node in self.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                within = any(isinstance(above, FUNCTIONS + (ast.If,)) for above, _ in self.around(node))
-                if within and not getattr(node, 'level', 0) and not self.optional(node):
-                    text = ', '.join(name.name for name in node.names)
-                    text = 'from %s import %s' % (node.module, text) if isinstance(node, ast.ImportFrom) else \
-                        'import ' + text
-                    yield node, text, text
-            elif called(node) in ('CDLL', 'PyDLL', 'LoadLibrary', 'load_library') and node.args:
+            code = None     # type: Any
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, 'level', 0):
+                code = node if any(isinstance(one, FUNCTIONS + (ast.If,)) for one, _ in self.around(node)) else None
+            elif called(node) in ('import_module', 'CDLL', 'PyDLL', 'LoadLibrary', 'load_library') and node.args:
                 path, whole = self.text(node.args[0])
-                if whole and path and not self.optional(node):
-                    yield node, 'import ctypes\nctypes.CDLL(%r)' % path, '%s(%r)' % (called(node), path)
+                loads = 'importlib.import_module' if called(node) == 'import_module' else 'ctypes.CDLL'
+                code = ast.parse('import importlib, ctypes\n%s(%r)' % (loads, path)).body if whole and path else None
+            if code and not self.optional(node):
+                yield node, code if isinstance(code, list) else [code]
 
     def variables(self) -> dict:
         """{environment variable that the program reads: [(node, whether the program ends if it is not set)]}"""

@@ -746,7 +746,7 @@ def test_directories_are_compared_by_names_and_sizes(tmp_path):
     (['--out=/z/z'], "parser.add_argument('--out', default='/x/y')", '/z/z'), ([], "print('/x/y', file=log)", None),
 ])
 def test_where_a_program_writes(words, text, path):
-    assert list(parsed(text, words).outputs()) == ([path] if path else [])
+    assert list(parsed(text, words).paths()[0]) == ([path] if path else [])
 
 
 @pytest.mark.parametrize('path, made, says', [
@@ -773,7 +773,7 @@ def test_where_a_program_writes_is_tried(tmp_path, monkeypatch, path, made, says
 def test_paths_in_the_text_of_a_program_are_compared(tmp_path):
     report = findings.Report(0)
     text = "data = torch.load('data/train.pt'); a = 'no path'; b = '/scratch/x'; c = 'a/b'; d = 'text/html'"
-    program.look_at_reads(report, parsed(text), set())
+    program.look_at_reads(report, parsed(text), parsed(text).paths()[2], set())
     assert sorted(report.facts) == ['named /scratch/x', 'named data/train.pt']
 
 
@@ -795,7 +795,8 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
 ])
 def test_what_a_program_reads_is_there(text, words, path):
     report, found = findings.Report(0), parsed(text, words, {'DATA': '/d'})
-    program.look_at_reads(report, found, set(found.outputs()))
+    written, _, reads = found.paths()
+    program.look_at_reads(report, found, reads, set(written))
     assert [f'reads {path}, which does not exist' in said for said in of_level(report, 'yellow', 'script')] == [True] * bool(path)
 
 
@@ -980,7 +981,7 @@ IMPORTS = {
               "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
     'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, {}, 'later', "cannot import name 'nothing'"),
     'a library': ({'train.py': 'import ctypes\ndef main():\n    ctypes.CDLL("./no.so")\nmain()\n'}, {}, 'later',
-                  "line 3: CDLL('./no.so'): OSError: ./no.so: cannot open shared object file"),
+                  "line 3: ctypes.CDLL(\"./no.so\"): OSError: ./no.so: cannot open shared object file"),
     'perhaps later': ({'train.py': 'def never():\n    import no_1\ndef main():\n    if x:\n        import no_2\n    try:\n'
                                    '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, {}, None, ''),
     'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
