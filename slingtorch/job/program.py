@@ -139,8 +139,7 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
 def look_at_variables(report: 'Report', program: 'Program', details: dict) -> None:
     """Variables that the program reads: report those not set; list in the details those that ranks must share."""
     details['reads'] = []
-    for name, reads in sorted(program.variables().items()):
-        must = [node for node, must in reads if must]
+    for name, must in sorted(program.variables().items()):
         value = program.environ.get(name)
         if value is None and must:
             report.add('yellow', 'variable', "%s: the program reads %s, which is not set" % (

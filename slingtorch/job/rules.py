@@ -9,7 +9,7 @@ import os
 import re
 
 from .kinds import Any, Iterator, Optional, Program, Report
-from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, main_block, named, owner
+from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
 
 # operations that need all ranks, and FSDP's that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
@@ -52,14 +52,12 @@ def compiles(node: 'Any') -> bool:
 
 def group(program: 'Program') -> 'Iterator[tuple]':
     """The ranks and the meeting point that the program passes to an init_process_group() that it always calls."""
-    # if there are several, or a condition decides, this job need not call this one
-    chosen = {id(part) for node in program.nodes if isinstance(node, (ast.If, ast.IfExp, ast.Try))
-              for part in ast.walk(node) if not main_block(node)}
-    begins, value = [node for node in program.calls if called(node) == 'init_process_group'], program.value
+    begins, value = program.names.get('init_process_group', ()), program.value
     for node in begins if len(begins) == 1 else ():
         words = keywords(node)
         backend = value(words.get('backend', (node.args + [None])[0]))
-        if id(node) in chosen or not program.reached(node) or 'store' in words or backend == 'fake':
+        # if there are several, or a condition decides, this job need not call this one
+        if program.chosen(node) or not program.reached(node) or 'store' in words or backend == 'fake':
             continue
         sure = '!' * program.certain(node)
         size, rank, leave = value(words.get('world_size')), literal(words.get('rank')), "leave rank out (default: RANK)"
@@ -99,8 +97,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
     for node in program.nodes:
         value = getattr(node, 'value', None)    # type: Any
         # a program may be for both: with a launcher, and without one
-        perhaps = isinstance(node, (ast.Assign, ast.Call)) and (program.optional(node) or any(
-            isinstance(one, ast.If) and not main_block(one) for one, _ in program.around(node)))
+        perhaps = isinstance(node, (ast.Assign, ast.Call)) and (program.optional(node) or program.chosen(node))
         if called(node) == 'spawn' and owner(node) in ('mp', 'multiprocessing') and program.local > 1 and not perhaps:
             yield node, "spawn() starts further processes, but the launcher has already started %d ranks on this " \
                 "node: each rank would start its own set" % program.local, \
@@ -128,7 +125,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
 
 def order(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do what needs all of them; only one rank does what is meant for one."""
-    names, several = program.names, 'init_process_group' in program.names and program.world > 1
+    names, several = set(program.names), 'init_process_group' in program.names and program.world > 1
     # own functions that call a collective in any case
     own = {name: called(call) for call in program.calls if owner(call) in ('dist', 'distributed')
            and called(call) in COLLECTIVES and not program.optional(call)
@@ -187,7 +184,7 @@ def files(program: 'Program') -> 'Iterator[tuple]':
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do the same number of steps: else they wait for each other."""
-    if not program.names & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
+    if not set(program.names) & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
         return
     told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
     for node in program.nodes:
@@ -207,8 +204,8 @@ def steps(program: 'Program') -> 'Iterator[tuple]':
 
 def data(program: 'Program') -> 'Iterator[tuple]':
     """Each rank trains on its own part of the same data, and the ranks together on all of it."""
-    names, started = program.names, 'init_process_group' in program.names
-    loaders = [node for node in program.calls if called(node) == 'DataLoader']
+    names, started = set(program.names), 'init_process_group' in program.names
+    loaders = program.names.get('DataLoader', ())
     seeds = [node for node in program.calls if re.search(SEEDS, called(node))]
     own = any(RANK.search(' '.join(map(program.words, node.args))) for node in seeds)
     for node in program.calls:
@@ -286,7 +283,7 @@ def elements(program: 'Program') -> 'Iterator[tuple]':
 
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
-    """Parameters that DistributedDataParallel or FSDP do not see, and steps that bypass them."""
+    """Parameters that DistributedDataParallel does not see, and steps that bypass it."""
     wraps = [node for node in program.calls if called(node) in DDP and program.world > 1]
     if wraps and not any(literal(keywords(node).get(word)) for node in wraps
                          for word in ('find_unused_parameters', 'static_graph')):
@@ -312,14 +309,6 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
                     not program.without_gradients(call):
                 yield call, "%s() bypasses DistributedDataParallel: gradients are not averaged" % (
                     inner if bare else 'module'), "call what DistributedDataParallel() returns"
-    for node in [node for node in program.calls if called(node) in FSDP and node.args]:
-        early = [one for one in program.calls if called(one) == 'parameters'
-                 and one.lineno < node.lineno and program.function(one) is program.function(node)
-                 and owner(one) == named(node.args[0])
-                 and any(re.match('[A-Z]', called(above)) for above, _ in program.around(one))]
-        if early:
-            yield early[0], "the optimizer has the parameters that the model had before %s" % called(node), \
-                "create the optimizer after wrapping the model"
 
 
 def check(report: 'Report', program: 'Program', gpus: bool) -> None:

@@ -130,6 +130,7 @@ class Program:
     :ivar wrong: {path: why it is not valid Python}
     :ivar values: {name: all expressions assigned to it}, {(path, name): those in this file}
     :ivar used: all names that the program reads
+    :ivar names: {name: its calls}
     :ivar imports: names of modules
     :ivar defined: (path, name) of classes and functions
     """
@@ -142,6 +143,7 @@ class Program:
         self.values, self.above, self.place = {}, {}, {}    # type: dict, dict, dict
         self.options, self.wrong = {}, {}   # type: dict, dict
         self.nodes, self.calls, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
+        self.names = {}     # type: dict
         self.defined, paths = set(), list(files)    # type: set, list
         for path in paths:      # which grow
             try:
@@ -154,15 +156,13 @@ class Program:
                 self.imports |= names
                 self.learn_file(tree, path)
             if path == paths[-1]:
-                names.update(self.text(node.args[0])[0] for node in self.calls if called(node) == 'import_module' and
-                             node.args)
+                names.update(self.text(node.args[0])[0] for node in self.names.get('import_module', ()) if node.args)
             for found in own_modules(names, top, os.path.dirname(path)) if top else ():
                 if found not in self.files and len(paths) < FILES:
                     paths.append(found)
                     self.files[found] = b''
                     with contextlib.suppress(OSError):
                         self.files[found] = read(os.path.join(top, found))
-        self.names = {called(node) for node in self.calls}
 
     def learn_file(self, tree: 'ast.AST', path: str) -> None:
         """Record the nodes of a file, and its options."""
@@ -174,9 +174,9 @@ class Program:
             self.learn(node, path)
             if isinstance(node, ast.Call):
                 self.calls.append(node)
-        for call in self.calls:
-            if called(call) == 'add_argument':
-                self.learn_option(call)
+                self.names.setdefault(called(node), []).append(node)
+        for call in self.names.get('add_argument', ()):
+            self.learn_option(call)
 
     def learn(self, node: 'Any', path: str) -> None:
         """Record what a node assigns or reads."""
@@ -236,6 +236,7 @@ class Program:
         known = self.assigned(node) if isinstance(node, (ast.Name, ast.Attribute)) else [node]
         return literal(known[0]) if known and len({literal(one) for one in known}) == 1 else None
 
+    @functools.lru_cache(None)
     def words(self, node: 'Optional[ast.AST]', deep: int = 2) -> str:
         """
         The names and strings in an expression, and in what is assigned to these names; 'modulo' for this operation.
@@ -311,9 +312,9 @@ class Program:
 
     def argument(self, index: 'Any') -> str:
         """The text of sys.argv[...], by its number or by the option before it."""
-        number, options = literal(index), [literal(part) for part in ast.walk(index) if literal(part)]
-        if isinstance(number, int) and 0 < number <= len(self.given):
-            return self.given[number - 1]
+        options = [literal(part) for part in ast.walk(index) if literal(part)]
+        if len(options) == 1 and isinstance(options[0], int) and 0 < options[0] <= len(self.given):
+            return self.given[options[0] - 1]
         return next((value for option, value in self.arguments if option in options), UNKNOWN)
 
     # --- what decides about a call
@@ -325,19 +326,23 @@ class Program:
             node.name.startswith('__') or re.search('forward|_step$|_dataloader$', node.name))
             for node, above in zip(around, around[1:] + [None]))
 
+    def chosen(self, node: 'ast.AST', *more: type) -> bool:
+        """Whether a condition in its function decides about a node; main_block() is none."""
+        return any(isinstance(above, (ast.If, ast.IfExp, ast.Try) + more) and not main_block(above)
+                   for above, _ in self.around(node))
+
     def certain(self, call: 'ast.AST', deep: int = 4) -> bool:
         """Whether the script itself comes to a call in any case."""
-        top, around = self.function(call), [node for node, _ in self.around(call)]
-        if self.place.get(id(call)) != next(iter(self.files)) or any(
-                isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.Try) + LOOPS) and not main_block(node)
-                for node in around):
+        top = self.function(call)
+        if self.place.get(id(call)) != next(iter(self.files)) or self.chosen(call, ast.BoolOp, *LOOPS):
             return False
         if not isinstance(top, FUNCTIONS):
             return True
-        callers = [other for other in self.calls if called(other) == top.name]
+        callers = self.names.get(top.name, ())
         return deep > 0 and len(callers) == 1 and self.certain(callers[0], deep - 1) and not any(
             isinstance(node, ast.Return) and node.lineno < getattr(call, 'lineno', 0) for node in ast.walk(top))
 
+    @functools.lru_cache(None)
     def optional(self, node: 'ast.AST') -> bool:
         """Whether the program may skip a node: in a try, or under a condition not about the rank or a given option."""
         for above, part in self.around(node):
@@ -361,6 +366,7 @@ class Program:
         """The words of a with statement's context managers."""
         return ' '.join(self.words(item.context_expr, 0) for item in getattr(node, 'items', ()))
 
+    @functools.lru_cache(None)
     def for_one_rank(self, call: 'ast.AST', deep: int = 3) -> bool:
         """Whether a call depends on a condition, a context manager or a decorator about ranks, as the syntax shows."""
         for node, part in self.around(call):
@@ -373,10 +379,11 @@ class Program:
                         isinstance(one, ast.If) and RANK.search(self.words(one.test)) and
                         isinstance(one.body[-1], (ast.Return, ast.Raise)) for one in node.body):
                     return True
-                callers = [other for other in self.calls if called(other) == node.name]
+                callers = self.names.get(node.name, ())
                 return not callers or not deep or all(self.for_one_rank(other, deep - 1) for other in callers)
         return False
 
+    @functools.lru_cache(None)
     def zero(self, node: 'ast.AST') -> bool:
         """Whether a node is a condition that is true only on rank 0, or only on all others."""
         test = getattr(node, 'test', None) if isinstance(node, ast.If) else None     # type: Any
@@ -470,21 +477,15 @@ class Program:
                 yield node, code if isinstance(code, list) else [code]
 
     def variables(self) -> dict:
-        """{environment variable that the program reads: [(node, whether the program ends if it is not set)]}"""
-        found, sets, asked = {}, set(), set()  # type: dict, set, set
+        """{environment variable that the program reads: [where it must be set, else the program ends]}"""
+        texts, reads, found = [], {}, {}    # type: list, dict, dict
         for node in self.nodes:
-            read = variable(node)
-            if read:
-                above = self.above.get(id(node))
-                found.setdefault(read[0], []).append((node, read[2] or not read[1] and called(above) in (
-                    'int', 'float', 'join', 'Path', 'open')))
-            elif isinstance(node, ast.Subscript) and named(node.value) == 'environ':
-                sets.add(literal(node.slice))
-            elif called(node) in ('setdefault', 'putenv') and node.args:
-                sets.add(literal(node.args[0]))
-            elif called(node) == 'update' and owner(node) == 'environ':
-                sets |= set(keywords(node)) | {literal(key) for part in node.args for key in getattr(part, 'keys', ())}
-            elif isinstance(node, ast.Compare):
-                asked.update(map(literal, ast.walk(node)))
-        return {name: [(node, must and name not in sets | asked and 'load_dotenv' not in self.names and
-                        not self.optional(node)) for node, must in reads] for name, reads in found.items()}
+            texts.append(node.arg if isinstance(node, ast.keyword) else literal(node))
+            name, _, must = variable(node) or ('', None, False)
+            if name:
+                reads.setdefault(name, []).append(node if must and not self.optional(node) else None)
+        for name, nodes in reads.items():
+            # who names a variable elsewhere, too, sets it or asks for it
+            asks = texts.count(name) > len(nodes) or 'load_dotenv' in self.names
+            found[name] = [node for node in nodes if node and not asks]
+        return found

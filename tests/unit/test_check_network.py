@@ -801,7 +801,7 @@ def test_what_a_program_reads_is_there(text, words, path):
 
 
 @pytest.mark.parametrize('text, missing, reads', [
-    ("seed = int(os.environ['SEED'])", True, ['SEED']), ("seed = int(os.environ.get('SEED'))", True, ['SEED']),
+    ("seed = int(os.environ['SEED'])", True, ['SEED']),
     ("seed = os.environ.get('SEED', 1)", False, ['SEED']), ("seed = os.getenv('SEED')", False, ['SEED']),
     ("os.environ.setdefault('SEED', '1')\nseed = os.environ['SEED']", False, ['SEED']), ("os.environ['SEED'] = '1'", False, []),
     ("if 'SEED' in os.environ:\n    seed = os.environ['SEED']", False, ['SEED']), ("os.environ['SLURM_PROCID']", True, []),
@@ -925,8 +925,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "def note(x: 'Later', y: Unknown) -> Other:\n    return x, y\nnote(1, 2)", None, ''),
     (GROUP + "if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
     (GROUP + "zero_grad()\nloss.backward()\nopt.step()", None, ''),
-    (GROUP + "o = SGD(m.parameters())\nm = FSDP(m)", 'yellow', 'the parameters that the model had before FSDP'),
-    (GROUP + "m = FSDP(m)\no = SGD(m.parameters())", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
     (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    os.makedirs('x')", None, ''),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
