@@ -3,12 +3,13 @@
 Examines the program without running it: the script, its own modules, the paths that it reads, and variables. Rank 0
 finds what differs between nodes.
 """
+import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
 import re
 import sys
-from importlib.machinery import PathFinder
 
 from . import rules
 from .kinds import Mapping, Optional, Report
@@ -50,11 +51,19 @@ def isolated(words: list) -> bool:
 
 
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
-    """The program that Python will run; None if it has no file here. :raises OSError: it cannot be read"""
+    """
+    The program that Python will run; None if it is installed, or an archive.
+
+    :raises OSError: it is missing or cannot be read
+    """
     kind, name = program_of(words)
     place, top = os.path.realpath(name), ''
     if kind == 'module':    # in the working directory
-        place, top = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), ''), '.'
+        top = '.'
+        place = next(filter(os.path.isfile, (name.replace('.', '/') + end for end in ('.py', '/__main__.py'))), '')
+        with contextlib.suppress(ImportError, ValueError):      # the import reports it
+            if not place and not importlib.util.find_spec(name.partition('.')[0]) and not os.path.isdir(name):
+                raise FileNotFoundError(errno.ENOENT, 'no such module')
     if not place or os.path.isdir(place):
         return None
     top = top or os.path.dirname(place)
@@ -90,21 +99,12 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
     :param details: of look.look(): the GPUs that this rank sees
     """
     kind, name = program_of(words)
-    if kind == 'module':
-        top = name.partition('.')[0]
-        try:
-            spec = PathFinder.find_spec(top, ['']) or importlib.util.find_spec(top)     # '': the working directory
-        except (ImportError, ValueError, OSError):
-            return      # the import reports it
-        if spec is None:
-            report.add('red', 'script', "python -m %s: this node has no such module" % name,
-                       "start in its directory, or install it in this environment")
-            return
     try:
         program = load(words, environ) if name else None
     except OSError as err:
-        report.add('red', 'script', "the script %s cannot be read on this node (%s)" % (name, err.strerror),
-                   "put it on a file system that all nodes have")
+        report.add('red', 'script', "%s %s cannot be read on this node (%s)" % (
+            'the script' if kind == 'script' else 'python -m', name, err.strerror),
+            "put it on a file system that all nodes have, or start in its directory")
         return
     if not program:
         return
@@ -114,13 +114,11 @@ def look_at_program(report: 'Report', words: list, details: dict, environ: 'Mapp
         return
     for path, content in program.files.items():
         report.fact('file %s' % (name if path == first else path), hashlib.sha256(content).hexdigest()[:12])
-    # the trial says it of modules; an archive (zipapp, PEX) is no text
-    for path, wrong in program.wrong.items() if b'\0' not in program.files[first] else ():
-        if path != first:
-            continue
-        report.add('red', 'script', "%s is not valid for %s: line %s: %s" % (
-            path, 'this Python (%d.%d)' % sys.version_info[:2], getattr(wrong, 'lineno', '?'),
-            getattr(wrong, 'msg', wrong)), "run python -m py_compile %s to see the place" % path)
+    wrong = program.wrong.get(first)    # the trial says it of modules
+    if wrong and b'\0' not in program.files[first]:     # an archive (zipapp, PEX) is no text
+        report.add('red', 'script', "%s is not valid for this Python (%d.%d): line %s: %s" % (
+            first, *sys.version_info[:2], getattr(wrong, 'lineno', '?'), getattr(wrong, 'msg', wrong)),
+            "run python -m py_compile %s to see the place" % first)
     check_layout(report, program, details.get('gpus'))
     rules.check(report, program, bool(details.get('gpus')))
     written, made, reads = program.paths()
@@ -219,31 +217,30 @@ def look_at_paths(report: 'Report', kind: str, paths: list) -> None:
         report.fact('%s %s' % (kind, path[:200]), found)
 
 
+DIFFERS = {     # kind of a fact: (text, remedy)
+    'module': ("nodes have different copies of the package %s: %s", "install one for all nodes; see PYTHONPATH"),
+    'argument': ("%s, an argument, differs between nodes: %s", "put it on a file system that all nodes have"),
+    'named': ("%s, which the program names, differs between nodes: %s", "put it on a file system that all nodes have"),
+    'working': ("the nodes have a different working %s: %s", "start in one that all nodes have (srun --chdir)"),
+}
+
+
 def compare_programs(report: 'Report') -> None:
     """Scripts, own modules and arguments' files that differ between nodes."""
     looked = 0
     for name, values in report.facts.items():
-        if name.startswith('file '):
-            for mask in values.values():
-                looked |= mask
+        looked |= sum(values.values()) * name.startswith('file ')   # each rank has one value
     for fact, values in sorted(report.facts.items()):
         kind, _, name = fact.partition(' ')
-        there = sum(values.values())
+        lack = looked & ~sum(values.values())
         fewest = min(values.values(), key=lambda mask: bin(mask).count('1'))
-        if kind == 'file' and (len(values) > 1 or looked & ~there):
+        if kind == 'file' and (len(values) > 1 or lack):
             report.add('red', 'script', "nodes have different copies of %s" % name if len(values) > 1 else
                        "these nodes lack %s, but others have it" % name, "put it on a file system that all nodes have",
-                       fewest if len(values) > 1 else looked & ~there)
-        elif kind == 'module' and len(values) > 1:
-            report.add('yellow', 'script', "nodes have different copies of the package %s: %s" % (name, '; '.join(
-                sorted(values)[:4])), "install one for all nodes; see PYTHONPATH", fewest)
-        elif kind in ('argument', 'named') and len(values) > 1:
-            report.add('yellow', 'script', "%s, %s, differs between nodes: %s" % (
-                name, {'argument': 'an argument'}.get(kind, 'which the program names'), '; '.join(sorted(values)[:4])),
-                "put it on a file system that all nodes have", fewest)
-        elif kind == 'working' and len(values) > 1:
-            report.add('yellow', 'script', "the nodes have different working directories: %s" % ', '.join(
-                sorted(values)[:4]), "start in a directory that all nodes have (srun --chdir)", fewest)
+                       fewest if len(values) > 1 else lack)
+        elif kind in DIFFERS and len(values) > 1:
+            text, remedy = DIFFERS[kind]
+            report.add('yellow', 'script', text % (name, '; '.join(sorted(values)[:4])), remedy, fewest)
 
 
 def check_imports(report: 'Report', trial: dict, details: dict) -> None:

@@ -656,7 +656,7 @@ def test_gpu_that_a_module_beside_the_script_takes(tmp_path):
     ([('named /data/x', '5 bytes, abc', 1), ('named /data/x', '6 bytes, abd', 2)], 'yellow',
      '/data/x, which the program names, differs between nodes: 5 bytes, abc; 6 bytes, abd'),
     ([('working directory', '/home/a', 1), ('working directory', '/tmp', 2)], 'yellow',
-     'the nodes have different working directories: /home/a, /tmp'),
+     'the nodes have a different working directory: /home/a; /tmp'),
     ([('file train.py', 'a', 3), ('argument 10', 'No such file or directory', 3)], None, None),
 ])
 def test_files_that_differ_between_nodes(facts, level, says):
