@@ -3,20 +3,19 @@
 Imports what a script imports, in a fork of the process with PyTorch, and searches as Python does for the script: its
 directory first. Before, it starts one worker of a DataLoader. An import has no effect on anything else: the trial ends
 where the program's own code is about to write, to connect or to start a process.
-
-    python job imports DESCRIPTOR WORDS      the same in a new process, if a file beside the script has the name of a
-                                             module that PyTorch imports
 """
 import ast
 import contextlib
+import ctypes
 import importlib
-import importlib.util
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 from . import __main__, program, syntax
@@ -39,8 +38,6 @@ class Trial:
     """Runs in a fork from its creation on. SIGCHLD must not be ignored."""
 
     def __init__(self, words: list) -> None:
-        import ctypes       # not in a new process, where files beside the script may have the names of more modules
-        import tempfile
         self.begin, self.text, self.place = time.monotonic(), b'', ''
         with contextlib.suppress(OSError):
             self.place = tempfile.mkdtemp(prefix='slingtorch-')
@@ -70,7 +67,6 @@ class Trial:
                 os.kill(self.pid, signal.SIGKILL)
         os.close(self.answers)
         end_children()
-        import shutil
         shutil.rmtree(self.place, ignore_errors=True)
         for line in self.text.split(b'\n'):
             with contextlib.suppress(ValueError):
@@ -148,17 +144,14 @@ def beside(directory: str) -> list:
     """Files and packages in a directory that would shadow a module which is already imported."""
     found = []
     for entry in sorted(os.listdir(directory or '.')):
-        name = entry[:-3] if entry.endswith('.py') else entry
-        path = os.path.realpath(os.path.join(directory, entry))
-        if not entry.endswith('.py') and not os.path.isfile(os.path.join(path, '__init__.py')):
-            continue
-        there = getattr(sys.modules.get(name), '__file__', None)
-        if there and name != '__main__' and os.path.realpath(there) not in (path, os.path.join(path, '__init__.py')):
+        there = getattr(sys.modules.get(entry[:-3] if entry.endswith('.py') else entry), '__file__', None)
+        paths = [os.path.realpath(os.path.join(directory, entry, *part)) for part in ((), ('__init__.py',))]
+        if there and entry not in ('__main__.py', 'slingtorch') and any(map(os.path.isfile, paths)) and os.path.realpath(there) not in paths:
             found.append(entry)
     return found
 
 
-def run(words: list, descriptor: int, place: str, again: bool = False) -> None:
+def run(words: list, descriptor: int, place: str) -> None:
     """
     Start the worker, import, and print the results as JSON lines.
 
@@ -182,20 +175,9 @@ def run(words: list, descriptor: int, place: str, again: bool = False) -> None:
     safe = getattr(sys.flags, 'safe_path', False) or program.isolated(words)    # since 3.11
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
+    shadows = beside(directory) if kind and not safe else []
     if kind and not safe:
-        shadows = beside(directory) if not again else []
-        if shadows:
-            say(shadows=shadows)
-            os.set_inheritable(descriptor, True)
-            os.execv(sys.executable, [sys.executable, '-B', HERE, 'imports', str(descriptor), place] + words)
         __main__.put_first(directory)
-    if again:
-        say(doing='import torch')
-        try:
-            importlib.import_module('torch')
-        except Exception as err:
-            say(wrong=['import torch loads a file beside the script: %s' % first(err), True], doing='')
-            return
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
@@ -208,10 +190,10 @@ def run(words: list, descriptor: int, place: str, again: bool = False) -> None:
         loaded = program.load(words, real)
     except OSError:
         loaded = None
-    if not loaded:
+    if not loaded or shadows:   # the script's imports would find what is here already
+        say(shadows=shadows)
         return
     if place:
-        import tempfile
         os.environ['TMPDIR'] = tempfile.tempdir = place
 
     def watch(event: str, more: tuple) -> None:
@@ -282,11 +264,3 @@ def first(err: BaseException) -> str:
     lines = [line for line in str(err).strip().splitlines() if line.strip()] or ['']
     # a worker's error has its own traceback, whose last line is the error itself
     return '%s: %s' % (type(err).__name__, lines[-1] if 'Traceback' in str(err) else lines[0])
-
-
-def main(argv: list) -> None:
-    """Run in a new process."""
-    try:
-        run(argv[2:], int(argv[0]), argv[1], True)
-    finally:
-        os._exit(OVER)

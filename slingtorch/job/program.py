@@ -250,22 +250,19 @@ def check_imports(report: 'Report', trial: dict, details: dict) -> None:
     :param details: of look_at_program(): whether the program has a DataLoader with workers, and whether it uses MPI,
         which ends a process that is not one of its ranks
     """
-    install = "install the missing package where all nodes see it"
     for name, what in trial.get('modules', {}).items():
         report.fact('module %s' % name, what)
-    if trial.get('wrong'):
-        text, sure = trial['wrong']
-        sure = sure and not (details.get('mpi') and 'ended the process' in text)
-        shadows = trial.get('shadows')
-        report.add('red' if sure else 'yellow', 'script', "the script's imports fail: %s%s" % (
-            text, ' (%s beside the script)' % ', '.join(shadows) if shadows else ''),
-            "rename these files" if shadows else
-            "see what this module needs: no import may end the program" if re.search('end(s|ed) the pro', text) else
-            install + ", or start Python with the options that the script needs" if re.search(MISSING, text) else
-            "correct it there: every rank stops at this line")
-    for text in trial.get('late', ()):
-        report.add('yellow', 'script', "the program fails later: %s" % text, install if re.search(MISSING, text) else
-                   "correct it, or use a release that has it")
+    text, sure = trial.get('wrong') or ('', False)
+    if trial.get('shadows'):
+        report.add('yellow', 'script', "beside the script: %s: Python imports this instead of the module of this name "
+                   "that PyTorch needs" % ', '.join(trial['shadows']), "rename it")
+    for wrong, level, what in [(text, 'red' if sure and not (details.get('mpi') and 'ended the process' in text)
+                                else 'yellow', "the script's imports fail")] * bool(text) + [
+                                    (late, 'yellow', "the program fails later") for late in trial.get('late', ())]:
+        report.add(level, 'script', "%s: %s" % (what, wrong),
+                   "see what this module needs: no import may end the program" if re.search('end(s|ed) the pro', wrong)
+                   else "install the missing package where all nodes see it, or start Python with the options that the "
+                   "script needs" if re.search(MISSING, wrong) else "correct it, or use a release that has it")
     if trial.get('untested'):
         report.add('untested', 'script', "the imports from here on: %s writes, connects or starts a process" %
                    trial['untested'])
