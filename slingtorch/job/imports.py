@@ -144,9 +144,11 @@ def beside(directory: str) -> list:
     """Files and packages in a directory that would shadow a module which is already imported."""
     found = []
     for entry in sorted(os.listdir(directory or '.')):
-        there = getattr(sys.modules.get(entry[:-3] if entry.endswith('.py') else entry), '__file__', None)
+        name = entry[:-3] if entry.endswith('.py') else entry
+        there = getattr(sys.modules.get(name), '__file__', None)
         paths = [os.path.realpath(os.path.join(directory, entry, *part)) for part in ((), ('__init__.py',))]
-        if there and entry not in ('__main__.py', 'slingtorch') and any(map(os.path.isfile, paths)) and os.path.realpath(there) not in paths:
+        if there and name not in ('__main__', 'slingtorch') and any(map(os.path.isfile, paths)) and \
+                os.path.realpath(there) not in paths:
             found.append(entry)
     return found
 
@@ -176,8 +178,6 @@ def run(words: list, descriptor: int, place: str) -> None:
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
     shadows = beside(directory) if kind and not safe else []
-    if kind and not safe:
-        __main__.put_first(directory)
     try:
         torch = importlib.import_module('torch')    # type: Any
         importlib.import_module('torch.utils.data')
@@ -193,16 +193,18 @@ def run(words: list, descriptor: int, place: str) -> None:
     if not loaded or shadows:   # the script's imports would find what is here already
         say(shadows=shadows)
         return
+    if not safe:
+        __main__.put_first(directory)
     if place:
         os.environ['TMPDIR'] = tempfile.tempdir = place
 
     def watch(event: str, more: tuple) -> None:
         if has_effect(event, more):
-            say(untested='%s (%s)' % (found['doing'], ' '.join([event] + [str(one) for one in more[:1]])[:200]), doing='',
+            say(untested='%s (%s)' % (found['doing'], ' '.join([event, *map(str, more[:1])])[:200]), doing='',
                 modules=modules_of(loaded, directory))
             os._exit(OVER)
 
-    sys.addaudithook(watch)
+    sys.addaudithook(watch)     # novermin: jobs have Python 3.8
     sure, path, text = True, loaded.script, next(iter(loaded.files.values()))  # type: bool, str, bytes
     module = name + '.__main__' * path.endswith('__main__.py')
     space = {'__name__': '__slingtorch__', '__file__': path,

@@ -287,7 +287,8 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
         if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(path) else 'it exists, and the program does not set exist_ok'
+            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
+                path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place

@@ -147,8 +147,10 @@ def look_at_interfaces(machine: 'Machine', report: 'Report', several: bool) -> N
         if missing:
             meant = [name for name in there if any(name.startswith(word) for word in missing)]
             # NCCL uses the others
-            report.add(level if gloo or len(missing) == len(words) else 'yellow', 'interface', "%s=%s: this node has no interface %s (it has %s)" % (
-                variable, value, ', '.join(missing), ', '.join(there)),
+            report.add(
+                level if gloo or len(missing) == len(words) else 'yellow', 'interface',
+                "%s=%s: this node has no interface %s (it has %s)" % (
+                    variable, value, ', '.join(missing), ', '.join(there)),
                 "%s wants whole names, such as %s" % (variable, meant[0]) if meant else
                 "name one of these in the job script, or unset the variable")
         else:

@@ -9,7 +9,7 @@ import os
 import re
 
 from .kinds import Any, Iterator, Optional, Program, Report
-from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
+from .syntax import LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
 
 # operations that need all ranks, and FSDP's that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
@@ -127,9 +127,12 @@ def order(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do what needs all of them; only one rank does what is meant for one."""
     names, several = set(program.names), 'init_process_group' in program.names and program.world > 1
     # own functions that call a collective in any case
-    own = {name: called(call) for call in program.calls if owner(call) in ('dist', 'distributed')
-           and called(call) in COLLECTIVES and not program.optional(call)
-           for name in [getattr(program.function(call), 'name', '')] if sum(name == one for _, one in program.defined) == 1}
+    own, once_defined = {}, [name for _, name in program.defined]      # type: dict, list
+    for call in program.calls:
+        name = getattr(program.function(call), 'name', '')
+        if owner(call) in ('dist', 'distributed') and called(call) in COLLECTIVES and not program.optional(
+                call) and once_defined.count(name) == 1:
+            own[name] = called(call)
     for node in program.calls if several else ():
         name, words = called(node), keywords(node)
         of_all = name in COLLECTIVES and owner(node) in ('dist', 'distributed') and 'group' not in words
@@ -162,24 +165,6 @@ def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterato
             'rank|pid|host|uuid|LOCALID|temp|job|tmpdir', text, re.I):
         yield node, "all ranks %s the same %s with %s()" % (what, 'directory' if 'dir' in name else 'file', 'torch.' * (
             name == 'save') + name), "exist_ok=True" if what == 'make' else "if dist.get_rank() == 0: %s(...)" % name
-
-
-def files(program: 'Program') -> 'Iterator[tuple]':
-    """A file that one rank writes exists when the others read it."""
-    several = 'init_process_group' in program.names and program.world > 1
-    saves = {ast.dump(node.args[1]): node for node in program.calls if several and called(node) == 'save'
-             and owner(node) == 'torch' and len(node.args) > 1 and program.for_one_rank(node)}
-    for load in program.calls if saves else ():
-        save = saves.get(ast.dump(load.args[0])) if called(load) == 'load' and load.args else None
-        if not save or owner(load) != 'torch' or program.for_one_rank(load):
-            continue
-        place = program.directory(load.args[0])
-        if re.match('/(tmp|dev/shm|var/tmp)/', place) and program.several:
-            yield load, "all ranks read a file that one wrote in %s, which other nodes do not see" % place, \
-                "write to a file system that all nodes have"
-        if program.function(load) is program.function(save) and load.lineno > save.lineno and not any(
-                called(one) in COLLECTIVES and save.lineno <= one.lineno <= load.lineno for one in program.calls):
-            yield load, "all ranks read a file that one may still be writing", "call dist.barrier() before"
 
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
@@ -254,7 +239,8 @@ def unordered(program: 'Program', node: 'Any', deep: int = 4) -> 'Optional[tuple
 def elements(program: 'Program') -> 'Iterator[tuple]':
     """What takes the elements of a set, or the files of a directory, one after the other has a different order."""
     hashed = program.world > 1 and not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', ''))
-    sorts = {named(node.args[0]) if node.args else owner(node) for node in program.calls if 'sort' in called(node)} - {''}
+    sorts = {named(node.args[0]) if node.args else owner(node) for name in program.names if 'sort' in name
+             for node in program.names[name]} - {''}
     for node in program.nodes if 'init_process_group' in program.names else ():
         takes, name = [], called(node)  # type: Any, str
         if isinstance(node, ast.For):
@@ -293,8 +279,9 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
             target = part.targets[0] if isinstance(part, ast.Assign) else None      # type: Any
             if named(getattr(target, 'value', None)) != 'self' or not LAYERS.match(called(part.value)):
                 continue
-            inside = list(ast.walk(next((one for one, _ in program.around(part) if isinstance(one, ast.ClassDef)), part)))
-            if target.attr not in read and inside[0].name in program.used and any(
+            above = [one for one, _ in program.around(part) if isinstance(one, ast.ClassDef)] + [part]
+            inside = list(ast.walk(above[0]))
+            if target.attr not in read and getattr(above[0], 'name', '') in program.used and any(
                     getattr(one, 'name', '') == 'forward' for one in inside) and not {
                         'children', 'modules', 'named_children', 'named_modules', 'getattr'} & set(map(called, inside)):
                 yield part, "forward() does not use self.%s: DistributedDataParallel stops at the second step" % (
@@ -313,8 +300,9 @@ def gradients(program: 'Program') -> 'Iterator[tuple]':
 
 def check(report: 'Report', program: 'Program', gpus: bool) -> None:
     """Apply all rules; if several lines have the same finding, report the first one."""
-    said, program.gpus = set(), gpus    # type: set, bool
-    for rule in (group, ranks, order, files, steps, data, elements, gradients):
+    said = set()    # type: set
+    program.gpus = gpus
+    for rule in (group, ranks, order, steps, data, elements, gradients):
         for node, text, remedy in rule(program):
             if text not in said:
                 said.add(text)

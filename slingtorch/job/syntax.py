@@ -443,9 +443,10 @@ class Program:
                 read.setdefault(value, None)
             if not isinstance(node, ast.Call) or name in ('print', 'add_argument', 'join', 'Path'):
                 continue
-            words, method = keywords(node), isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
-            at, found = [node.func.value] if method else node.args[:1], []     # type: Any, list
-            writes = re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1]))))
+            words, found = keywords(node), []     # type: dict, list
+            method = isinstance(node.func, ast.Attribute) and owner(node) not in MODULES
+            at = [getattr(node.func, 'value', None)] if method else node.args[:1]   # type: Any
+            writes = bool(re.search('[wax+]', str(literal(words.get('mode', (node.args + [None, None])[1])))))
             if name in WRITERS or name == 'save' and not method:
                 at, writes = node.args + list(words.values()), True
             if re.match('(make|mk)_?dirs?$', name):

@@ -816,7 +816,6 @@ def test_variables_that_a_program_reads(text, missing, reads):
 
 
 LOOP = GROUP + "m = DDP(m)\nfor x in s:\n    loss = m(x)\n    %s\n    loss.backward()"
-SAVED = "if rank == 0:\n    torch.save(m, '%s')\n"
 NET = "class Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(1, 1)\n        %s\n    def forward(self, x):\n        return %s\n"
 SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch(1)\n"
 
@@ -937,9 +936,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
      'a rank skips a step that fails'),
     (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
     ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'uses the number of GPUs on a node'),
-    (GROUP + SAVED % 'a' + "torch.load('a')", 'yellow', 'read a file that one may still be writing'),
-    (GROUP + SAVED % 'a' + "dist.barrier()\ntorch.load('a')", None, ''),
-    (GROUP + SAVED % '/tmp/a' + "dist.barrier()\ntorch.load('/tmp/a')", 'yellow', 'which other nodes do not see'),
     # --- Python
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
