@@ -135,11 +135,6 @@ def statements(text: bytes) -> 'Iterator[tuple]':
             sure = sure and not any(isinstance(part, (ast.Call, ast.For, ast.While)) for part in ast.walk(node))
 
 
-def line_of(text: bytes, number: int) -> str:
-    """A line of a script, for a message."""
-    return text.decode(errors='replace').splitlines()[number - 1].strip()[:100]
-
-
 def beside(directory: str) -> list:
     """Files and packages in a directory that would shadow a module which is already imported."""
     found = []
@@ -190,8 +185,8 @@ def run(words: list, descriptor: int, place: str) -> None:
         loaded = program.load(words, real)
     except OSError:
         loaded = None
-    if not loaded or shadows:   # the script's imports would find what is here already
-        say(shadows=shadows)
+    if not loaded or loaded.wrong.get(next(iter(loaded.files))) or shadows:
+        say(shadows=shadows)    # the script's imports would find what is here already
         return
     if not safe:
         __main__.put_first(directory)
@@ -205,50 +200,37 @@ def run(words: list, descriptor: int, place: str) -> None:
             os._exit(OVER)
 
     sys.addaudithook(watch)     # novermin: jobs have Python 3.8
-    sure, path, text = True, loaded.script, next(iter(loaded.files.values()))  # type: bool, str, bytes
-    module = name + '.__main__' * path.endswith('__main__.py')
-    space = {'__name__': '__slingtorch__', '__file__': path,
+    module = name + '.__main__' * loaded.script.endswith('__main__.py')
+    space = {'__name__': '__slingtorch__', '__file__': loaded.script,
              '__package__': module.rpartition('.')[0] if kind == 'module' else None}
-    try:
-        for node, imports, known in statements(text):
-            code = compile(ast.Module([node], []), path, 'exec')
-            try:
-                say(doing='line %d: %s' % (node.lineno, line_of(text, node.lineno)))
-                exec(code, space)
-            except BaseException as err:    # every exception would end the script
-                if not imports:
-                    sure = False    # the statement needs more than this process has
-                    continue
-                ends = isinstance(err, SystemExit)
-                say(wrong=['%s%s: %s' % (found['doing'], ' ends the program' * ends, first(err)),
-                           # PyTorch is here before it: other libraries may fail only then
-                           sure and known and (ends or isinstance(err, SyntaxError) or isinstance(err, ImportError) and
-                                               bool(re.search('No module named|cannot import name', str(err))))],
-                    doing='')
-                return
-    except (SyntaxError, ValueError, RecursionError, ImportError, OSError, UnicodeDecodeError):
-        pass    # program.py reports it
-    try_late(loaded, say, space)
-    say(modules=modules_of(loaded, directory), doing='')
 
-
-def try_late(loaded: 'syntax.Program', say: 'Any', space: dict) -> None:
-    """
-    Try what the program loads later, in functions that it calls: modules, and libraries with ctypes.
-
-    :param space: the names that the script's imports have defined
-    """
-    wrong = []  # type: list
-    for node, code in loaded.late():
-        text = line_of(loaded.files[loaded.place[id(node)]], node.lineno)
+    def attempt(node: 'Any', code: list) -> 'Any':
+        line = loaded.files[loaded.place[id(node)]].decode(errors='replace').splitlines()[node.lineno - 1]
         try:
-            say(doing=text, late=wrong)
-            exec(compile(ast.Module(code, []), '<late>', 'exec'), space)
-        except (ImportError, SyntaxError, OSError) as err:
-            wrong.append('%s: %s: %s' % (loaded.where(node), text, first(err)))
-        except Exception:   # it may need what this process lacks
-            pass
-    say(late=list(dict.fromkeys(wrong))[:8])
+            say(doing='%s: %s' % (loaded.where(node), line.strip()[:100]))
+            exec(compile(ast.Module(code, []), loaded.script, 'exec'), space)
+        except BaseException as err:    # every exception would end the script
+            return err
+        return None
+
+    sure, late = True, []   # type: bool, list
+    for node, imports, known in statements(next(iter(loaded.files.values()))):
+        failed = attempt(node, [node])
+        if failed and not imports:
+            sure = False    # the statement needs more than this process has
+        elif failed:
+            ends = isinstance(failed, SystemExit)
+            # PyTorch is here before it: other libraries may fail only then
+            sure = sure and known and (ends or isinstance(failed, SyntaxError) or isinstance(failed, ImportError) and bool(
+                re.search('No module named|cannot import name', str(failed))))
+            say(wrong=['%s%s: %s' % (found['doing'], ' ends the program' * ends, first(failed)), sure], doing='')
+            return
+    for node, code in loaded.late():    # what the program loads in functions that it calls
+        say(late=late)
+        failed = attempt(node, code)
+        if isinstance(failed, (ImportError, SyntaxError, OSError)):    # for others, it may need what this process lacks
+            late.append('%s: %s' % (found['doing'], first(failed)))
+    say(late=list(dict.fromkeys(late))[:8], modules=modules_of(loaded, directory), doing='')
 
 
 def modules_of(loaded: 'syntax.Program', directory: str) -> dict:

@@ -200,13 +200,11 @@ def data(program: 'Program') -> 'Iterator[tuple]':
             if 'set_epoch' not in names and literal(words.get('shuffle')) is not False:
                 yield node, "DistributedSampler without set_epoch(): each epoch has the same order", \
                     "call sampler.set_epoch(epoch) at the beginning of each epoch"
-            if started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
-                yield node, "the seed of DistributedSampler differs between ranks: their parts of the data overlap", \
-                    "leave seed out, or use the same number on all ranks"
             if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) and \
-                    program.world > 1 or program.several and re.search(LOCAL, program.words(rank), re.I):
-                yield node, "num_replicas or rank of DistributedSampler does not fit the %d ranks of this job" % (
-                    program.world), "leave num_replicas and rank out"
+                    program.world > 1 or program.several and re.search(LOCAL, program.words(rank), re.I) or \
+                    started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
+                yield node, "num_replicas, rank or seed of DistributedSampler does not fit the %d ranks of this job" % (
+                    program.world), "leave them out"
         if name in DRAWS and started and 'generator' not in words and not program.for_one_rank(node) and (
                 owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')) and (
                     own and name == 'random_split' or not seeds):

@@ -858,7 +858,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "def save():\n    if rank:\n        return\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     (GROUP + "@rank_zero_only\ndef save():\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     ("torch.save(model, 'model.pt')", None, ''),     # of one process
-    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'the seed of DistributedSampler differs'),
+    (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'num_replicas, rank or seed of DistributedSampler'),
     (GROUP + SAMPLED.replace('(data))', '(data, seed=args.seed))'), None, ''),
     (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'only some ranks call barrier()'),
     (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
