@@ -115,7 +115,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
             if named(target) in ('rank', 'world_rank', 'global_rank') and program.several and any(
                     literal(part) in ('SLURM_LOCALID', 'LOCAL_RANK') for part in ast.walk(value)):
                 yield node, "uses the local rank as the rank", "read RANK from the environment"
-    for place in program.gpu_numbers() if 'init_process_group' in program.names and program.several else ():
+    for place in program.gpu_numbers() if program.several else ():
         words = program.words(place)
         if re.search(r'\b(RANK|SLURM_PROCID|get_rank)\b', words) and not re.search(
                 'device_count|local|modulo', words, re.I):
@@ -125,7 +125,7 @@ def ranks(program: 'Program') -> 'Iterator[tuple]':
 
 def order(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do what needs all of them; only one rank does what is meant for one."""
-    names, several = set(program.names), 'init_process_group' in program.names and program.world > 1
+    names = set(program.names)
     # own functions that call a collective in any case
     own, once_defined = {}, [name for _, name in program.defined]      # type: dict, list
     for call in program.calls:
@@ -133,7 +133,7 @@ def order(program: 'Program') -> 'Iterator[tuple]':
         if owner(call) in ('dist', 'distributed') and called(call) in COLLECTIVES and not program.optional(
                 call) and once_defined.count(name) == 1:
             own[name] = called(call)
-    for node in program.calls if several else ():
+    for node in program.calls:
         name, words = called(node), keywords(node)
         of_all = name in COLLECTIVES and owner(node) in ('dist', 'distributed') and 'group' not in words
         calls = isinstance(node.func, ast.Name) and own.get(name)
@@ -169,8 +169,6 @@ def once(program: 'Program', node: 'ast.Call', name: str, what: str) -> 'Iterato
 
 def steps(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do the same number of steps: else they wait for each other."""
-    if not set(program.names) & (DDP | FSDP | set(COLLECTIVES)) or program.world < 2:
-        return
     told = ' '.join(program.words(node, 1) for node in program.calls if called(node) in COLLECTIVES)
     for node in program.nodes:
         loop = next((one for one, _ in program.around(node) if isinstance(one, LOOPS)), None) if isinstance(
@@ -189,8 +187,7 @@ def steps(program: 'Program') -> 'Iterator[tuple]':
 
 def data(program: 'Program') -> 'Iterator[tuple]':
     """Each rank trains on its own part of the same data, and the ranks together on all of it."""
-    names, started = set(program.names), 'init_process_group' in program.names
-    loaders = program.names.get('DataLoader', ())
+    names, loaders = set(program.names), program.names.get('DataLoader', ())
     seeds = [node for node in program.calls if re.search(SEEDS, called(node))]
     own = any(RANK.search(' '.join(map(program.words, node.args))) for node in seeds)
     for node in program.calls:
@@ -200,17 +197,17 @@ def data(program: 'Program') -> 'Iterator[tuple]':
             if 'set_epoch' not in names and literal(words.get('shuffle')) is not False:
                 yield node, "DistributedSampler without set_epoch(): each epoch has the same order", \
                     "call sampler.set_epoch(epoch) at the beginning of each epoch"
-            if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) and \
-                    program.world > 1 or program.several and re.search(LOCAL, program.words(rank), re.I) or \
-                    started and re.search('rank|time|pid|rand', program.words(words.get('seed')), re.I):
+            if isinstance(size, int) and size != program.world or isinstance(program.value(rank), int) or \
+                    program.several and re.search(LOCAL, program.words(rank), re.I) or re.search(
+                        'rank|time|pid|rand', program.words(words.get('seed')), re.I):
                 yield node, "num_replicas, rank or seed of DistributedSampler does not fit the %d ranks of this job" % (
                     program.world), "leave them out"
-        if name in DRAWS and started and 'generator' not in words and not program.for_one_rank(node) and (
+        if name in DRAWS and 'generator' not in words and not program.for_one_rank(node) and (
                 owner(node) in ('', 'torch', 'random', 'np', 'utils', 'data')) and (
                     own and name == 'random_split' or not seeds):
             yield node, "%s() draws different numbers on each rank: %s" % (
                 name, "the seed depends on the rank" if own else "nothing sets a seed"), "pass it a generator"
-    if program.world > 1 and names & DDP and loaders and 'IterableDataset' not in program.used and not any(
+    if names & DDP and loaders and 'IterableDataset' not in program.used and not any(
             word is None or 'sampler' in str(word) for node in loaders for word in keywords(node)) and not any(
                 len(node.args) > 3 for node in loaders) and not any(map(FRAMEWORKS.search, program.imports)):
         yield loaders[0], "DistributedDataParallel with a DataLoader without a sampler: all ranks train on the same " \
@@ -236,10 +233,10 @@ def unordered(program: 'Program', node: 'Any', deep: int = 4) -> 'Optional[tuple
 
 def elements(program: 'Program') -> 'Iterator[tuple]':
     """What takes the elements of a set, or the files of a directory, one after the other has a different order."""
-    hashed = program.world > 1 and not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', ''))
+    hashed = not re.match('[0-9]', program.environ.get('PYTHONHASHSEED', ''))
     sorts = {named(node.args[0]) if node.args else owner(node) for name in program.names if 'sort' in name
              for node in program.names[name]} - {''}
-    for node in program.nodes if 'init_process_group' in program.names else ():
+    for node in program.nodes:
         takes, name = [], called(node)  # type: Any, str
         if isinstance(node, ast.For):
             inside = [part for one in node.body for part in ast.walk(one)]
@@ -268,14 +265,15 @@ def elements(program: 'Program') -> 'Iterator[tuple]':
 
 def gradients(program: 'Program') -> 'Iterator[tuple]':
     """Parameters that DistributedDataParallel does not see, and steps that bypass it."""
-    wraps = [node for node in program.calls if called(node) in DDP and program.world > 1]
+    wraps = [node for node in program.calls if called(node) in DDP]
     if wraps and not any(literal(keywords(node).get(word)) for node in wraps
                          for word in ('find_unused_parameters', 'static_graph')):
         read = {part.attr if isinstance(part, ast.Attribute) else literal(part) for part in program.nodes
                 if not isinstance(getattr(part, 'ctx', None), ast.Store)}
         for part in program.nodes:
             target = part.targets[0] if isinstance(part, ast.Assign) else None      # type: Any
-            if named(getattr(target, 'value', None)) != 'self' or not LAYERS.match(called(part.value)):
+            if not isinstance(target, ast.Attribute) or named(target.value) != 'self' or not LAYERS.match(
+                    called(part.value)):
                 continue
             above = [one for one, _ in program.around(part) if isinstance(one, ast.ClassDef)] + [part]
             inside = list(ast.walk(above[0]))
@@ -300,7 +298,8 @@ def check(report: 'Report', program: 'Program', gpus: bool) -> None:
     """Apply all rules; if several lines have the same finding, report the first one."""
     said = set()    # type: set
     program.gpus = gpus
-    for rule in (group, ranks, order, steps, data, elements, gradients):
+    several = program.world > 1 and 'init_process_group' in program.names
+    for rule in (group, ranks) + (order, steps, data, elements, gradients) * several:
         for node, text, remedy in rule(program):
             if text not in said:
                 said.add(text)

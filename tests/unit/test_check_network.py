@@ -613,22 +613,17 @@ def test_a_script_that_is_not_there_or_not_the_same(tmp_path):
 @pytest.mark.parametrize('line, sees, words', [
     ("device = f'cuda:{local_rank}'", 1, "'invalid device ordinal'"),
     ("torch.cuda.set_device(int(os.environ['LOCAL_RANK']))", 1, "'invalid device ordinal'"),
-    ("rank = int(os.environ['LOCAL_RANK'])\ntorch.accelerator.set_device_index(rank)", 1, "'invalid device ordinal'"),
     ("kind = 'cuda'\nmine = int(os.getenv('SLURM_LOCALID'))\ndev = torch.device(f'{device_type}:{mine}')", 1, "ordinal"),
     ("device = 'cuda:{}'.format(local_rank)", 1, "ordinal"),
-    ("device = 'cuda:%d' % local_rank", 1, "ordinal"),
     ("model = DDP(model, device_ids=[local_rank])", 1, "ordinal"),
     ("env = {name: os.environ[name] for name in ('RANK', 'LOCAL_RANK')}\ntorch.cuda.set_device(env['GPU'])", 1, None),
     ("torch.cuda.set_device(args.gpu)", 1, None),       # of an option
     ("print('cuda: %s' % local_rank)", 1, None),
     ("torch.cuda.set_device(args.local_rank)", 4, None),
-    ("torch.cuda.set_device(local_rank % torch.cuda.device_count())", 1, None),
     ("local_rank = rank % torch.cuda.device_count()\ntorch.cuda.set_device(local_rank)", 1, None),
     ("device = torch.device('cuda')", 4, 'each rank uses GPU 0'),
-    ("device = torch.device('cuda:0')", 1, None),
     ("device = 0\nmodel = DDP(model.to(device), device_ids=[0])", 4, 'each rank uses GPU 0'),
     ("import lightning\ndevice = 'cuda'", 4, None),
-    ("if True: x =", 1, None),
 ])
 def test_gpu_that_the_program_takes_against_the_layout(line, sees, words):
     report = findings.Report(0)
@@ -826,58 +821,44 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     ("def alone():\n    dist.init_process_group('gloo', world_size=1)", None, ''),     # which nobody calls
     ("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", None, ''),
     ("dist.init_process_group('fake', rank=0, world_size=1024)", None, ''),
-    ("dist.init_process_group('gloo', world_size=4)", None, ''),
     ("if alone:\n    dist.init_process_group('gloo', rank=0, world_size=1)", None, ''),
     ("if __name__ == '__main__':\n    dist.init_process_group('nccl')", 'red', 'but this rank sees no GPU'),
     ("dist.init_process_group('nccl' if cuda else 'gloo')", None, ''),
     ("dist.init_process_group()", None, ''),
     ("mp.spawn(main, nprocs=2)", 'yellow', 'but the launcher has already started 2 ranks'),
     ("os.environ['MASTER_ADDR'] = 'localhost'", 'yellow', "sets MASTER_ADDR='localhost'"),
-    ("if __name__ == '__main__':\n    os.environ['RANK'] = '0'", 'yellow', "sets RANK='0'"),
     ("if 'RANK' in os.environ:\n    main()\nelse:\n    mp.spawn(main, nprocs=2)", None, ''),
     ("os.environ['MASTER_PORT'] = '23000'", None, ''),
     ("rank = int(os.environ['SLURM_LOCALID'])", 'yellow', 'uses the local rank as the rank'),
-    ("local_rank = int(os.environ['SLURM_LOCALID'])", None, ''),
-    (GROUP + SAMPLED + "DistributedDataParallel(model)", None, ''),
-    ("loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
+    (GROUP + "loader = DataLoader(data, sampler=DistributedSampler(data))", 'yellow', 'without set_epoch()'),
     (GROUP + "DDP(model)\nloader = DataLoader(data)", 'yellow', 'a DataLoader without a sampler'),
     ("dist.init_process_group('gloo', rank=0)", 'red', 'all 4 ranks call init_process_group(rank=0)'),
-    ("dist.init_process_group('gloo', rank=rank)", None, ''),
     ("one = int(os.environ['LOCAL_RANK'])\ndist.init_process_group('gloo', rank=one)", 'yellow', 'uses the local rank'),
     ("dist.init_process_group(init_method='tcp://127.0.0.1:2345')", 'red', 'means another host on each node'),
-    ("dist.init_process_group(init_method='tcp://n1:2345')", None, ''),
     ("dist.init_process_group(init_method='tcp://n7:2345')", 'yellow', 'means a fixed host, but MASTER_ADDR=n1'),
     ("dist.init_process_group(init_method='file:///x')", 'yellow', 'works only if all nodes share this file'),
-    ("dist.init_process_group(init_method='env://')", None, ''),
     (GROUP + "torch.save(model, 'model.pt')", 'yellow', 'all ranks write the same file'),
     (GROUP + "if rank == 0:\n    torch.save(model, 'model.pt')", None, ''),
     (GROUP + "torch.save(model, f'model-{rank}.pt')", None, ''),
-    (GROUP + "name = 'model-%d.pt' % dist.get_rank()\ntorch.save(model, name)", None, ''),
     (GROUP + "def save():\n    torch.save(model, 'model.pt')\nif main_process:\n    save()", None, ''),
     (GROUP + "def save():\n    torch.save(model, 'model.pt')\nsave()", 'yellow', 'all ranks write the same file'),
     (GROUP + "def save():\n    if rank:\n        return\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     (GROUP + "@rank_zero_only\ndef save():\n    torch.save(model, 'model.pt')\nsave()", None, ''),
     ("torch.save(model, 'model.pt')", None, ''),     # of one process
     (GROUP + SAMPLED.replace('(data))', '(data, seed=int(time.time())))'), 'yellow', 'num_replicas, rank or seed of DistributedSampler'),
-    (GROUP + SAMPLED.replace('(data))', '(data, seed=args.seed))'), None, ''),
     (GROUP + "if rank == 0:\n    dist.barrier()", 'yellow', 'only some ranks call barrier()'),
     (GROUP + "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()", None, ''),
     (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
-    (GROUP + "if rank != -1:\n    dist.barrier()", None, ''),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\nif rank == 0:\n    f(x)", 'yellow', 'only some ranks call f(), which calls all_reduce():'),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\nclass A:\n    def g(self):\n        if rank == 0:\n            f(x)", 'yellow', 'f(), which'),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\ndef g(x):\n    dist.barrier()\nif rank == 0:\n    f(x)\nelse:\n    g(x)", None, ''),
     (GROUP + "def f(x, all=False):\n    if all:\n        dist.all_reduce(x)\nif rank == 0:\n    f(x)\nf(x, True)", None, ''),
     (GROUP + "rank = int(os.environ['RANK'])\ntorch.cuda.set_device(rank)", 'yellow', "uses the rank as the GPU's number"),
-    (GROUP + "rank = dist.get_rank()\nDDP(model, device_ids=[rank])", 'yellow', "uses the rank as the GPU's number"),
-    (GROUP + "rank = dist.get_rank() % torch.cuda.device_count()\ntorch.cuda.set_device(rank)", None, ''),
-    (GROUP + "local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(local_rank)", None, ''),
     # --- ranks and groups
     ("os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'", 'yellow', 'this node has no such interface'),
     ("os.environ['GLOO_SOCKET_IFNAME'] = 'lo'", None, ''), ("os.environ['RANK'] = '0'", 'yellow', "sets RANK='0', but"),
     ("dist.init_process_group('gloo', timeout=timedelta(seconds=3))", 'yellow', 'a rank has only 3 seconds'),
     ("dist.init_process_group('gloo', timeout=timedelta(minutes=30))", None, ''),
-    (GROUP + "if rank == 0:\n    other = dist.new_group([0])", 'yellow', 'only some ranks call new_group()'),
     (GROUP + "if not is_main:\n    exit()\ndist.barrier()", 'yellow', 'only some ranks call barrier()'),
     (GROUP + "m = DDP(m)\nfor x in s:\n    m.zero_grad()\n    if rank == 0:\n        m(x).backward()", 'yellow', 'only some ranks call backward()'),
     (GROUP + "m = FSDP(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'm')", 'yellow', 'only some ranks call state_dict()'),
@@ -887,7 +868,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "if rank == 0:\n    os.makedirs('new')", None, ''), (GROUP + "shutil.rmtree('old')", 'yellow', 'all ranks remove the same'),
     # --- data
     (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=2, rank=r))'), 'yellow', 'does not fit the 4 ranks'),
-    (GROUP + SAMPLED.replace('(data))', '(data, num_replicas=4, rank=rank))'), None, ''),
     (GROUP + "random_split(d, [1, 2])", 'yellow', 'nothing sets a seed'), (GROUP + "torch.manual_seed(1)\nrandom_split(d, [1])", None, ''),
     (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1, 2])", 'yellow', 'the seed depends on the rank'),
     (GROUP + "torch.manual_seed(1 + rank)\nrandom_split(d, [1], generator=g)", None, ''),
@@ -896,7 +876,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "for w in sorted(set(words)):\n    index[w] = 1\nn = len(list(set(words)))", None, ''),
     (GROUP + "for n in {1, 2}:\n    x = n\nfor n in set(a):\n    print(n)", None, ''),
     (GROUP + "files = glob.glob('*.pt')\nuse(files[rank::4])", 'yellow', 'glob() may list files in a different order'),
-    (GROUP + "files = sorted(glob.glob('*.pt'))\nuse(files)", None, ''), (GROUP + "f = os.listdir('x')\nf.sort()\nuse(f)", None, ''),
     (GROUP + "files = glob.glob('*.pt')\nprint(len(files))", None, ''),
     (GROUP + "files = [f for f in os.listdir(d) if f]\nData(files)", 'yellow', 'listdir() may list files in a different order'),
     (GROUP + "files = [f for f in os.listdir(d)]\nfiles.sort()\nData(files)", None, ''),
@@ -921,14 +900,11 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
      'yellow', 'rank=0'),
     ("@dataclass\nclass Config:\n    backend: str = 'nccl'\nc = Config(backend='gloo')\ndist.init_process_group(c.backend)", None, ''),
     (GROUP + "'a/b'.replace('/', '-')", None, ''), (GROUP + "(folder / 'log.txt').open('a')", None, ''),
-    (GROUP + "def note(x: 'Later', y: Unknown) -> Other:\n    return x, y\nnote(1, 2)", None, ''),
     (GROUP + "if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", None, ''),
-    (GROUP + "zero_grad()\nloss.backward()\nopt.step()", None, ''),
     (GROUP + "d = MNIST(x, download=True)", 'yellow', 'all ranks download the same data set'),
     (GROUP + "with local_zero_first():\n    d = MNIST(x, download=True)\nwith FileLock('x'):\n    os.makedirs('x')", None, ''),
     (GROUP + "m = DDP(m)\nif rank == 0:\n    optimizer.step()", 'yellow', 'only some ranks call step()'),
     (LOOP % "if torch.isnan(loss):\n        continue", 'yellow', "a rank leaves the loop by its own 'isnan'"),
-    (LOOP % "if time.time() > end:\n        break", 'yellow', "a rank leaves the loop by its own 'time'"),
     (LOOP % "if rank == 1:\n        break", 'yellow', "a rank leaves the loop by its own 'rank'"),
     (LOOP % "if step > 3:\n        break", None, ''),
     (LOOP % "dist.all_reduce(loss)\n    if loss < 1:\n        break", None, ''),
@@ -936,7 +912,6 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
      'a rank skips a step that fails'),
     (GROUP + "m = DDP(m)\nx = x[rank * 4:(rank + 1) * 4]", None, ''), (GROUP + "m = DDP(m)\nx = x[rank::4]", None, ''),
     ("dist.init_process_group(world_size=torch.cuda.device_count())", 'yellow', 'uses the number of GPUs on a node'),
-    # --- Python
 ])
 def test_what_the_program_says_of_ranks_and_data(text, level, says):
     report = findings.Report(0)
@@ -947,63 +922,66 @@ def test_what_the_program_says_of_ranks_and_data(text, level, says):
 
 
 IMPORTS = {
-    # name: (files beside the script, environment, whether it is sure or None, what is said)
-    'sound': ({'train.py': 'import json\nimport shapes\n', 'shapes.py': ''}, {}, None, ''),
-    'missing': ({'train.py': 'import json\nimport no_such_package\n'}, {}, True,
+    # name: (files beside the script, whether it is sure or None, what is said)
+    'missing': ({'train.py': 'import json\nimport no_such_package\n'}, True,
                 "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
-    'a name that is not there': ({'train.py': 'from shapes import INPUTS\n', 'shapes.py': ''}, {}, True,
+    'a name that is not there': ({'train.py': 'from shapes import INPUTS\n', 'shapes.py': ''}, True,
                                  "cannot import name 'INPUTS'"),
-    'syntax of a module': ({'train.py': 'import shapes\n', 'shapes.py': 'if True x'}, {}, True, 'SyntaxError'),
-    'an error of its own': ({'train.py': 'import shapes\n', 'shapes.py': '1 / 0'}, {}, False, 'ZeroDivisionError'),
-    'in a try': ({'train.py': 'try:\n    import no_such_package\nexcept ImportError:\n    pass\n'}, {}, None, ''),
+    'syntax of a module': ({'train.py': 'import shapes\n', 'shapes.py': 'if True x'}, True, 'SyntaxError'),
+    'an error of its own': ({'train.py': 'import shapes\n', 'shapes.py': '1 / 0'}, False, 'ZeroDivisionError'),
+    'in a try': ({'train.py': 'try:\n    import no_such_package\nexcept ImportError:\n    pass\n'}, None, ''),
     'a path of its own': ({'train.py': 'import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), "lib"))'
-                                       '\nimport inside\n', 'lib/inside.py': ''}, {}, None, ''),
-    'a path that is not known here': ({'train.py': 'import sys\nsys.path.append(place)\nimport inside\n'}, {}, False,
+                                       '\nimport inside\n', 'lib/inside.py': ''}, None, ''),
+    'a path that is not known here': ({'train.py': 'import sys\nsys.path.append(place)\nimport inside\n'}, False,
                                       'No module named'),
     'what only reads the environment': ({'train.py': 'import os, signal\nos.kill(os.getpid(), int(os.environ.get("X", 9)))\n'
-                                                     'import shapes\n', 'shapes.py': ''}, {}, None, ''),
-    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(3)'}, {}, True,
+                                                     'import shapes\n', 'shapes.py': ''}, None, ''),
+    'a module that ends': ({'train.py': 'import shapes\nimport nothing\n', 'shapes.py': 'raise SystemExit(3)'}, True,
                            'line 1: import shapes ends the program: SystemExit: 3'),
-    'a module that ends at once': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos._exit(0)'}, {}, True,
+    'a module that ends at once': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos._exit(0)'}, True,
                                    'import shapes ended the process with status 0'),
-    'a module that asks': ({'train.py': 'import shapes\n', 'shapes.py': 'input()'}, {}, False, 'EOFError'),
-    'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, {}, False,
+    'a module that asks': ({'train.py': 'import shapes\n', 'shapes.py': 'input()'}, False, 'EOFError'),
+    'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, False,
                'import shapes ended the process with signal 9'),
-    'shadow': ({'train.py': 'import random\nrandom.numbers\nfrom random import no\n', 'random.py': 'numbers = 1\n'}, {}, None, ''),
-    'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'}, {}, 'later',
+    'shadow': ({'train.py': 'import random\nrandom.numbers\nfrom random import no\n', 'random.py': 'numbers = 1\n'}, None, ''),
+    'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'}, 'later',
               "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
-    'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, {}, 'later', "cannot import name 'nothing'"),
-    'a library': ({'train.py': 'import ctypes\ndef main():\n    ctypes.CDLL("./no.so")\nmain()\n'}, {}, 'later',
+    'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, 'later', "cannot import name 'nothing'"),
+    'a library': ({'train.py': 'import ctypes\ndef main():\n    ctypes.CDLL("./no.so")\nmain()\n'}, 'later',
                   "line 3: ctypes.CDLL(\"./no.so\"): OSError: ./no.so: cannot open shared object file"),
     'perhaps later': ({'train.py': 'def never():\n    import no_1\ndef main():\n    if x:\n        import no_2\n    try:\n'
-                                   '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, {}, None, ''),
+                                   '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, None, ''),
     'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
-                                     'def f(json):\n    json.nothing\n', 'shapes.py': 'def net(a, **more): pass\nlater = 1\n'}, {}, None, ''),
+                                     'def f(json):\n    json.nothing\n', 'shapes.py': 'def net(a, **more): pass\nlater = 1\n'}, None, ''),
     'a path that is added once': ({'train.py': 'import os, sys\nif __file__ not in sys.path:\n'
                                          '    sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))\nimport inside\n',
-                      'lib/inside.py': ''}, {}, None, ''),
-    'after a call that is not known': ({'train.py': 'import site\nsite.addsitedir("lib")\nimport inside\n', 'lib/inside.py': ''}, {}, False,
+                      'lib/inside.py': ''}, None, ''),
+    'after a call that is not known': ({'train.py': 'import site\nsite.addsitedir("lib")\nimport inside\n', 'lib/inside.py': ''}, False,
                                        'No module named'),
-    'what fails beside PyTorch': ({'train.py': 'import shapes\n', 'shapes.py': 'raise ImportError("static TLS block")'}, {}, False,
+    'what fails beside PyTorch': ({'train.py': 'import shapes\n', 'shapes.py': 'raise ImportError("static TLS block")'}, False,
                                   'static TLS block'),
-    'crash later': ({'train.py': 'def main():\n    import shapes\nmain()\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {},
+    'crash later': ({'train.py': 'def main():\n    import shapes\nmain()\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'},
                     False, 'import shapes ended the process with signal 11'),
-    'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, {}, True,
+    'crash': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 11)'}, True,
               'import shapes ended the process with signal 11'),
 }
 
 
+def trial(*words, **env):
+    """What the trial of imports says of a program."""
+    code = ('import sys; sys.path[0] = sys.argv[1]; import json, random; from slingtorch.job import imports; '
+            'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
+    script = next(word for word in words if isinstance(word, pathlib.Path))
+    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), *map(str, words)], text=True, check=True,
+                          stdout=subprocess.PIPE, cwd=script.parent, env={**os.environ, **env})
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize('name', IMPORTS)
 def test_what_a_script_imports_is_imported(tmp_path, name):
-    files, env, sure, says = IMPORTS[name]
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; import random; '
-            'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
-    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), '-u', str(tmp_path / 'train.py'), '--x'], text=True,
-                          stdout=subprocess.PIPE, env={**os.environ, **env}, check=True)
-    found = json.loads(done.stdout)
+    files, sure, says = IMPORTS[name]
+    tree(tmp_path, files)
+    found = trial('-u', tmp_path / 'train.py', '--x')
     late = found.get('late')
     text, certain = found.get('wrong') or ((late[0], 'later') if late else ('', None))
     assert certain is sure and says in text, found
@@ -1018,11 +996,7 @@ def test_packages_are_compared_by_what_was_loaded(tmp_path):
         place = tmp_path / f'libs{len(found)}/augment'
         place.mkdir(parents=True)
         (place / '__init__.py').write_text(text)
-        code = ('import json, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
-                'print(json.dumps(imports.Trial(sys.argv[2:]).result()["modules"]))')
-        done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(tmp_path / 'work/train.py')], text=True, check=True,
-                              stdout=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(place.parent)})
-        found.append(json.loads(done.stdout))
+        found.append(trial(tmp_path / 'work/train.py', PYTHONPATH=place.parent)['modules'])
     assert found[0] == found[1] != found[2] and found[0]['pytest'] == pytest.__version__
 
 
@@ -1057,12 +1031,7 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
                     'lib/site-packages/plot.py': f'open({str(tmp_path / "cache")!r}, "w")\nimport tempfile\ntempfile.mkdtemp()\n',
                     'lib/site-packages/starts.py': CHILD % ((str(tmp_path / 'pid'),) * 3)})
     (tmp_path / 'tmp').mkdir()
-    call = ('import json, os, sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
-            'print(json.dumps(imports.Trial(sys.argv[2:]).result()))')
-    done = subprocess.run([sys.executable, '-B', '-c', call, str(ROOT), str(tmp_path / 'train.py')], text=True, check=True,
-                          stdout=subprocess.PIPE, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(packages),
-                                                                     'TMPDIR': str(tmp_path / 'tmp')})
-    found = json.loads(done.stdout)
+    found = trial(tmp_path / 'train.py', PYTHONPATH=packages, TMPDIR=tmp_path / 'tmp')
     assert 'wrong' not in found and (f'line 2: import shapes ({says}' in found['untested'] if says else 'untested' not in found)
     left = {path.name for path in tmp_path.iterdir()} - {'train.py', 'shapes.py', 'lib', 'tmp'}
     assert left == {'import plot': {'cache'}, 'import starts': {'pid'}}.get(code, set())
@@ -1078,11 +1047,7 @@ def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     script = tmp_path / 'train.py'
     script.symlink_to('src/train.py')
     assert set(program.load([str(script)], {}).files) == {'train.py', 'helper.py'}
-    code = ('import sys; sys.path.insert(0, sys.argv[1]); from slingtorch.job import imports; '
-            'print(imports.Trial(sys.argv[2:]).result().get("wrong"))')
-    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(script)], text=True, stdout=subprocess.PIPE,
-                          check=True)
-    assert done.stdout == 'None\n'
+    assert 'wrong' not in trial(script)
 
 
 def test_what_the_imports_say_is_a_line():
