@@ -221,8 +221,8 @@ def run(words: list, descriptor: int, place: str) -> None:
         elif failed:
             ends = isinstance(failed, SystemExit)
             # PyTorch is here before it: other libraries may fail only then
-            sure = sure and known and (ends or isinstance(failed, SyntaxError) or isinstance(failed, ImportError) and bool(
-                re.search('No module named|cannot import name', str(failed))))
+            sure = sure and known and (ends or isinstance(failed, SyntaxError) or isinstance(failed, ImportError)
+                                       and bool(re.search('No module named|cannot import name', str(failed))))
             say(wrong=['%s%s: %s' % (found['doing'], ' ends the program' * ends, first(failed)), sure], doing='')
             return
     for node, code in loaded.late():    # what the program loads in functions that it calls

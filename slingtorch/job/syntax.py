@@ -285,7 +285,8 @@ class Program:
             return texts[0].partition('%')[0] + UNKNOWN if isinstance(node.op, ast.Mod) else \
                 os.path.join(*texts) if isinstance(node.op, ast.Div) else ''.join(texts)
         if isinstance(node, ast.Subscript) and named(node.value) == 'argv':
-            return self.argument(node.slice)
+            number = literal(node.slice)
+            return self.given[number - 1] if isinstance(number, int) and 0 < number <= len(self.given) else UNKNOWN
         if isinstance(node, ast.Name) and node.id == '__file__' and id(node) in self.place:
             return os.path.join(os.path.dirname(os.path.realpath(self.script)), self.place[id(node)])
         if isinstance(node, ast.Attribute) and node.attr in self.options and re.search(
@@ -309,13 +310,6 @@ class Program:
             whole = name != 'dirname' or UNKNOWN not in path
             return getattr(os.path, name)(path) + UNKNOWN * (not whole) or '.' * bool(path)
         return path if name in PATHS else UNKNOWN
-
-    def argument(self, index: 'Any') -> str:
-        """The text of sys.argv[...], by its number or by the option before it."""
-        options = [literal(part) for part in ast.walk(index) if literal(part)]
-        if len(options) == 1 and isinstance(options[0], int) and 0 < options[0] <= len(self.given):
-            return self.given[options[0] - 1]
-        return next((value for option, value in self.arguments if option in options), UNKNOWN)
 
     # --- what decides about a call
 
@@ -465,17 +459,15 @@ class Program:
                      for paths in (written, made, read))
 
     def late(self) -> 'Iterator[tuple]':
-        """Modules and libraries that the program loads later, in functions or conditions: (node, what loads it)."""
+        """Modules that the program imports later, in functions or conditions: (node, statements that import it)."""
         for node in self.nodes:
-            code = None     # type: Any
+            code = []   # type: list
             if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, 'level', 0):
-                code = node if any(isinstance(one, FUNCTIONS + (ast.If,)) for one, _ in self.around(node)) else None
-            elif called(node) in ('import_module', 'CDLL', 'PyDLL', 'LoadLibrary', 'load_library') and node.args:
-                path, whole = self.text(node.args[0])
-                loads = 'importlib.import_module' if called(node) == 'import_module' else 'ctypes.CDLL'
-                code = ast.parse('import importlib, ctypes\n%s(%r)' % (loads, path)).body if whole and path else None
+                code = [node] * any(isinstance(one, FUNCTIONS + (ast.If,)) for one, _ in self.around(node))
+            elif called(node) == 'import_module' and len(node.args) == 1 and self.text(node.args[0])[1]:
+                code = ast.parse('import importlib\nimportlib.import_module(%r)' % self.text(node.args[0])[0]).body
             if code and not self.optional(node):
-                yield node, code if isinstance(code, list) else [code]
+                yield node, code
 
     def variables(self) -> dict:
         """{environment variable that the program reads: [where it must be set, else the program ends]}"""

@@ -780,7 +780,7 @@ PARSER = "parser.add_argument('--data', default='/y')\n"
     ("torch.load(os.path.join(os.environ['DATA'], 'x.pt'))", [], '/d/x.pt'), ("ROOT = '/d'\nopen(f'{ROOT}/a.txt')", [], '/d/a.txt'),
     ("open(os.getenv('NO', '/n') + '/x')", [], '/n/x'), (PARSER + "open(args.data + '/x')", ['--data', '/z'], '/z/x'),
     (PARSER + "open(args.data + '/x')", [], '/y/x'), ("np.load(sys.argv[1])", ['a/b'], 'a/b'),
-    ("d = sys.argv[sys.argv.index('--data') + 1]\nos.listdir(d)", ['--data', '/z'], '/z'), ("open('%s' % x)", [], None),
+    ("open('%s' % x)", [], None),
     ("np.load(Path(__file__).resolve().parent / 'x.npy')", [], os.getcwd() + '/x.npy'),
     ("open(os.path.expanduser('~/no/x'))", [], os.path.expanduser('~/no/x')), ("open('/no/' + name)", [], None),
     ("p = '/no'\ndef f(p):\n    open(p)\nf(1)", [], None), ("open('/no/x', 'w')", [], None),
@@ -944,11 +944,13 @@ IMPORTS = {
     'killed': ({'train.py': 'import shapes\n', 'shapes.py': 'import os\nos.kill(os.getpid(), 9)'}, False,
                'import shapes ended the process with signal 9'),
     'shadow': ({'train.py': 'import random\nrandom.numbers\nfrom random import no\n', 'random.py': 'numbers = 1\n'}, None, ''),
-    'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'}, 'later',
+    'later': ({'train.py': 'def main():\n    import no_such_package\nif True:\n    main()\n'
+                                  'importlib.import_module(f"nets.{place}")\nimportlib.import_module(".b", "a")\n'}, 'later',
               "line 2: import no_such_package: ModuleNotFoundError: No module named 'no_such_package'"),
     'later, on rank 0': ({'train.py': 'rank = 0\nif rank == 0:\n    from json import nothing\n'}, 'later', "cannot import name 'nothing'"),
-    'a library': ({'train.py': 'import ctypes\ndef main():\n    ctypes.CDLL("./no.so")\nmain()\n'}, 'later',
-                  "line 3: ctypes.CDLL(\"./no.so\"): OSError: ./no.so: cannot open shared object file"),
+    'later, by name': ({'train.py': 'import importlib\ndef main():\n    importlib.import_module("no_such_package")\nmain()\n'
+                                  'importlib.import_module(f"nets.{place}")\nimportlib.import_module(".b", "a")\n'}, 'later',
+                       'line 3: importlib.import_module("no_such_package"): ModuleNotFoundError'),
     'perhaps later': ({'train.py': 'def never():\n    import no_1\ndef main():\n    if x:\n        import no_2\n    try:\n'
                                    '        import no_3\n    except ImportError:\n        pass\nmain()\n'}, None, ''),
     'sound arguments': ({'train.py': 'import shapes, os.path, json\nshapes.net(1, depth=2)\njson.dumps(1, indent=2)\nshapes.later\n'
