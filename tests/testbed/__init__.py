@@ -28,7 +28,7 @@ NODES = ('nid000001', 'nid000002')
 
 FOREIGN = ('EASYBUILD_', 'SLINGTORCH_', 'SLURM_', 'PMI_', 'PMIX_', 'OMPI_', 'HYDRA_', 'MPI_LOCAL', 'PALS_', 'PBS_',
            'LMOD_', '_ModuleTable', 'MODULE', '__MOD', 'EBROOT', 'EBVERSION', 'EBDEVEL', 'NCCL_', 'FI_', 'MPICH_',
-           'APPTAINER', 'SINGULARITY', 'PYTEST_CURRENT_TEST')
+           'APPTAINER', 'SINGULARITY', 'PYTEST_CURRENT_TEST', 'BASH_FUNC_', 'BASH_ENV')
 """Starts of names of variables that would leak from the shell of the person who runs the tests."""
 
 RENDEZVOUS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'LOADEDMODULES',

@@ -28,3 +28,9 @@ def test_another_checkout_with_this_virtual_environment_tests_itself(tmp_path):
     done = subprocess.run([pytest, '-q', '-n', '0', 'tests/unit/test_where.py'], cwd=copy, env=env,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_modules_tool_of_a_login_shell_does_not_reach_the_tests(monkeypatch):
+    for name in ('BASH_FUNC_module%%', 'BASH_ENV', 'LMOD_CMD'):
+        monkeypatch.setenv(name, 'x')
+        assert name not in testbed.clean_environ()
