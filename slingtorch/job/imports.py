@@ -31,7 +31,7 @@ EFFECTS = re.compile(r'os\.(chmod|chown|exec|fork|forkpty|link|mkdir|posix_spawn
                      r'system|truncate|utime)$|subprocess\.|socket\.(bind|connect|sendto|sendmsg)$|sqlite3\.connect$')
 # files of Python and of packages that pip installs
 INSTALLED = re.compile('.*/(site|dist)-packages/|<|%s/' % re.escape(os.path.dirname(os.__file__)))
-SUBREAPER = 36      # PR_SET_CHILD_SUBREAPER (linux/prctl.h)
+PDEATHSIG, SUBREAPER = 1, 36    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER (linux/prctl.h)
 
 
 class Trial:
@@ -43,11 +43,14 @@ class Trial:
             self.place = tempfile.mkdtemp(prefix='slingtorch-')
         self.answers, answer = os.pipe()
         # processes that it starts become children of this one when it ends, also those in sessions of their own
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-        self.pid = os.fork()
+        prctl = ctypes.CDLL(None).prctl
+        prctl(SUBREAPER, 1, 0, 0, 0)
+        parent, self.pid = os.getpid(), os.fork()
         if not self.pid:
             try:
-                run(words, answer, self.place)
+                prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)   # it ends with this process
+                if os.getppid() == parent:
+                    run(words, answer, self.place)
             finally:
                 os._exit(OVER)
         os.close(answer)

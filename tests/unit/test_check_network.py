@@ -1042,6 +1042,15 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
         assert not os.path.exists('/proc/' + (tmp_path / 'pid').read_text())
 
 
+def test_the_trial_of_imports_ends_with_its_parent(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text('import shapes\n')
+    (tmp_path / 'shapes.py').write_text('import time\ntime.sleep(999)\n')
+    code = "import sys; sys.path[0] = sys.argv[1]; from slingtorch.job import imports; imports.Trial(sys.argv[2:])"
+    # returns when nobody holds its stdout
+    subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(script)], check=True, stdout=subprocess.PIPE, timeout=300)
+
+
 def test_a_linked_script_imports_from_where_it_lies(tmp_path):
     (tmp_path / 'src').mkdir()
     (tmp_path / 'src' / 'train.py').write_text('import helper\n')
