@@ -172,7 +172,7 @@ def run(words: list, descriptor: int, place: str) -> None:
         for module in [module for module in sys.modules if module.split('.')[0] == 'job']:
             del sys.modules[module]
     sys.argv = [name] + words[words.index(name) + 1:] if name in words else [name]
-    safe = getattr(sys.flags, 'safe_path', False) or program.isolated(words)    # since 3.11
+    safe = getattr(sys.flags, 'safe_path', False)    # since 3.11
     # a link's own directory does not count (CPython's Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
     directory = os.path.dirname(os.path.realpath(name)) if kind == 'script' else os.getcwd()
     shadows = beside(directory) if kind and not safe else []

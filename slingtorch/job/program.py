@@ -44,12 +44,6 @@ def program_of(words: list) -> tuple:
     return '', ''
 
 
-def isolated(words: list) -> bool:
-    """Whether an option tells Python not to search the script's directory for modules: -I, -P."""
-    before = words[:words.index(program_of(words)[1])] if program_of(words)[1] in words else []
-    return any(re.match('-[a-zA-Z]*[IP]', word) for word in before)
-
-
 def load(words: list, environ: 'Mapping[str, str]') -> 'Optional[Program]':
     """
     The program that Python will run; None if it is installed, or an archive.

@@ -454,7 +454,7 @@ class Program:
                 path = re.split(r'[^/]*[*?\[]', path)[0]
                 if whole and path and (call or '/' in path):
                     read[path] = call or read.get(path)
-        return tuple({path: what for path, what in paths.items() if not re.match('/(dev|proc|sys)/', path)
+        return tuple({path.rstrip('/') or path: what for path, what in paths.items() if not re.match('/(dev|proc|sys)/', path)
                       and '://' not in path and '\n' not in path and (path or paths is made)}
                      for paths in (written, made, read))
 
