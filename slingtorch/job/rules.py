@@ -9,7 +9,7 @@ import os
 import re
 
 from .kinds import Any, Iterator, Optional, Program, Report
-from .syntax import LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
+from .syntax import FUNCTIONS, LISTINGS, LOOPS, RANK, called, keywords, literal, named, owner
 
 # operations that need all ranks, and FSDP's that do
 COLLECTIVES = ('barrier', 'all_reduce', 'all_gather', 'broadcast', 'reduce_scatter', 'all_to_all', 'all_gather_object',
@@ -127,11 +127,11 @@ def order(program: 'Program') -> 'Iterator[tuple]':
     """All ranks do what needs all of them; only one rank does what is meant for one."""
     names = set(program.names)
     # own functions that call a collective in any case
-    own, once_defined = {}, [name for _, name in program.defined]      # type: dict, list
+    own, functions = {}, [node.name for node in program.nodes if isinstance(node, FUNCTIONS)]     # type: dict, list
     for call in program.calls:
         name = getattr(program.function(call), 'name', '')
         if owner(call) in ('dist', 'distributed') and called(call) in COLLECTIVES and not program.optional(
-                call) and once_defined.count(name) == 1:
+                call) and functions.count(name) == 1:
             own[name] = called(call)
     for node in program.calls:
         name, words = called(node), keywords(node)

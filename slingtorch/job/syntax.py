@@ -132,7 +132,6 @@ class Program:
     :ivar used: all names that the program reads
     :ivar names: {name: its calls}
     :ivar imports: names of modules
-    :ivar defined: (path, name) of classes and functions
     """
 
     def __init__(self, files: dict, environ: 'Mapping[str, str]', given: list, script: str = '', top: str = '') -> None:
@@ -144,7 +143,7 @@ class Program:
         self.options, self.wrong = {}, {}   # type: dict, dict
         self.nodes, self.calls, self.used, self.imports = [], [], set(), set()  # type: list, list, set, set
         self.names = {}     # type: dict
-        self.defined, paths = set(), list(files)    # type: set, list
+        paths = list(files)
         for path in paths:      # which grow
             try:
                 tree = parse(self.files[path])
@@ -193,8 +192,6 @@ class Program:
             targets, value = [ast.Name(node.arg, ast.Store())], node
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             self.used.add(named(node))
-        if isinstance(node, FUNCTIONS + (ast.ClassDef,)):
-            self.defined.add((path, node.name))
         for target in targets:
             for key in (named(target), (path, named(target))):
                 self.values.setdefault(key, []).append(value)
