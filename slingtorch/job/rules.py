@@ -133,10 +133,11 @@ def order(program: 'Program') -> 'Iterator[tuple]':
         if owner(call) in ('dist', 'distributed') and called(call) in COLLECTIVES and not program.optional(
                 call) and functions.count(name) == 1:
             own[name] = called(call)
+    modules = {'self', *(os.path.basename(path)[:-3] for path in program.files)}
     for node in program.calls:
         name, words = called(node), keywords(node)
         of_all = name in COLLECTIVES and owner(node) in ('dist', 'distributed') and 'group' not in words
-        calls = isinstance(node.func, ast.Name) and own.get(name)
+        calls = (isinstance(node.func, ast.Name) or owner(node) in modules) and own.get(name)
         if (of_all or calls or name in OF_FSDP and names & FSDP or names & DDP and (
                 name == 'backward' or name == 'step' and 'opt' in owner(node))) and program.one_branch(
                     node, COLLECTIVES + tuple(own) if of_all or calls else (name,)):

@@ -451,8 +451,8 @@ class Program:
                 path = re.split(r'[^/]*[*?\[]', path)[0]
                 if whole and path and (call or '/' in path):
                     read[path] = call or read.get(path)
-        return tuple({path.rstrip('/') or path: what for path, what in paths.items() if not re.match('/(dev|proc|sys)/', path)
-                      and '://' not in path and '\n' not in path and (path or paths is made)}
+        return tuple({path.rstrip('/') or path: what for path, what in paths.items() if (path or paths is made)
+                      and not re.match('/(dev|proc|sys)/', path) and '://' not in path and '\n' not in path}
                      for paths in (written, made, read))
 
     def late(self) -> 'Iterator[tuple]':
