@@ -851,7 +851,7 @@ SAMPLED = "DataLoader(data, sampler=DistributedSampler(data))\nsampler.set_epoch
     (GROUP + "if rank == 0:\n    dist.broadcast(a, 0)\nelse:\n    dist.broadcast(b, 0)", None, ''),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\nif rank == 0:\n    f(x)", 'yellow', 'only some ranks call f(), which calls all_reduce():'),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\nclass A:\n    def g(self):\n        if rank == 0:\n            f(x)", 'yellow', 'f(), which'),
-    (GROUP + "class A:\n    def f(self):\n        dist.all_reduce(x)\n    def __init__(self):\n        if rank == 0:\n            self.f()", 'yellow', 'f(), which'),
+    (GROUP + "class A:\n    def f(self):\n        dist.all_reduce(x)\n    def __init__(self):\n        if rank == 0:\n            self.f()\nA()", 'yellow', 'f(), which'),
     (GROUP + "def save(x):\n    dist.barrier()\nif rank == 0:\n    torch.save(x, 'y')\nsave(x)", None, ''),
     (GROUP + "def f(x):\n    dist.all_reduce(x)\ndef g(x):\n    dist.barrier()\nif rank == 0:\n    f(x)\nelse:\n    g(x)", None, ''),
     (GROUP + "def f(x, all=False):\n    if all:\n        dist.all_reduce(x)\nif rank == 0:\n    f(x)\nf(x, True)", None, ''),
