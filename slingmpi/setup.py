@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 from setuptools import setup
 
@@ -38,6 +39,17 @@ with open(os.path.join(HERE, 'slingmpi', 'built.json'), 'w') as file:
 # always built again: neither distutils nor ninja sees that MPI, PyTorch or the compiler is another one
 shutil.rmtree(os.path.join(HERE, 'build'), ignore_errors=True)
 os.environ['CXX'] = COMPILER
+
+
+class Build(BuildExtension):
+    """Leaves it to the compiler to find its MPI."""
+
+    def finalize_options(self):
+        """For a shared libpython, which no module needs, setuptools lists LIBDIR first: on Debian, another MPI's."""
+        super().finalize_options()
+        self.library_dirs = [path for path in self.library_dirs if path != sysconfig.get_config_var('LIBDIR')]
+
+
 flags = ['-O2', '-g0', f'-DSLINGMPI_TORCH={TORCH[0] * 100 + TORCH[1]}', '-DOMPI_SKIP_MPICXX', '-DMPICH_SKIP_MPICXX']
 setup(ext_modules=[CppExtension('slingmpi._backend', ['src/slingmpi.cpp'], extra_compile_args=flags)],
-      cmdclass={'build_ext': BuildExtension})
+      cmdclass={'build_ext': Build})

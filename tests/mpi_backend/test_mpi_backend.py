@@ -4,6 +4,7 @@
 import collections
 import functools
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -308,11 +309,16 @@ echo "$*" >> "$COMPILED"
 exec g++ "$@"
 """)
     log = tmp_path / 'log'
-    env = {**testbed.clean_environ(), 'MPICXX': str(tmp_path / 'mpicxx'), 'COMPILED': str(log), 'CCACHE_DISABLE': '1'}
+    # as Debian's own Python, in whose LIBDIR is the libmpi.so of Debian's MPI
+    own = importlib.import_module(sysconfig._get_sysconfigdata_name()).build_time_vars
+    (tmp_path / 'debian.py').write_text(f'build_time_vars = {dict(own, Py_ENABLE_SHARED=1, LIBDIR="/debian/lib")}\n')
+    env = {**testbed.clean_environ(), 'MPICXX': str(tmp_path / 'mpicxx'), 'COMPILED': str(log), 'CCACHE_DISABLE': '1',
+           'PYTHONPATH': str(tmp_path), '_PYTHON_SYSCONFIGDATA_NAME': 'debian'}
     for _ in range(2):
         log.write_text('')
         run([installed_pytorch.root / 'bin/python', 'setup.py', 'build'], env=env, cwd=source, timeout=300)
         assert 'slingmpi.cpp' in log.read_text() and '-shared' in log.read_text()
+        assert '-L/debian/lib' not in log.read_text()
 
 
 def test_no_compiler(installed_pytorch, tmp_path):
