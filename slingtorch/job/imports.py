@@ -65,7 +65,7 @@ class Trial:
             ended = os.waitpid(self.pid, os.WNOHANG)
             if select.select([self.answers], [], [], 0 if ended[0] else 0.1)[0]:
                 self.text += os.read(self.answers, 1 << 16)
-            if not late and time.monotonic() > self.begin + LIMIT:
+            if not ended[0] and not late and time.monotonic() > self.begin + LIMIT:
                 late = True
                 os.kill(self.pid, signal.SIGKILL)
         os.close(self.answers)

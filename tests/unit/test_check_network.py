@@ -1044,6 +1044,16 @@ def test_the_trial_of_imports_has_no_effect(tmp_path, code, says):
         assert not os.path.exists('/proc/' + (tmp_path / 'pid').read_text())
 
 
+def test_the_trial_of_imports_is_asked_late(tmp_path):
+    (tmp_path / 'train.py').write_text('import nothing\n')
+    code = ('import os, sys; sys.path[0] = sys.argv[1]; from slingtorch.job import imports; '
+            'trial = imports.Trial(sys.argv[2:]); os.waitid(os.P_PID, trial.pid, os.WEXITED | os.WNOWAIT); trial.begin -= 999; '
+            'print(trial.result()["wrong"])')
+    done = subprocess.run([sys.executable, '-B', '-c', code, str(ROOT), str(tmp_path / 'train.py')], text=True, check=True,
+                          stdout=subprocess.PIPE)
+    assert "No module named 'nothing'" in done.stdout
+
+
 def test_the_trial_of_imports_ends_with_its_parent(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text('import shapes\n')
