@@ -254,10 +254,6 @@ def look_at_directories(machine: 'Machine', report: 'Report') -> None:
         report.fact('%s=%s: %s' % (variable, path, what),
                     A_FILE if os.path.isfile(there) else write_trial(there) or WRITTEN)
     report.fact('working directory', working_directory() or 'one that has been removed')
-    wrong = write_trial('.', sync=True)
-    if wrong:
-        report.add('yellow', 'disk', "the working directory %s is not writable (%s)" % (working_directory(), wrong),
-                   "if the program writes there, start in another directory (srun --chdir)")
     with contextlib.suppress(OSError):
         state = os.fstatvfs(1)
         if stat.S_ISREG(os.fstat(1).st_mode) and state.f_bavail * state.f_frsize < PRINTS:
@@ -291,7 +287,8 @@ def look_at_outputs(report: 'Report', details: dict) -> None:
         if os.path.isfile(path) and not os.access(path, os.W_OK):
             wrong = 'it exists, and its permissions forbid it'
         if path in made and os.path.lexists(path) and (not os.path.isdir(path) or made[path]):
-            wrong = 'it is a file' if not os.path.isdir(path) else 'it exists, and the program does not set exist_ok'
+            wrong = 'it is a file' if os.path.isfile(path) else 'it is a link to nothing' if not os.path.isdir(
+                path) else 'it exists, and the program does not set exist_ok'
         if not wrong and there != place and 'line' in says and not any(
                 one in ('', '.') or (one + '/').startswith(place + '/') for one in made):
             wrong = 'the directory %s does not exist, and the program does not make it' % place
